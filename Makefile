@@ -10,7 +10,7 @@ BIN    := .venv/bin
 SHIM   := $(wildcard native/*) setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all mutations llama-server lint integrations upstream fuzz soak bench gpu clean
+.PHONY: help venv demo test test-all mutations llama-server lint docs integrations upstream fuzz soak bench gpu clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -39,10 +39,15 @@ mutations: venv ## plants faults in copies of the package, one at a time: which 
 llama-server: venv ## llama-server of the pinned source, stock and patched
 	LLAMAHYBRID_ENGINE=stock $(BIN)/python -m tests.lab.server_build
 
-lint: venv ## ruff and mypy
+lint: venv ## ruff, mypy, line and subject lengths; hints on wording
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m tests.lab.habits
+
+docs: venv ## write what scripts write of README and docs: measured tables, public names
+	$(BIN)/python docs/api_page.py
+	$(BIN)/python -m benchmarks.figures
 
 integrations: venv ## LangChain, llama-index, outlines, ... each in an environment of its own (ONLY="guidance llm": these)
 	$(BIN)/python -m tests.integrations.environments $(ONLY)
@@ -50,13 +55,11 @@ integrations: venv ## LangChain, llama-index, outlines, ... each in an environme
 upstream: venv ## is there a newer llama-cpp-python, and what of the patches merges into it
 	$(BIN)/llamahybrid engine rebase latest --check
 
-fuzz: venv ## random histories, alone and several at once, threads, streams, cancels, interrupts, damaged state, wrong drafts (TIME s each), KILLS killed writers
+fuzz: venv ## random histories, alone and several at once, threads, interrupts, damaged state, wrong drafts (TIME s each), KILLS killed writers
 	$(BIN)/python -m tests.lab.fuzz --seconds $(TIME)
 	$(BIN)/python -m tests.lab.parallel_fuzz --seconds $(TIME)
-	$(BIN)/python -m tests.lab.cancel_fuzz --seconds $(TIME)
 	$(BIN)/python -m tests.lab.thread_fuzz --seconds $(TIME)
 	$(BIN)/python -m tests.lab.interrupt_fuzz --seconds $(TIME)
-	$(BIN)/python -m tests.lab.stream_fuzz --seconds $(TIME)
 	$(BIN)/python -m tests.lab.signal_fuzz --seconds $(TIME)
 	$(BIN)/python -m tests.lab.blob_fuzz --seconds $(TIME)
 	@if LLAMAHYBRID_ENGINE=patched $(BIN)/python -c "import llamahybrid, llama_cpp" 2>/dev/null; then \

@@ -15,6 +15,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from datetime import date
 from pathlib import Path
 from statistics import fmean
 from typing import TypeAlias
@@ -164,7 +165,9 @@ def main(scale: Scale, out: Path) -> int:
     console.print(workload_table(done))
     out.mkdir(parents=True, exist_ok=True)
     numbers = {c.name: {"ours": c.ours, "server": c.server} for c in done}
-    (out / "budgets.json").write_text(json.dumps(numbers, indent=1) + "\n")
+    (out / "budgets.json").write_text(
+        json.dumps({"made": date.today().isoformat(), **numbers}, indent=1) + "\n"
+    )
     try:
         plot(done, out / "budgets.png")
     except ModuleNotFoundError:

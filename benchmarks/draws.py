@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -124,7 +123,6 @@ if __name__ == "__main__":
     parser.add_argument("--threads", type=int)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    os.environ.setdefault("LLAMAHYBRID_COSTS", "off")
     token, prefill, snapshot = arguments.costs
     told = Costs(token, prefill, snapshot, snapshot)
     seeds = range(arguments.first, arguments.first + arguments.draws)

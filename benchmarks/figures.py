@@ -1,6 +1,6 @@
-"""Writes the measured tables and pictures of README and docs from `benchmarks/results/`: no figure is typed.
+"""Write the measured tables of README and docs from `benchmarks/results/`: no figure is typed.
 
-A table stands between `<!-- figures: NAME -->` and `<!-- end -->`; a test compares.
+A table stands between `<!-- figures: NAME -->` and `<!-- end -->`; tests/test_docs.py compares.
 Run: python -m benchmarks.figures
 """
 
@@ -11,51 +11,76 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
-
-from llamahybrid.evaluate.bench import SAVED
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 BLOCK = re.compile(r"(<!-- figures: ([\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+DECODE_LOOP = "2026-11-26"
+"""Results made before this day are of an older decode loop, and are not shown."""
 
 GIB = ("1", "2", "4", "8", "16")
 
 
-def load(name: str) -> Any:
-    """What a benchmark wrote."""
-    return json.loads((RESULTS / name).read_text(encoding="utf-8"))
+class Stale(Exception):
+    """There is no result of the present decode loop; the message is the command that makes one."""
+
+
+def load(name: str, command: str) -> Any:
+    """Return the newest complete result whose file matches `name`. Raise Stale without one that is shown."""
+    every = [json.loads(path.read_text(encoding="utf-8")) for path in RESULTS.glob(name)]
+    shown = [each for each in every if each.get("complete", True) and each.get("made", "") >= DECODE_LOOP]
+    if not shown:
+        raise Stale(command)
+    return max(shown, key=lambda each: each["made"])
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; all but the first column to the right."""
+    """Return a table; all columns but the first are aligned to the right."""
     rule = ["---", *["---:"] * (len(head) - 1)]
     return "".join(f"| {' | '.join(row)} |\n" for row in (head, rule, *rows))
 
 
+RATIOS = (
+    ("exact append", "a chat that only grows"),
+    ("chat: thinking stripped", "thinking stripped from the history"),
+    ("chat: regenerate x 6", "an answer regenerated six times"),
+    ("chat: edit a message", "a message in the middle edited"),
+    ("chat: tools and pages", "tool calls and fetched pages"),
+    ("mid-generation", "a follow-up in the middle of an answer"),
+    ("four users", "four users in turn"),
+    ("shared system prompt", "eight chats on one system prompt"),
+    ("few-shot", "few-shot batch"),
+    ("document questions", "questions on one document"),
+    ("raw: thinking stripped", "thinking stripped, raw tokens"),
+)
+"""Workloads that are shown, and their names in the table."""
+
+
 def ratios() -> str:
-    """Tokens decoded over the least possible, over models."""
+    """Tokens decoded over the least possible, mean and worst of the models."""
     cells: Mapping[str, list[Any]] = defaultdict(list)
-    for cell in load("ratios-stock.json")["cells"]:
+    for cell in load("ratios-stock.json", "python -m benchmarks.ratios")["cells"]:
         cells[cell["workload"]].append(cell)
 
-    def row(name: str, of: Sequence[Any]) -> Sequence[str]:
+    def row(workload: str, words: str) -> Sequence[str]:
+        of = cells[workload]
         worst = max(of, key=lambda cell: float(cell["ours"]))
-        stock = [cell["stock"] for cell in of if cell["stock"] is not None]
-        ours = [cell["ours"] for cell in of]
+        stock = fmean(cell["stock"] for cell in of if cell["stock"] is not None)
         where = f" ({worst['arch']})" if worst["ours"] >= 1.0005 else ""
-        return name, f"{fmean(stock):.2f}", f"{fmean(ours):.3f}", f"{worst['ours']:.3f}{where}"
+        return words, f"{stock:.2f}", f"{fmean(c['ours'] for c in of):.3f}", f"{worst['ours']:.3f}{where}"
 
-    return markdown(("workload", "stock", "llamahybrid", "worst"), (row(*item) for item in cells.items()))
+    return markdown(("workload", "stock", "llamahybrid", "worst"), (row(*item) for item in RATIOS))
 
 
 def budgets() -> str:
     """The same under budgets of RAM; "mid-generation" is no part of the means (see `benchmarks.budgets`)."""
     kinds = (("a chat alone", "templates"), ("all chats in one cache", "side by side"))
     sides = (("llamahybrid", "ours"), ("llama-server's rules", "server"))
-    measured = load("budgets.json")
+    measured = load("budgets.json", "python -m benchmarks.budgets")
 
     def row(kind: str, side: str) -> Sequence[str]:
         of = [measured[kind][side][gib] for gib in GIB]
@@ -65,71 +90,76 @@ def budgets() -> str:
     return markdown(("GiB", *GIB), rows)
 
 
-SHORT = (
-    ("exact append", "a chat that only grows"),
-    ("chat: thinking stripped", "thinking stripped from the history"),
-    ("chat: regenerate x 6", "an answer regenerated six times"),
-    ("chat: edit a message", "a message in the middle edited"),
-    ("chat: tools and pages", "tool calls and fetched pages"),
-    ("four users", "four users in turn"),
-    ("shared system prompt", "eight chats on one system prompt"),
-    ("few-shot", "few-shot batch"),
-    ("document questions", "questions on one document"),
-)
+SIDES = (("stock", "stock llama-cpp-python"), ("ours", "llamahybrid"))
+"""Names that a run of `llamahybrid bench` gives stock and llamahybrid."""
 
 
-def short_ratios() -> str:
-    """The workloads that people ask about first, in their words."""
-    cells = load("ratios-stock.json")["cells"]
+def short() -> str:
+    """Tokens and seconds of stock and llamahybrid, from what `llamahybrid bench` wrote last."""
+    found = load(
+        "bench-*.json",
+        "llamahybrid bench MODEL --on stock --on ours --json benchmarks/results/bench-DAY.json",
+    )
+    shown = (c for c in found["cells"] if c["decoded"] and c["ttft"] and "client" not in c["workload"])
+    cells = {(cell["workload"], cell["target"]): cell for cell in shown}
+    sides = [next((s for s in names if any(s == t for _, t in cells)), names[0]) for names in SIDES]
+    workloads = dict.fromkeys(name for name, _ in cells if all((name, side) in cells for side in sides))
 
-    def row(workload: str, words: str) -> Sequence[str]:
-        of = [cell for cell in cells if cell["workload"] == workload]
-        return words, f"{fmean(c['stock'] for c in of):.1f}", f"{fmean(c['ours'] for c in of):.3f}"
+    def row(name: str) -> Sequence[str]:
+        stock, ours = (cells[name, side] for side in sides)
+        tokens = [f"{cell['decoded']:,}" for cell in (stock, ours)]
+        return name, *tokens, *(f"{cell['ttft']:.3f}" for cell in (stock, ours))
 
-    return markdown(("", "stock", "llamahybrid"), (row(*item) for item in SHORT))
+    head = ("", "tokens, stock", "llamahybrid", "seconds, stock", "llamahybrid")
+    machine, model = found["machine"], found["model"]
+    return (
+        markdown(head, map(row, workloads))
+        + f"\n{model['name']}, threads: {model['n_threads']}, rounds: {found['rounds']}, "
+        + f"{machine['system']} {machine['processor']}, {machine['cores']} cores, {found['made'][:10]}.\n"
+    )
 
 
-def bench() -> str:
-    """The peers in one run: what `llamahybrid bench` wrote last."""
-    every = {path.name: load(path.name) for path in RESULTS.glob("bench-*.json")}
-    found = every[max(name for name, results in every.items() if results.get("complete", True))]
+def clients() -> str:
+    """Medians of what `benchmarks.clients` measured of several clients, by subject."""
+    path = RESULTS / "clients.json"
+    if not path.exists():
+        raise Stale("python -m benchmarks.clients --json benchmarks/results/clients.json")
+    found = json.loads(path.read_text(encoding="utf-8"))
+    names = list(dict.fromkeys(name for part in found["parts"] for name in part["runs"]))
 
-    def row(cell: Mapping[str, Any], before: str) -> Sequence[str]:
-        name = "" if cell["workload"] == before else cell["workload"]
-        if cell["error"]:
-            return name, cell["target"], "failed", "", "", ""
-        decoded, least = cell["decoded"], cell["least"]
-        return (
-            name,
-            cell["target"],
-            "cannot tell" if decoded is None or not least else f"{decoded / least:.2f}",
-            *("" if value is None else f"{value:.{digits}f}" for value, digits in measured(cell)),
-        )
+    def rows() -> Iterable[Sequence[str]]:
+        for part in found["parts"]:
+            for measure in next(iter(part["runs"].values()))[0]:
+                each = [[run[measure] for run in part["runs"].get(name, ())] for name in names]
+                cells = (f"{median(values):.4g}" if values else "" for values in each)
+                yield f"{part['part']}, {part['clients']} clients: {measure}", *cells
 
-    def measured(cell: Mapping[str, Any]) -> Sequence[tuple[float | None, int]]:
-        mib = None if cell["resident"] is None else cell["resident"] / (1 << 20)
-        return (cell["ttft"], 3), (cell["tokens_per_second"], 0), (mib, 1)
-
-    cells = [cell for cell in found["cells"] if cell["workload"] != SAVED]
-    befores = ["", *(cell["workload"] for cell in cells)]
-    head = ("workload", "target", "decoded / least", "first token, s", "tokens/s", "MiB a chat")
-    return markdown(head, map(row, cells, befores))
+    return markdown(("", *names), rows()) + f"\n{found['machine']}.\n"
 
 
 TABLES: Mapping[str, Callable[[], str]] = {
-    "short-ratios": short_ratios,
+    "short": short,
     "ratios": ratios,
     "budgets": budgets,
-    "bench": bench,
+    "clients": clients,
 }
 
 
+def table(name: str) -> str:
+    """Return a table, or the command that measures it. Raise KeyError for an unknown name."""
+    try:
+        return TABLES[name]()
+    except Stale as command:
+        return f"*To measure: `{command}`, then `make docs`.*\n"
+
+
 def filled(text: str) -> str:
-    """A page with its tables as the results have them. Raises KeyError for a table that nobody makes."""
-    return BLOCK.sub(lambda m: f"{m[1]}{TABLES[m[2]]()}{m[3]}", text)
+    """Return a page with its tables as the results have them. Raise KeyError for an unknown table."""
+    return BLOCK.sub(lambda m: f"{m[1]}{table(m[2])}{m[3]}", text)
 
 
 def main() -> None:
+    """Write all pages."""
     for page in PAGES:
         page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
 

@@ -1,7 +1,7 @@
 """What a GPU does: is it right there, and how fast, beside the stock library and a plain copy.
 
 With all layers offloaded: the hazards, campaigns against fresh stock contexts on the same GPU (histories,
-drafts, several requests at once, stops), then prefill, decode, snapshot and restore of a Qwen3.5-architecture
+drafts, several requests at once), then prefill, decode, snapshot and restore of a Qwen3.5-architecture
 model of about 100M parameters, next to llama_cpp's own class in the same process and to a copy of as many
 bytes from the device. Writes benchmarks/results/gpu-DEVICE.json. Where there is no GPU, one line says so.
 Run: python -m benchmarks.gpu [--seconds N] [--rpc HOST:PORT] [--json FILE]
@@ -45,7 +45,6 @@ CAMPAIGNS = {
     "histories": ("tests.lab.fuzz",),
     "drafts": ("tests.lab.draft_fuzz",),
     "parallel": ("tests.lab.parallel_fuzz",),
-    "cancel": ("tests.lab.cancel_fuzz",),
 }
 RESULTS = Path(__file__).parent / "results"
 

@@ -15,6 +15,7 @@ import json
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
+from datetime import date
 from pathlib import Path
 from statistics import fmean
 
@@ -109,7 +110,8 @@ def main(subjects: list[Subject], workloads: list[Workload], with_stock: bool, o
         f"mean of {len(cells)}: {mean:.4f}; {len(missed)} above their bound. {machine()}", style="dim"
     )
     if out is not None:
-        lines = {"machine": machine(), "engine": ENGINE, "cells": [asdict(c) for c in cells]}
+        made = {"made": date.today().isoformat(), "machine": machine(), "engine": ENGINE}
+        lines = {**made, "cells": [asdict(c) for c in cells]}
         out.write_text(json.dumps(lines, indent=1) + "\n")
     return 1 if missed else 0
 

@@ -1,4 +1,4 @@
-"""docs/api.md: the public names, as their docstrings tell of them. `python docs/api_page.py` writes it.
+"""Write docs/reference/api.md, the public names, from their docstrings: `python docs/api_page.py`.
 
 By `inspect` alone: what is public here is part of a class whose other half is upstream's, and a generator of
 pages would have to be told of every name of that half. Markdown is read where the code is.
@@ -28,7 +28,7 @@ from llamahybrid.client.handle import RequestHandle
 from llamahybrid.core.report import PromptProgress, RequestReport
 from llamahybrid.prompt_cache import CacheStats
 
-PAGE = Path(__file__).with_name("api.md")
+PAGE = Path(__file__).parent / "reference" / "api.md"
 
 HANDED_OUT = (RequestReport, PromptProgress, RequestHandle, CacheStats)
 """Classes that users get and do not make."""
@@ -41,6 +41,9 @@ FOR_USERS = {
 
 SEAMS = {"drafts", "evaluation", "requests", "runner"}
 """What of `Llama` is for the package itself and its tests."""
+
+AS_UPSTREAM = {"input_ids", "n_tokens", "scores", "model_params", "context_params", "reset"}
+"""What of `Llama` upstream's documentation describes."""
 
 SET_BY_UPSTREAM = {"cache", "context_params", "draft_model"}
 """Attributes that upstream's constructor sets, and that are properties here."""
@@ -138,8 +141,9 @@ def page() -> str:
     parts.append("## Errors\n\nAll of them are in `llamahybrid.errors`.\n")
     for owner in public_classes():
         if issubclass(owner, BaseException):
-            bases = ", ".join(f"`{base.__name__}`" for base in owner.__bases__)
-            parts.append(f"**{owner.__name__}** ({bases}): {markdown(inspect.getdoc(owner) or '')}")
+            others = [f"`{base.__name__}`" for base in owner.__bases__ if base is not errors.LlamaHybridError]
+            also = f" (also {', '.join(others)})" if others else ""
+            parts.append(f"**{owner.__name__}**{also}: {markdown(inspect.getdoc(owner) or '')}")
     return "\n".join(parts)
 
 
@@ -161,7 +165,7 @@ def _members(owner: type) -> Iterator[str]:
     chosen = members(owner)
     chosen = {name: chosen[name] for name in FOR_USERS.get(owner, chosen)}
     if owner is llamahybrid.Llama:
-        chosen = {name: member for name, member in chosen.items() if name not in SEAMS}
+        chosen = {name: member for name, member in chosen.items() if name not in SEAMS | AS_UPSTREAM}
     theirs = [c for c in owner.__mro__ if c.__module__.startswith("llama_cpp.llama")]
     also = {name for name in chosen if any(name in vars(c) for c in theirs)}
     also |= SET_BY_UPSTREAM & chosen.keys() if theirs else set()

@@ -77,23 +77,20 @@ def configure(
     parallel: int | str | _Keep | None = KEEP,
     stock_logprobs: bool | _Keep | None = KEEP,
 ) -> Configuration:
-    """Set what every `Llama` opened from now on gets where its program gave nothing; what is in effect now.
+    """Set defaults for every `Llama` opened from now on; return the settings in effect.
 
-    `ram`: bytes of one prompt cache for the whole process, as a number or as "2GiB" (KiB and K are 1024
-    bytes, kB 1000); 0 or "off": no prompt cache, as in llama-cpp-python.
-    `disk`: a folder to keep it in, too, "~/chats"; "~/chats:20GiB" with a budget; a size alone, or True: in
-    the user's cache folder (`LLAMAHYBRID_CACHE_DIR` names another); 0, False or "off": not on disk.
-    `parallel`: requests that may run at once on a `Llama` (its `n_parallel`). Where a model or its arguments
-    do not allow for several there is one, and where a program gives a draft model, which several would not
-    ask; a warning says so.
-    `stock_logprobs`: whether log-probabilities with `echo` are in llama-cpp-python's order of rows, see
-    `Llama`.
+    `ram`: bytes of one prompt cache for the process, as a number or as "2GiB" (KiB and K are 1024 bytes, kB
+    1000); 0 or "off": no prompt cache.
+    `disk`: a folder, "~/chats"; with a budget, "~/chats:20GiB"; a size alone or True: the folder `prompts`
+    in the cache folder (`LLAMAHYBRID_CACHE_DIR`); 0, False or "off": no disk.
+    `parallel`: slots of a `Llama`. One slot, with a warning, if the model or its arguments do not allow
+    several, or if the program gives a draft model.
+    `stock_logprobs`: see `Llama`.
 
-    An argument that is left out stays as it was; None takes back what was configured, so that the environment
-    counts again: `LLAMAHYBRID_RAM`, `LLAMAHYBRID_DISK` and `LLAMAHYBRID_PARALLEL` take the same words,
-    `LLAMAHYBRID_STOCK_LOGPROBS` "on" or "off".
+    An argument that is left out stays; None removes the setting, so that the environment counts again
+    (`LLAMAHYBRID_RAM`, `LLAMAHYBRID_DISK`, `LLAMAHYBRID_PARALLEL`, `LLAMAHYBRID_STOCK_LOGPROBS`).
 
-    Raises ConfigurationError, with nothing changed, where a value means nothing.
+    Raises ConfigurationError, with nothing changed, for a value that cannot be read.
     """
     global _configured
     changes: dict[str, Any] = {}

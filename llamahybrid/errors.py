@@ -8,14 +8,11 @@ class LlamaHybridError(Exception):
 
 
 class Busy(LlamaHybridError):
-    """Another request is running on this `Llama` and the caller asked not to wait."""
+    """No slot is free and the caller asked not to wait."""
 
 
 class RequestSuperseded(LlamaHybridError):
-    """A newer request took this one's place, and it cannot go on; ask again.
-
-    An image in it is gone, say, or its own stopping criterion made that request, inside a step of this one.
-    """
+    """A request lost its slot and cannot continue (an image is gone, or tokens were sent in); ask again."""
 
 
 class ModelClosed(LlamaHybridError, RuntimeError):
@@ -23,11 +20,11 @@ class ModelClosed(LlamaHybridError, RuntimeError):
 
 
 class RequestCancelled(LlamaHybridError):
-    """`cancel()` ended this request; what was decoded is kept, so asking again decodes only the rest."""
+    """`cancel()` ended this request; decoded tokens are kept."""
 
 
 class DecodeError(LlamaHybridError, RuntimeError):
-    """`llama_decode` failed; the live sequence was left sound (`code` is the native result)."""
+    """`llama_decode` failed; the live sequence is sound. `code` is the native result."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -35,13 +32,13 @@ class DecodeError(LlamaHybridError, RuntimeError):
 
 
 class DeviceError(LlamaHybridError, RuntimeError):
-    """A device that a model is to lie on cannot be had: llama.cpp lacks it, or its server does not answer."""
+    """A device for the model is not available: llama.cpp lacks it, or its server does not answer."""
 
 
 class DeviceLost(DecodeError, DeviceError):
-    """An RPC server with layers of the model is gone: this `Llama` can only be closed; open it again.
+    """An RPC server of the model is lost: close this `Llama` and open it again.
 
-    What RAM and disk hold stays; a `Llama` that is given the same `prompt_cache` goes on from there.
+    RAM and disk stay: a `Llama` with the same `prompt_cache` continues from there.
     """
 
     def __init__(self, message: str) -> None:
@@ -49,10 +46,7 @@ class DeviceLost(DecodeError, DeviceError):
 
 
 class SnapshotError(LlamaHybridError, ValueError, RuntimeError):
-    """State bytes are damaged, truncated, or belong to another model, engine or context.
-
-    Upstream's `load_state` raises RuntimeError where the library does not take them.
-    """
+    """State bytes are damaged, truncated, or of another model, engine or context."""
 
     segment: object = None
     """The stored attention it is about, if it is not the snapshot itself."""
@@ -63,32 +57,32 @@ class RecordError(LlamaHybridError, ValueError):
 
 
 class RecordGone(RecordError):
-    """A record of the disk cache is not there any more; another process may have evicted it."""
+    """A record of the disk cache is gone, maybe evicted by another process."""
 
 
 class ContextOverflow(LlamaHybridError, ValueError, RuntimeError):
-    """The tokens do not fit into the context window (upstream raises either base, depending on where)."""
+    """The tokens do not fit into the context window."""
 
 
 class UnknownArchitecture(LlamaHybridError, ValueError):
-    """`tiny` cannot make a model of this architecture; the message carries the library's reason."""
+    """`tiny` cannot make a model of this architecture; the message has the library's reason."""
 
 
 class EngineError(LlamaHybridError, RuntimeError):
-    """The sdist, the build or the installed engine is not what was expected."""
+    """The sdist, the build or the installed engine is not as expected."""
 
 
 class FolderRefused(LlamaHybridError, OSError):
-    """A folder is not fit for a disk cache: not yours alone to write to, or another program's."""
+    """A folder is unfit for a disk cache: others own it or may write to it, or another program uses it."""
 
 
 class ConfigurationError(LlamaHybridError, ValueError):
-    """What `configure` or the environment says of the cache means nothing; the message says what would."""
+    """A setting of `configure` or the environment cannot be read; the message says what can."""
 
 
 class ReportError(LlamaHybridError, ValueError):
-    """A report or trace of the harness is damaged, or of another format."""
+    """A report or trace of the harness is damaged or of another format."""
 
 
 class TargetError(LlamaHybridError, RuntimeError):
-    """What the harness tests cannot be started, has died, or answers what it should not."""
+    """A target of the harness cannot start, has died, or gives invalid answers."""

@@ -91,17 +91,18 @@ _adapted[STOCK] = Installed
 
 
 def install(**defaults: Any) -> list[Any]:
-    """Let every `llama_cpp.Llama` made from now on be ours; a list of those there are, which stay stock.
+    """Make every `llama_cpp.Llama` opened from now on a `llamahybrid.Llama`; return existing objects.
 
-    Wherever the class is bound already, by `from llama_cpp import Llama` in another package, as a base class,
-    in `isinstance`: it is the same class. `defaults`: arguments for our constructor, upstream's among them
-    (`prompt_cache`, `n_parallel`, `wait`, `n_ctx`, ...), used where a program gives none; a second call
-    replaces them. `n_parallel` is a wish: 1 where a model or its arguments do not allow for several. What
-    `llamahybrid.Llama` gives, when it is called by that name, they do not change.
+    Existing objects stay upstream's.
 
-    A subclass that sets the class attribute `llamahybrid_install = False` is left alone. One that calls
-    `Llama.generate(self, ...)` by name, in place of `super()`, gets upstream's loop on ours: right answers,
-    from what is live alone. An `Llama` in a child process is ours only if that was forked.
+    The class itself is changed, so earlier imports, base classes and `isinstance` see it, too. `defaults`:
+    arguments of the constructor (`prompt_cache`, `n_parallel`, `wait`, `n_ctx`, ...) used if a program gives
+    none; a second call replaces them. `n_parallel` becomes 1 if the model or its arguments do not allow
+    several. Direct calls of `llamahybrid.Llama` ignore `defaults`.
+
+    A subclass with `llamahybrid_install = False` is left alone. A subclass that calls `Llama.generate(self,
+    ...)` by name gets upstream's loop: right answers, reuse of live state only. Child processes are covered
+    if forked.
 
     Raises TypeError for a default that no constructor takes, ValueError for an `n_parallel` below 1.
     """
@@ -123,7 +124,7 @@ def install(**defaults: Any) -> list[Any]:
 
 
 def uninstall() -> None:
-    """Take `install` back: what is made from now on is upstream's. What is ours by now stays ours."""
+    """Undo `install` for models opened from now on."""
     global _defaults
     with _lock:
         _defaults = None

@@ -1,8 +1,8 @@
 """Llama: the drop-in for `llama_cpp.Llama` whose prompts reuse what was decoded before.
 
 Thin: plan, restore, then upstream's own `generate()`, whose `eval()` calls come back here and are cut
-where checkpoints are due. With `prompt_cache=False`, for embeddings, encoders and vocabularies without a
-model, everything is upstream's.
+where checkpoints are due. With `prompt_cache=False`, for encoders, models of embeddings alone and
+vocabularies without a model, everything is upstream's.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from llamahybrid.client.answer import answer
 from llamahybrid.client.answer_text import AnswerText
 from llamahybrid.client.answers import answer_count, answers
 from llamahybrid.client.attributes import upstream_attribute, upstream_seed
-from llamahybrid.client.chat_template import chat_with
+from llamahybrid.client.chat_way import ChatWay
 from llamahybrid.client.completion import arguments, completion, decode_ahead, generate, keeps_rows
-from llamahybrid.client.embedding import embedded
+from llamahybrid.client.embedding import embedded, embedded_beside
 from llamahybrid.client.extras import NO_EXTRAS, current_extras
 from llamahybrid.client.handle import RequestHandle, made_with, takes_salt
 from llamahybrid.client.native_calls import GuardedModel, NativeCalls, held
@@ -41,6 +41,7 @@ from llamahybrid.core.slots import Slots
 from llamahybrid.devices.offload import Offload
 from llamahybrid.errors import LlamaHybridError
 from llamahybrid.memory.model_files import ModelFiles
+from llamahybrid.memory.vectors import Vectors, embeds_only
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache.base import Logits
 from llamahybrid.saved_state import load, save, user_cache
@@ -54,43 +55,33 @@ _CHAT = arguments(llama_cpp.Llama.create_chat_completion)
 
 
 class Llama(llama_cpp.Llama):  # type: ignore[misc]
-    """`llama_cpp.Llama` that decodes only what is new, for every kind of context memory.
+    """`llama_cpp.Llama` with prefix reuse for every kind of context memory.
 
-    Takes every argument that upstream takes, and:
+    Takes upstream's arguments, and:
 
-    `prompt_cache`: True keeps checkpoints in RAM within the default budget, a `PromptCache` uses that one,
-    False is upstream's behaviour. One with a folder names states by the model's content: its files are read
-    in full once, while the model is loaded. None, for this and for `n_parallel`: what `configure` or the
-    environment says, else True, and 1.
-    `paging`: attention is stored in the cache and loaded from it, so that other conversations find theirs
-    again; with one slot it passes through a second sequence, which costs one more recurrent state of memory.
-    `draft_planes`: rollback planes, states of the last tokens that a hybrid model keeps so that wrong drafts
-    can be taken back. None: as many as `draft_model.num_pred_tokens` where layers are offloaded, none on a
-    CPU. The patched engine makes them when they pay, and gives them back.
-    `n_parallel`: requests that may run at once, in threads or as open generators; each may hold `n_ctx`
-    tokens, which takes as many times the memory of a context, and their answers are decoded together. With
-    several and layers on a GPU, flash attention is on unless `flash_attn` is given. Upstream's
-    attributes (`input_ids`, `n_tokens`, ...) are then those of the calling thread's request; draft models are
-    not asked.
-    `cache_salt`: see the property of that name.
-    `rpc_servers`: "host:port,host:port" of llama.cpp's RPC servers (`llamahybrid rpc-server`): GPUs for
-    `n_gpu_layers` and `tensor_split`, before this machine's own. Raises DeviceError where one does not
-    answer; `DeviceLost` ends the request that finds one gone.
-    `explain`: `last_request.reason` also spells the token that a prompt parts from, which may be another
-    user's where a cache is shared.
-    `stock_logprobs`: with `echo` and `logprobs` upstream scores each token of a prompt without BOS by the row
-    of the token itself, and leaves out the last one; True has that, too. False: each token, BOS and the
-    answer's last one included, is scored by the row before it, as lm-evaluation-harness reads them. None:
-    what `configure` or the environment says, else False.
-    `wait`: what a second thread gets while a request runs: True waits, False raises `Busy`, seconds do both.
-    A generator that nobody advances makes room for one that waits, a few hundredths of a second later; it
-    goes on, with the same text, when it is advanced again.
+    `prompt_cache`: True: a cache in RAM of the default size; a `PromptCache`; False: upstream's behaviour.
+    None, here and for `n_parallel` and `stock_logprobs`: the value of `configure` or the environment,
+    else True, 1 and False.
+    `paging`: store attention, too, so that conversations in turn find theirs again. One slot needs a spare
+    sequence for that: memory for one more recurrent state.
+    `draft_planes`: rollback planes (states of the last tokens) for undoing drafts on hybrid models. None:
+    `draft_model.num_pred_tokens` with offloaded layers, 0 on a CPU, where a snapshot is taken instead.
+    `n_parallel`: slots, each with `n_ctx` tokens of context memory. Flash attention is on with several slots
+    and offloaded layers unless `flash_attn` is given; draft models are not used then, and upstream's
+    attributes (`input_ids`, `n_tokens`, ...) belong to the calling thread's request.
+    `cache_salt`: see the property.
+    `rpc_servers`: "host:port,host:port" of llama.cpp's RPC servers, which count as GPUs before this
+    machine's. Raises DeviceError if one does not answer.
+    `explain`: quote in `last_request.reason` the token at which a prompt differs, maybe another user's.
+    `stock_logprobs`: with `echo` and `logprobs`, score prompt tokens by their own row, as upstream does.
+    False: by the row before, as lm-evaluation-harness expects.
+    `wait`: for a second request without a free slot: True waits, False raises `Busy`, seconds do both. A
+    stream that is not advanced gives its slot to a waiting request, and continues when it is advanced.
 
-    `on_request`, if set, is called with the `RequestReport` of every finished request; `on_progress` with the
-    `PromptProgress` of a prompt, when it begins and after each batch of it. Neither may use the model; what
-    `on_progress` raises ends the request.
+    `on_request`: called with the `RequestReport` of each finished request. `on_progress`: called with the
+    `PromptProgress` of a prompt after each batch; an exception ends the request. Neither may use the model.
 
-    `requests`, `slots`, `runner` and `drafts` are what runs inside, for this package and its tests.
+    `requests`, `slots`, `runner` and `drafts` are internal.
     """
 
     @as_of(llama_cpp.Llama.__init__)
@@ -115,14 +106,15 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self.slots = Slots([])
         self._cache_stays = isinstance(prompt_cache, PromptCache)
         self._explain = explain
-        reusing = not (kwargs.get("vocab_only") or kwargs.get("embedding"))
+        embedding = bool(kwargs.get("embedding"))
+        reusing = not (kwargs.get("vocab_only") or (embedding and embeds_only(model_path, kwargs)))
         cache = cache_for(prompt_cache, reusing)
         wanted = Wish(current().parallel or 1) if n_parallel is None else n_parallel
         n_parallel = slots_for(wanted, model_path, cache is not None, kwargs)
         self._made_with = {
             **{"prompt_cache": prompt_cache, "paging": paging, "n_parallel": n_parallel, "wait": wait},
             **{"draft_planes": draft_planes, "explain": explain, "rpc_servers": rpc_servers},
-            "stock_logprobs": stock_logprobs,
+            **{"stock_logprobs": stock_logprobs, "embedding": embedding},
         }
         self.stock_logprobs = bool(current().stock_logprobs if stock_logprobs is None else stock_logprobs)
         self._parallel = n_parallel
@@ -132,19 +124,24 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self.on_request: Callable[[RequestReport], None] | None = None
         self.on_progress: Callable[[PromptProgress], None] | None = None
         self._answer_text: AnswerText | None = None
+        self._vectors: Vectors | None = None
         self.offload = Offload.of(rpc_servers, kwargs.get("n_gpu_layers"), watched=cache is not None)
         if cache is None:
             self._open(model_path, kwargs)
             return
         self._prompt_cache = cache
-        files = ModelFiles(model_path, by_content=cache.leaves_process)
+        files = ModelFiles(model_path, kwargs.get("lora_path"), by_content=cache.leaves_process)
         try:
-            self._open(model_path, kwargs)
+            self._open(model_path, {**kwargs, "embedding": False})
             # With a draft model upstream keeps the logits of every token, which only logprobs need.
             self.requests.seen.always_rows = self._logits_all = bool(kwargs.get("logits_all", False))
             loop = assemble(self, n_parallel, cache, files, paging)
             if loop is not None:
                 self.slots, self.requests.loop, self.requests.several = loop.slots, loop, n_parallel > 1
+            if embedding:
+                lora, flash = (self._lora_adapter, self.lora_scale), bool(kwargs.get("flash_attn"))
+                shape = self.context_params, self.n_batch, flash
+                self._vectors = Vectors(self._ctx, *shape, lora, self.offload.watch)
             self._answer_text = AnswerText(self.token_bos())
             self.draft_model = self._draft_model
         except BaseException:
@@ -178,71 +175,72 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     @property
     def runner(self) -> Runner | None:
-        """What runs requests on the first slot; None where upstream's behaviour was asked for."""
+        """The runner of the first slot; None without a prompt cache."""
         return self.slots.all[0].runner if self.slots.all else None
 
     @property
     def n_parallel(self) -> int:
-        """Requests that may run at once."""
+        """Number of slots."""
         return max(1, len(self.slots))
 
     @property
     def drafts(self) -> Drafts | None:
-        """What stands between `generate` and the draft model; None as `runner`."""
+        """The drafting between `generate` and the draft model; None without a prompt cache."""
         return self.slots.all[0].executor.drafts if self.slots.all else None
 
     @held
     @as_of(llama_cpp.Llama.n_ctx)
     def n_ctx(self) -> int:
-        """Tokens that one request may hold, whatever others there are."""
+        """Tokens that one request may hold."""
         return int(llama_cpp.llama_n_ctx_seq(self.ctx))
+
+    @property
+    def embeds(self) -> bool:
+        """The model was opened with `embedding`."""
+        return self._vectors is not None or bool(self.context_params.embeddings)
 
     # -- what happened ---------------------------------------------------------------------------
 
     @property
     def prompt_cache(self) -> PromptCache | None:
-        """The cache this model keeps its checkpoints in; None where upstream's behaviour was asked for."""
+        """The prompt cache; None with `prompt_cache=False`."""
         return self._prompt_cache if self.slots.all else None
 
     @property
     def last_request(self) -> RequestReport | None:
-        """What the last request (or the running one, so far) decoded, reused and why."""
+        """Report of the last request of the calling thread, finished or running."""
         last = self.requests.last
         return None if last is None else self.requests.report(last)
 
     def cancel(self, request: RequestHandle | None = None) -> None:
-        """End all requests that run now, or those of a handle; from any thread, or a signal handler.
+        """Cancel all running requests, or those of a handle, from any thread or signal handler.
 
-        A completion ends with the text so far and `finish_reason` "cancelled"; `generate` and `eval` raise
-        RequestCancelled. A prompt stops inside a batch (between two where it is not a CPU's), an answer
-        between two tokens. What was decoded is kept. Needs the prompt cache.
+        A completion returns the text so far with `finish_reason` "cancelled"; `generate` and `eval` raise
+        RequestCancelled. A prompt stops inside a batch on a CPU, else between batches; an answer between
+        tokens. Decoded tokens are kept. Needs the prompt cache.
         """
         (request or self.requests).cancel()
 
     def request(
         self, cache_salt: str | None = None, on_progress: Callable[[PromptProgress], None] | None = None
     ) -> AbstractContextManager[RequestHandle]:
-        """A handle for the requests made inside `with llm.request() as handle:`, to cancel just them.
+        """Return a handle for the requests made inside `with llm.request() as handle:`.
 
-        `handle.cancel()` from any thread; a stream made inside belongs to it wherever it is advanced.
-        `on_progress` is told of their prompts, instead of the model's.
+        `handle.cancel()` cancels them from any thread, streams included, wherever they are advanced.
+        `on_progress` replaces the model's for these requests.
 
-        `cache_salt`: only requests of the same salt share anything, as with vLLM's: in RAM, in slots, on
-        disk, beside the model's own `cache_salt`; what was evaluated under another one is not there, as after
-        `reset`. None: that of the block around this one; "": the shared default. Make it long and random if
-        it has to stay secret: a digest of it is stored. A request with a salt and no seed draws one. A thread
-        started inside opens its own block. Raises LlamaHybridError inside a request of another salt; so do
-        requests with one where there is no prompt cache.
+        `cache_salt`: only requests of the same salt share state, in RAM, slots and on disk, beside the
+        model's own `cache_salt`. None: the salt of the enclosing block; "": the shared default. A secret
+        salt is long and random; its digest is stored. A request with a salt and no seed draws a seed. A new
+        thread opens its own block. Raises LlamaHybridError inside a request of another salt, and for a salt
+        without a prompt cache.
         """
         handle = self.requests.handle_for(None if cache_salt is None else digest(cache_salt))
         handle.on_progress = on_progress or handle.on_progress
         return made_with(handle)
 
     def warm(self, prompt: str | Sequence[int] | Sequence[dict[str, Any]]) -> RequestReport:
-        """Decode a prompt ahead of time, so that whatever begins with it starts there; what it took.
-
-        `prompt`: text, token ids, or chat messages.
-        """
+        """Decode a prompt (text, token ids or chat messages) ahead of time; return its report."""
         return decode_ahead(self, prompt)
 
     # -- generating ------------------------------------------------------------------------------
@@ -253,12 +251,11 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     ) -> Generator[int, Sequence[int] | None, None]:
         """Generate token ids from a prompt; parameters and results as `llama_cpp.Llama.generate`.
 
-        `samplers`: further ones, DRY and XTC say.
+        `samplers`: further samplers (DRY, XTC, ...).
 
-        Another request may take its place between two tokens (see `wait`); it goes on when it is advanced.
-        Raises ContextOverflow when the prompt does not fit, DecodeError when the library fails,
-        RequestCancelled after `cancel()`, Busy (see `wait`), ModelClosed, and RequestSuperseded where it
-        lost its place and cannot go on, because an image in its prompt is gone.
+        Raises ContextOverflow if the prompt does not fit, DecodeError if the library fails, RequestCancelled
+        after `cancel()`, Busy (see `wait`), ModelClosed, and RequestSuperseded if it lost its slot and
+        cannot continue.
         """
         if self.requests.loop is None:
             self.requests.refuse_salt()
@@ -293,16 +290,14 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     @as_of(llama_cpp.Llama.create_completion)
     @takes_salt
     def create_completion(self, *args: Any, n: int | None = 1, **kwargs: Any) -> Any:
-        """As upstream's, with `n` answers to one prompt, which is decoded once.
+        """Complete a prompt as upstream does, with `n` answers to a prompt that is decoded once.
 
-        A stream says what the whole answer says, which upstream's does not always.
-
-        Answer i is what `seed + i` gives alone (answer 0: what this call gives without `n`), as the choice
-        of that index; usage counts the prompt once. In a stream each chunk has one choice, whose index says
-        whose it is. With `n_parallel` slots as many are decoded together, a `logits_processor` or
-        `stopping_criteria` called in threads of their own, one at a time; with one slot, `logits_all` or
-        plain attention one after the other. Cancelling one ends all; so does what one raises. `last_request`
-        tells of answer 0. `cache_salt`: see `request`. Raises ValueError for an `n` below 1.
+        Answer i equals the answer with `seed + i` alone; usage counts the prompt once. Each chunk of a
+        stream has one choice with its index. Several slots decode the answers together and call a
+        `logits_processor` or `stopping_criteria` in threads of their own, one at a time; one slot,
+        `logits_all` and plain attention decode them one after the other. Cancelling one, or an exception in
+        one, ends all. `last_request` reports answer 0.
+        `cache_salt`: see `request`. Raises ValueError for an `n` below 1.
         """
         if (count := answer_count(n)) == 1:
             return super().create_completion(*args, **kwargs)
@@ -320,26 +315,38 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         *args: Any,
         n: int | None = 1,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        thinking_budget: int | None = None,
+        thinking_budget_message: str = "",
+        continue_final_message: bool = False,
         **kwargs: Any,
     ) -> Any:
         """As upstream's, with `n` answers to the same messages, and `cache_salt`, as `create_completion`.
 
         `chat_template_kwargs`: variables of the model's chat template, `{"enable_thinking": False}` say.
-        Raises ValueError for those that it does not read. A chat handler that decodes by itself has the model
-        to itself: its answers come one by one.
+        `thinking_budget`: tokens of an answer's thought, which is then ended as the chat template writes it;
+        0: at once. A grammar or JSON schema holds behind it. None or -1: no bound. `thinking_budget_message`:
+        text that such a thought ends with.
+        `continue_final_message`: the last message is the assistant's, and the answer goes on from it.
+        `usage.completion_tokens_details.reasoning_tokens` counts thoughts, where the template has any.
+        Raises ValueError for variables that the template does not read, for a budget where it shows no
+        thinking, and for a continuation where the chat format is no template. A chat handler that decodes by
+        itself has the model to itself: its answers come one by one.
         """
-        create = partial(self._chat, chat_template_kwargs or {})
+        template = chat_template_kwargs or {}
+        way = ChatWay(template, thinking_budget, thinking_budget_message, continue_final_message)
+        create = partial(self._chat, way)
         if (count := answer_count(n)) == 1:
             made = create(*args, **kwargs)
             return self.requests.stream(made) if isinstance(made, Iterator) else made
         return answers(self, create, _CHAT(*args, **kwargs), count)
 
-    def _chat(self, template: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        with json_schema.asked(_CHAT(*args, **kwargs)):
-            return self._answered(template, *args, **kwargs)
+    def _chat(self, way: ChatWay, *args: Any, **kwargs: Any) -> Any:
+        options = _CHAT(*args, **kwargs)
+        with json_schema.asked(options), way.asking(self, options):
+            return self._answered(way, *args, **kwargs)
 
-    def _answered(self, template: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        create = partial(chat_with, self, template) if template else super().create_chat_completion
+    def _answered(self, way: ChatWay, *args: Any, **kwargs: Any) -> Any:
+        create = way.create(self) if way.ours else super().create_chat_completion
         loop = self.requests.loop
         if loop is None or self.chat_handler is None or loop.here:
             return create(*args, **kwargs)
@@ -349,14 +356,21 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     @held
     @as_of(llama_cpp.Llama.embed)
     def embed(self, *args: Any, **kwargs: Any) -> Any:
-        """As `llama_cpp.Llama.embed`; of several texts, each has the vectors that it has alone."""
+        """As `llama_cpp.Llama.embed`; without pooling, each of several texts has the vectors it has alone.
+
+        A model that chats embeds in a context of its own, made by the first call, between the batches of
+        requests that run: they keep their state, and wait no longer than for one batch of texts. `cancel()`
+        ends it between two. Raises RequestCancelled, ModelClosed, ValueError for a text without tokens.
+        """
+        if self._vectors is not None:
+            return embedded_beside(self._vectors, self.requests, self.tokenize, *args, **kwargs)
         return embedded(super().embed, llama_cpp.Llama.pooling_type(self), *args, **kwargs)
 
     def eval(self, tokens: Sequence[int]) -> None:
-        """Decode tokens behind the `n_tokens` that are there, in native batches of at most `n_batch`.
+        """Decode tokens behind the `n_tokens` present, in batches of at most `n_batch`.
 
-        Raises ContextOverflow before anything is decoded when they do not fit, DecodeError when the
-        library fails; the state is sound either way.
+        Raises ContextOverflow, with nothing decoded, if they do not fit, DecodeError if the library fails;
+        the state is sound either way.
         """
         if self.requests.loop is None:
             self._calls.run(super().eval, tokens)
@@ -365,7 +379,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     @as_of(llama_cpp.Llama.sample)
     def sample(self, *args: Any, **kwargs: Any) -> int:
-        """As `llama_cpp.Llama.sample`. Raises LlamaHybridError where what was evaluated has no logits."""
+        """Sample as `llama_cpp.Llama.sample`. Raises LlamaHybridError without logits to sample from."""
         if self.requests.several and not self.n_tokens:
             raise AssertionError("there are no tokens to sample behind: eval some first")  # as upstream
         return sampled(self, super().sample, *args, **kwargs)
@@ -373,7 +387,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def detokenize(
         self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False
     ) -> bytes:
-        """As `llama_cpp.Llama.detokenize`; of a list that grows, only what is new is spelt."""
+        """Detokenize as upstream; a growing list is detokenized incrementally."""
         spell = partial(super().detokenize, special=special or self._spells_control)
         if special or self._answer_text is None or type(self.tokenizer_) is not LlamaTokenizer:
             return bytes(spell(tokens, prev_tokens=prev_tokens))
@@ -383,7 +397,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         return sampler_for(self, super()._init_sampler, *args, **kwargs)
 
     def last_row(self, index: int = -1) -> Logits:
-        """The logits of an evaluated token (see `HasRow.last_row`)."""
+        """Logits of an evaluated token, shape (n_vocab,). Raises LlamaHybridError without one."""
         view = self.requests.seen
         if index == -1 and (view.tail is None or view.tail_end != view.n_tokens):
             self.requests.alone(Executor.bring_row)
@@ -401,10 +415,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     # -- the end ---------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Free the model and its context; what waits to be written to disk is written first.
+        """Write pending records to disk and free the model and its context.
 
-        A request that runs is cancelled, and its step waited for, as are calls that read the vocabulary;
-        later ones raise ModelClosed. Raises RuntimeError inside a request or call of this very thread.
+        Running requests are cancelled; later calls raise ModelClosed. Raises RuntimeError inside a request
+        of the calling thread.
         """
         self._calls.require_outside()
         loop = self.requests.loop
@@ -443,7 +457,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     # -- state -----------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Forget the current sequence; what the prompt cache knows stays."""
+        """Clear the current sequence; the prompt cache stays."""
         if self._calls.closed:
             self.n_tokens = 0
         elif self.requests.loop is None:
@@ -452,16 +466,16 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             self.requests.alone(Executor.reset)
 
     def save_state(self) -> llama_cpp.LlamaState:
-        """The whole context as upstream's `LlamaState`, sealed so that `load_state` can tell damage."""
+        """Return the whole context as upstream's `LlamaState`, with a checksum."""
         if self.requests.loop is None:
             return self._calls.run(super().save_state)
         return self.requests.whole(partial(save, self, super().save_state))
 
     def load_state(self, state: llama_cpp.LlamaState) -> None:
-        """Make a saved state the current one; with one slot, works for states that upstream saved, too.
+        """Make a saved state the current one; with one slot also a state saved by upstream.
 
-        Raises SnapshotError (nothing changed) when a sealed state is damaged, of another model or of another
-        `n_ctx`, which some models compute by (long-rope factors); RuntimeError when the library refuses it.
+        Raises SnapshotError, with nothing changed, for a damaged state or one of another model or `n_ctx`,
+        RuntimeError if the library refuses it.
         """
         if self.requests.loop is None:
             self._calls.run(super().load_state, state)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import llama_cpp
 import numpy as np
@@ -25,9 +25,6 @@ from llamahybrid.memory.fingerprint import Computation, with_salt
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.prompt_cache.base import Logits, Tokens
 from llamahybrid.prompt_cache.nodes import common_prefix
-
-if TYPE_CHECKING:
-    from llamahybrid.llama import Llama
 
 SEAL = "llamahybrid"
 
@@ -122,7 +119,7 @@ def fit_scores(state: llama_cpp.LlamaState, rows: int) -> tuple[llama_cpp.LlamaS
     return fitted, true
 
 
-def save(llm: Llama, native_save: Callable[[], llama_cpp.LlamaState]) -> llama_cpp.LlamaState:
+def save(llm: Any, native_save: Callable[[], llama_cpp.LlamaState]) -> llama_cpp.LlamaState:
     """What the calling thread has live, by upstream's `save_state`, sealed; while nobody else is in."""
     executor = llm.slots.all[0].executor
     llm.requests.alone(Executor.bring)  # the end of an answer may come after another salt's request
@@ -133,9 +130,7 @@ def save(llm: Llama, native_save: Callable[[], llama_cpp.LlamaState]) -> llama_c
     return state if live.state.foreign else seal_state(state, live, executor.view.true_rows)
 
 
-def load(
-    llm: Llama, state: llama_cpp.LlamaState, native_load: Callable[[llama_cpp.LlamaState], None]
-) -> None:
+def load(llm: Any, state: llama_cpp.LlamaState, native_load: Callable[[llama_cpp.LlamaState], None]) -> None:
     """Make a saved state what is live, in place of all else; while nobody else is in.
 
     Raises as `load_into`, where no cache of the user's can take the state back.
@@ -176,7 +171,7 @@ def load_into(
     arrays.note_native(ids)
     if adopt_tokens(live, ids, foreign=seal is None) is None and live.n:
         if seal is not None and seal.logits is not None:
-            live.row.put(seal.logits)
+            live.put_logits(seal.logits)
         executor.keep_tail()
         logits = live.row.logits()
         arrays.requires_eval = logits is None

@@ -8,9 +8,8 @@
  * Returns false, and binds nothing, if the shim was compiled for another layout. */
 bool llh_bind(uintptr_t decode, uintptr_t state_get, uintptr_t state_set, const size_t layout[15]);
 
-/* llama_decode() of a struct llama_batch. Its result is in `*result` as soon as native code is done: a signal that
- * interrupts the caller right afterwards cannot lose it. LLH_THREW: llama_decode() threw (memory ran out inside,
- * mostly), and what the context holds is not known. */
+/* llama_decode() of a struct llama_batch. `*result` is its result, or LLH_THREW: llama_decode() threw (memory ran out
+ * inside, mostly), and what the context holds is not known. */
 #define LLH_THREW -1001
 void llh_decode_batch(uintptr_t ctx, uintptr_t batch, int32_t *result);
 
@@ -18,16 +17,6 @@ void llh_decode_batch(uintptr_t ctx, uintptr_t batch, int32_t *result);
  * the sequence that was to be set holds anything. */
 size_t llh_state_get(uintptr_t ctx, uint8_t *out, size_t size, int32_t seq, uint32_t flags);
 size_t llh_state_set(uintptr_t ctx, const uint8_t *data, size_t size, int32_t seq, uint32_t flags);
-
-/* Saving in one pass: the library hands out a state in pieces (llama_state_seq_write_ext() and, for the attention of
- * positions [p0, p1), llama_state_seq_write_range(), of the patched engine), and each is copied and hashed while it is
- * in the CPU's cache. The hash is that of the xxhash package, whose own functions are used: XXH3_createState(),
- * XXH3_freeState(), XXH3_64bits_reset(), XXH3_64bits_update(), XXH3_64bits_digest(), in this order. */
-void llh_bind_pieces(uintptr_t write_state, uintptr_t write_range, const uintptr_t hash[5]);
-
-/* Bytes written, 0 on failure and where they are more than `size`; `*digest` is their xxh3-64. */
-size_t llh_state_save(uintptr_t ctx, uint8_t *out, size_t size, int32_t seq, uint32_t flags, uint64_t *digest);
-size_t llh_range_save(uintptr_t ctx, uint8_t *out, size_t size, int32_t seq, int32_t p0, int32_t p1, uint64_t *digest);
 
 /* A stop that belongs to one request. Requests are numbered upward from 1; 0 is none. */
 typedef struct llh_stop llh_stop;

@@ -15,7 +15,6 @@ import pytest
 import llamahybrid.engine.activation
 
 os.environ.setdefault("LLAMAHYBRID_ENGINE", "stock")  # chosen, whatever was built on this machine
-os.environ.setdefault("LLAMAHYBRID_COSTS", "off")  # each test measures for itself
 # Tiny models: a second thread costs more than it saves, and far more where it waits for a busy core.
 os.environ.setdefault("OMP_THREAD_LIMIT", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -74,6 +73,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 
     return make
 
+
+EMBEDDING_ALONE: dict[str, Any] = {"embedding": True, "attention_type": 1}
+"""Arguments of a model that does not chat: its attention is not causal (llama.h, llama_attention_type)."""
 
 SETTINGS: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
 

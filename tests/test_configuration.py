@@ -29,6 +29,7 @@ from llamahybrid.configuration import (
     patience,
     shared_cache,
 )
+from tests.conftest import EMBEDDING_ALONE
 
 Opener = Callable[..., Any]
 NAMES = ("LLAMAHYBRID_RAM", "LLAMAHYBRID_DISK", "LLAMAHYBRID_PARALLEL")
@@ -252,10 +253,11 @@ def test_configured_slots_do_not_make_an_embedding_model_fail(
     open_model: Opener, no_settings: pytest.MonkeyPatch
 ) -> None:
     no_settings.setenv("LLAMAHYBRID_PARALLEL", "4")
-    for options in ({"embedding": True}, {"vocab_only": True}, {"n_batch": 3}):
+    for options in (EMBEDDING_ALONE, {"vocab_only": True}, {"n_batch": 3}):
         assert open_model(**options).n_parallel == 1
     with pytest.raises(ValueError, match="prompt cache only"):
-        open_model(embedding=True, n_parallel=4)
+        open_model(n_parallel=4, **EMBEDDING_ALONE)
+    assert open_model(embedding=True).n_parallel == 4
 
 
 def test_configured_slots_keep_the_draft_model(
@@ -281,7 +283,7 @@ def test_opening_a_model_refuses_a_wrong_environment(
 @pytest.mark.parametrize("given", ["~/chats", "x", 0, 1, 5, Path("chats"), {}])
 def test_prompt_cache_must_be_one(open_model: Opener, given: Any) -> None:
     """A folder, say, would pass for True, and nothing would be stored there."""
-    for more in ({}, {"embedding": True}, {"vocab_only": True}):
+    for more in ({}, EMBEDDING_ALONE, {"vocab_only": True}):
         with pytest.raises(TypeError, match="prompt_cache="):
             open_model(prompt_cache=given, **more)
 

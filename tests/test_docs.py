@@ -1,4 +1,4 @@
-"""Python examples in README and docs, and the programs in examples/, run as they stand on a tiny model."""
+"""Pages: examples run on a tiny model, links lead somewhere, measured tables are those of the results."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.figures import filled
 from tests.conftest import TinyModel
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCKS = [
     pytest.param(block, id=f"{page.name} {number}")
     for page in PAGES
@@ -27,19 +28,68 @@ BLOCKS = [
 
 @pytest.mark.parametrize("block", BLOCKS)
 def test_python_in_the_docs_runs(
-    block: str, tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    block: str,
+    tiny_model: TinyModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (tmp_path / "model.gguf").symlink_to(tiny_model("qwen35"))
+    for name in re.findall(r'"([\w.-]+\.gguf)"', block):
+        (tmp_path / name).symlink_to(tiny_model("qwen35"))
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
-    small = block.replace("n_ctx=32768", "n_ctx=1024, n_threads=1, verbose=False")
+    small = block.replace("n_ctx=32768", "n_ctx=1024, n_threads=1")
     exec(small.replace("completion(messages)", "completion(messages, max_tokens=16)"), names)
     if "answer" in names:  # README's second turn reuses the first
         request = names["llm"].last_request
         assert request.left == request.total - request.cached
         assert request.cached == names["answer"]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+        shown = re.findall(r"^```text\n(.*?)^```", PAGES[0].read_text(encoding="utf-8"), re.M | re.S)
+        assert without_numbers(capsys.readouterr().out) in map(without_numbers, shown)
     if "llm" in names:
         names["llm"].close()
+
+
+def without_numbers(text: str) -> str:
+    """Text whose numbers, and the token that differs, may be others."""
+    return re.sub(r"\d+|, '.*?'", "N", text)
+
+
+LINK = re.compile(r"\[[^\]]*\]\((?!https?:)([^)#]*)(?:#([\w-]+))?\)")
+
+
+def anchors(page: Path) -> set[str]:
+    """Names of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_of_a_page_lead_to_a_file_and_a_heading(page: Path) -> None:
+    for path, heading in LINK.findall(page.read_text(encoding="utf-8")):
+        there = (page.parent / path).resolve() if path else page
+        assert there.exists(), path
+        assert not heading or heading in anchors(there), f"{path}#{heading}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_files_and_modules_that_a_page_names_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for path in re.findall(r"`((?:[\w-]+/)+[\w-]+\.py)`", text):
+        assert (ROOT / path).exists() or (ROOT / "llamahybrid" / path).exists(), path
+    for module in re.findall(r"-m ((?:benchmarks|tests)\.[\w.]+\w)", text):
+        assert (ROOT / module.replace(".", "/")).with_suffix(".py").exists(), module
+
+
+def test_every_page_is_in_the_readme() -> None:
+    linked = {(ROOT / path).resolve() for path, _ in LINK.findall(PAGES[0].read_text(encoding="utf-8"))}
+    assert set(PAGES[1:]) <= linked
+
+
+def test_measured_tables_are_those_of_the_results() -> None:
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert filled(text) == text, f"{page.name}: run `make docs`"
 
 
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if not path.name.startswith("test_"))

@@ -64,14 +64,12 @@ LAYERS = (
     "devices capi engine children files signatures upstream",
     "errors",
 )
-"""Packages and modules of the top folder. Imports that run go to the same layer or to one further down."""
+"""Packages and modules of the top folder. Imports, for types too, go to the same layer or further down."""
 
 
-def imports_that_run(module: str, node: ast.AST) -> Iterator[str]:
-    """Modules of the package that a module imports anywhere, but for types only."""
+def imports_of(module: str, node: ast.AST) -> Iterator[str]:
+    """Modules of the package that a module imports anywhere."""
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING"):
-            continue
         if isinstance(child, ast.ImportFrom):
             for alias in child.names:
                 inner = f"{child.module}.{alias.name}"
@@ -79,7 +77,7 @@ def imports_that_run(module: str, node: ast.AST) -> Iterator[str]:
         elif isinstance(child, ast.Import):
             yield from (alias.name for alias in child.names)
         else:
-            yield from imports_that_run(module, child)
+            yield from imports_of(module, child)
 
 
 def name_of(path: Path) -> str:
@@ -88,7 +86,7 @@ def name_of(path: Path) -> str:
 
 SOURCES = {name_of(path): ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
 IMPORTS = {
-    module: {target for target in imports_that_run(module, source) if target in SOURCES and target != module}
+    module: {target for target in imports_of(module, source) if target in SOURCES and target != module}
     for module, source in SOURCES.items()
 }
 

@@ -19,7 +19,7 @@ from llama_cpp import Llama as BoundEarly
 
 import llamahybrid
 from llamahybrid.evaluate.compare import Stock
-from tests.conftest import SETTINGS, TinyModel, take
+from tests.conftest import EMBEDDING_ALONE, SETTINGS, TinyModel, take
 
 Opener = Callable[..., Any]
 
@@ -218,7 +218,7 @@ def test_defaults_fill_in_missing_arguments(open_model: Opener) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"vocab_only": True}, {"embedding": True}, {"n_batch": 2}, {"prompt_cache": False}], ids=str
+    "options", [{"vocab_only": True}, EMBEDDING_ALONE, {"n_batch": 2}, {"prompt_cache": False}], ids=str
 )
 def test_installed_slots_fall_back_to_one_where_several_cannot_be(
     open_model: Opener, caplog: pytest.LogCaptureFixture, options: Any

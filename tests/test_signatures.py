@@ -22,7 +22,10 @@ OURS = {
     },
     "__call__": {"n", "cache_salt"},
     "create_completion": {"n", "cache_salt"},
-    "create_chat_completion": {"n", "cache_salt", "chat_template_kwargs"},
+    "create_chat_completion": {
+        *("n", "cache_salt", "chat_template_kwargs", "thinking_budget", "thinking_budget_message"),
+        "continue_final_message",
+    },
     "generate": {"samplers"},
     "sample": set(),
 }

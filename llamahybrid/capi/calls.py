@@ -12,15 +12,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from llama_cpp import llama_cpp
 
-from llamahybrid.capi.shim import library, patched_function
+from llamahybrid.capi.shim import Bytes, library
 
 if TYPE_CHECKING:
     from llama_cpp._internals import LlamaContext
 
     from llamahybrid.capi.shim import Stop
-    from llamahybrid.prompt_cache.base import Bytes, Logits, Tokens
+
+Logits: TypeAlias = npt.NDArray[np.float32]
+Tokens: TypeAlias = npt.NDArray[np.int32]
 
 PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 FULL = 0
@@ -60,25 +63,8 @@ class TokenBatch:
             self._outputs.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
         )
 
-    def fill(
-        self, tokens: Sequence[int] | Tokens, first_position: int, outputs: Outputs, seq: int = 0
-    ) -> None:
-        """Put tokens of one sequence, at most `capacity` of them, at consecutive positions."""
-        n = len(tokens)
-        self._tokens[:n] = tokens
-        self._ids[:n] = seq
-        if n == 1:  # the hot path
-            self._positions[0] = first_position
-            self._outputs[0] = outputs != "none"
-        else:
-            self._positions[:n] = np.arange(first_position, first_position + n)
-            self._outputs[:n] = outputs == "all"
-            if outputs == "last":
-                self._outputs[n - 1] = 1
-        self.batch.n_tokens = n
-
-    def fill_parts(self, parts: Sequence[Part]) -> list[int]:
-        """Put the tokens of several sequences one after the other; where the last of each lies."""
+    def fill(self, parts: Sequence[Part]) -> list[int]:
+        """Put the tokens of some sequences one after the other; where the last of each lies."""
         at, rows = 0, []
         for seq, position, tokens, outputs in parts:
             n = len(tokens)
@@ -123,29 +109,18 @@ class NativeContext:
         return int(llama_cpp.llama_n_ctx(self._pointer))
 
     def decode(self, tokens: Sequence[int] | Tokens, first_position: int, outputs: Outputs) -> None:
-        """Decode through the context object, so that whoever wraps its `decode` sees every batch.
-
-        Raises RuntimeError naming the native result when it is not 0.
-        """
-        call = getattr(self._ctx, "call", None)
-        if call is not None:
-            call.forget()
-        self._batch.fill(tokens, first_position, outputs, self.seq)
-        self._ctx.decode(self._batch)
+        """Decode tokens of this sequence, as `decode_parts`."""
+        self.decode_parts([(self.seq, first_position, tokens, outputs)])
 
     def decode_parts(self, parts: Sequence[Part]) -> list[int]:
-        """Decode tokens of several sequences; where the last output row of each lies. Raises as `decode`."""
-        call = getattr(self._ctx, "call", None)
-        if call is not None:
-            call.forget()
-        rows = self._batch.fill_parts(parts)
+        """Decode tokens of some sequences; where the last output row of each lies.
+
+        Through the context object, so that whoever wraps its `decode` sees every batch. Raises RuntimeError
+        naming the native result when it is not 0.
+        """
+        rows = self._batch.fill(parts)
         self._ctx.decode(self._batch)
         return rows
-
-    def last_result(self) -> int | None:
-        """What the last decode returned, or `native.NOT_RUN`; None where that is not known (no shim)."""
-        call = getattr(self._ctx, "call", None)
-        return None if call is None else int(call.result)
 
     def set_stop(self, stop: Stop) -> bool:
         """Let `stop`, while it is armed, end decodes from inside; False where the library cannot.
@@ -171,26 +146,6 @@ class NativeContext:
         if "llama_n_rs_seq" not in library().optional:
             return 0
         return int(llama_cpp.llama_n_rs_seq(self._pointer))
-
-    @property
-    def resizes_planes(self) -> bool:
-        """The library can change the number of rollback planes of a context in use."""
-        return "llama_set_n_rs_seq" in library().optional
-
-    def resize_planes(self, count: int) -> bool:
-        """Change the number of rollback planes; False, with nothing changed, where that cannot be.
-
-        Only where `resizes_planes`. A pending rollback is carried out.
-        """
-        return bool(
-            patched_function("llama_set_n_rs_seq", ctypes.c_bool, ctypes.c_uint32)(self._pointer, count)
-        )
-
-    def memory_bytes(self) -> int:
-        """Bytes of the buffers of cells and states, on all devices; 0 where the library does not say."""
-        if "llama_get_memory_buffer_size" not in library().optional:
-            return 0
-        return int(patched_function("llama_get_memory_buffer_size", ctypes.c_size_t)(self._pointer))
 
     def cut(self, position: int) -> bool:
         """Remove the tail [position, end); False where the memory cannot."""

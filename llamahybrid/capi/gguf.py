@@ -175,6 +175,11 @@ class Gguf:
         keys = {key_of(self._gguf, at).decode(): at for at in range(count)}
         return {key: self._read(at) for key, at in keys.items() if key.startswith(prefix)}
 
+    def length(self, key: str) -> int:
+        """Items of an array; 0 where there is none of that name."""
+        at = _native("gguf_find_key", _i64, _p, _s)(self._gguf, key.encode())
+        return int(_native("gguf_get_arr_n", _size, _p, _i64)(self._gguf, at)) if at >= 0 else 0
+
     def _read(self, at: int) -> Value:
         kind = _native("gguf_get_kv_type", ctypes.c_int, _p, _i64)(self._gguf, at)
         if kind != _ARRAY:

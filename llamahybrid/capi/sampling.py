@@ -11,19 +11,17 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 from weakref import ref
 
 import numpy as np
 from llama_cpp import llama_cpp
 from llama_cpp._internals import LlamaSampler
 
+from llamahybrid.capi.calls import Logits
 from llamahybrid.capi.gbnf import require_parsed
 from llamahybrid.capi.samplers import WithSamplers, insert
 from llamahybrid.errors import LlamaHybridError
-
-if TYPE_CHECKING:
-    from llamahybrid.prompt_cache.base import Logits
 
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 """llama_token_data (include/llama.h)."""
@@ -76,12 +74,29 @@ class HasRow(Protocol):
 class Constrains(Protocol):
     """A processor of logits that may find that nothing can follow."""
 
+    waits: Callable[[], bool] | None
+    """The answer that it constrains has not begun."""
+
     @property
     def error(self) -> str:
         """The reason; empty where there is none."""
 
     def __call__(self, ids: Any, scores: Any) -> Any:
         """Forbid tokens."""
+
+
+class Limits(Protocol):
+    """What an answer has in place of sampled tokens at times."""
+
+    @property
+    def free(self) -> bool:
+        """No grammar holds yet."""
+
+    def next(self) -> int | None:
+        """The token that comes next; None: the sampled one."""
+
+    def took(self, token: int) -> None:
+        """The answer has this token."""
 
 
 class Processors:
@@ -111,6 +126,13 @@ class CheckedSampler(LlamaSampler):  # type: ignore[misc]
 
     processors: Processors | None = None
     constraint: Constrains | None = None
+    limits: Limits | None = None
+
+    def limit(self, limits: Limits) -> None:
+        """Have an answer limited, whose grammar then holds where that says so."""
+        self.limits = limits
+        if self.constraint is not None:
+            self.constraint.waits = lambda: limits.free
 
     @classmethod
     def checking(cls, sampler: LlamaSampler) -> CheckedSampler:
@@ -125,12 +147,36 @@ class CheckedSampler(LlamaSampler):  # type: ignore[misc]
         Raises LlamaHybridError without logits, and where a constraint allows no token: the constraint itself
         runs in a callback of ctypes, which drops exceptions.
         """
-        if self.processors is not None:
-            self.processors.row = idx
-        token = self._sampled(ctx, idx)
-        if self.constraint is not None and (why := self.constraint.error):
-            raise LlamaHybridError(f"the answer cannot go on as its JSON schema says: {why}")
+        token = self._forced()
+        if token is None:
+            if self.processors is not None:
+                self.processors.row = idx
+            token = self._sampled(ctx, idx)
+            if self.constraint is not None and (why := self.constraint.error):
+                raise LlamaHybridError(f"the answer cannot go on as its JSON schema says: {why}")
+        return self._took(token)
+
+    def _forced(self) -> int | None:
+        """The token that comes next, whatever would be sampled, accepted by all but a grammar."""
+        token = None if self.limits is None else self.limits.next()
+        if token is not None:
+            for part in self._parts():
+                llama_cpp.llama_sampler_accept(part, token)
         return token
+
+    def _took(self, token: int) -> int:
+        if self.limits is not None:
+            self.limits.took(token)
+        return token
+
+    def _parts(self) -> Iterator[Any]:
+        """The samplers of the chain that are no grammar."""
+        nameless = {index for index, _ in self.custom_samplers}
+        for index in range(llama_cpp.llama_sampler_chain_n(self.sampler)):
+            part = llama_cpp.llama_sampler_chain_get(self.sampler, index)
+            # with marks of its state before it
+            if index in nameless or llama_cpp.llama_sampler_name(part).lstrip(b"+?") != b"grammar":
+                yield part
 
     def _sampled(self, ctx: Any, idx: int) -> int:
         _row(ctx, idx)
@@ -180,6 +226,10 @@ class RowSampler(CheckedSampler):
         cannot spell: the library accepts one all the same, and the process ends
         (src/llama-grammar.cpp, llama_grammar_accept_token).
         """
+        token = self._forced()
+        return self._took(self._sampled_at(ctx, place) if token is None else token)
+
+    def _sampled_at(self, ctx: Any, place: int | Logits) -> int:
         if isinstance(place, np.ndarray):
             return self._sample_from(place)
         if not self._grammar:
@@ -198,12 +248,16 @@ class RowSampler(CheckedSampler):
         candidates["p"] = 0
         first = ctypes.cast(candidates.ctypes.data, ctypes.POINTER(llama_cpp.llama_token_data))
         array = llama_cpp.llama_token_data_array(data=first, size=len(row), selected=-1, sorted=False)
-        llama_cpp.llama_sampler_apply(self.sampler, ctypes.byref(array))
+        free = self._grammar and self.limits is not None and self.limits.free
+        samplers = list(self._parts()) if free else [self.sampler]
+        for each in samplers:
+            llama_cpp.llama_sampler_apply(each, ctypes.byref(array))
         chosen = array.data[array.selected]
         if self._grammar and not math.isfinite(chosen.logit):
             raise LlamaHybridError("the grammar leads nowhere: it allows no token here")
         token = int(chosen.id)
-        llama_cpp.llama_sampler_accept(self.sampler, token)
+        for each in samplers:
+            llama_cpp.llama_sampler_accept(each, token)
         return token
 
 

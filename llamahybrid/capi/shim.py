@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any, TypeAlias
@@ -31,20 +30,6 @@ available: bool = _shim is not None
 """The compiled shim is there."""
 
 REQUIRED = ("llama_decode", "llama_state_seq_get_data_ext", "llama_state_seq_set_data_ext")
-PIECES = ("llama_state_seq_write_ext", "llama_state_seq_write_range")
-HASHING = (
-    ("XXH3_createState",),
-    ("XXH3_freeState",),
-    ("XXH3_64bits_reset",),
-    ("XXH3_64bits_update_dispatch", "XXH3_64bits_update"),
-    ("XXH3_64bits_digest",),
-)
-"""Functions of the C library inside the xxhash package; the first of each name that it has. On x86 there is
-one that takes the widest vectors of the CPU, twice as fast."""
-
-NOT_RUN = -2000
-"""A `Call` that never reached native code."""
-
 THREW = -1001
 """Result of a decode that libllama threw out of (memory ran out, mostly): nobody knows what memory holds."""
 
@@ -75,12 +60,14 @@ class Library:
                 "struct llama_batch has another layout here than the shim was compiled for; "
                 "install a llamahybrid that knows this llama-cpp-python"
             )
-        self.one_pass = self._bind_pieces()
-        """Saving copies and hashes at once."""
 
-    def call(self) -> Call | None:
-        """A way to decode that keeps its result through an interrupt; None without the shim."""
-        return Call() if _shim is not None else None
+    def decode(self, ctx: int, batch: Any) -> int:
+        """Decode a ctypes `llama_batch`: the result of `llama_decode`, or `THREW`."""
+        if _shim is None:
+            return int(_own(self._api, "llama_decode")(ctx, batch))
+        result = _shim.ffi.new("int32_t *")
+        _shim.lib.llh_decode_batch(ctx, ctypes.addressof(batch), result)
+        return int(result[0])
 
     def save_state(self, ctx: int, out: Bytes, seq: int, flags: int) -> int | None:
         """Write a sequence's state into `out`, which it fills exactly; its xxh3-64, None on failure.
@@ -89,10 +76,6 @@ class Library:
         """
         if not (out.flags.c_contiguous and out.flags.writeable):
             raise ValueError("out must be a contiguous, writeable array")
-        if self.one_pass:
-            digest = _shim.ffi.new("uint64_t *")
-            written = _shim.lib.llh_state_save(ctx, _bytes(out), out.nbytes, seq, flags, digest)
-            return int(digest[0]) if 0 < written == out.nbytes else None
         if _shim is not None:
             written = _shim.lib.llh_state_get(ctx, _bytes(out), out.nbytes, seq, flags)
         else:
@@ -102,10 +85,6 @@ class Library:
 
     def save_range(self, ctx: int, out: Bytes, seq: int, start: int, end: int) -> int | None:
         """The same with the attention of positions [start, end), where the library has ranges."""
-        if self.one_pass:
-            digest = _shim.ffi.new("uint64_t *")
-            written = _shim.lib.llh_range_save(ctx, _bytes(out), out.nbytes, seq, start, end, digest)
-            return int(digest[0]) if 0 < written == out.nbytes else None
         get = range_function("get_data", ctypes.c_void_p, ctypes.c_size_t)
         written = get(ctx, out.ctypes.data, out.nbytes, seq, start, end)
         return xxhash.xxh3_64_intdigest(out.data) if 0 < written == out.nbytes else None
@@ -135,39 +114,8 @@ class Library:
         self._api.llama_set_abort_callback(ctx, ctypes.cast(function, self._api.ggml_abort_callback), data)
         return True
 
-    def _bind_pieces(self) -> bool:
-        """Bind what saving in one pass takes; False where something is missing."""
-        pieces = [self._address(name) for name in PIECES]
-        hashing = _hashing()
-        if _shim is None or hashing is None or None in pieces:
-            return False
-        _shim.lib.llh_bind_pieces(*pieces, hashing)
-        return True
-
     def _address(self, name: str) -> int | None:
         return _address(self._api._lib, name)
-
-
-class Call:
-    """`llama_decode` whose result outlives a KeyboardInterrupt raised right behind it."""
-
-    def __init__(self) -> None:
-        self._result = _shim.ffi.new("int32_t *", NOT_RUN)
-
-    @property
-    def result(self) -> int:
-        """What the last decode returned; `NOT_RUN` if it never began."""
-        return int(self._result[0])
-
-    def forget(self) -> None:
-        """Nothing was decoded yet."""
-        self._result[0] = NOT_RUN
-
-    def decode(self, ctx: int, batch: Any) -> int:
-        """Decode a ctypes `llama_batch`; its own result."""
-        self._result[0] = NOT_RUN
-        _shim.lib.llh_decode_batch(ctx, ctypes.addressof(batch), self._result)
-        return int(self._result[0])
 
 
 @cache
@@ -263,45 +211,6 @@ class Stop:
         self.running = number
         if _shim is not None:
             _shim.lib.llh_stop_begin(self._block, number)
-
-
-def _hashing() -> list[int] | None:
-    """Addresses of `HASHING`; None where the xxhash package keeps them to itself, or hashes otherwise."""
-    try:
-        c_library = ctypes.CDLL(import_module("xxhash._xxhash").__file__ or "")
-    except (ImportError, OSError):
-        return None
-    found = [next(filter(None, (_address(c_library, n) for n in names)), None) for names in HASHING]
-    addresses = [address for address in found if address is not None]
-    if len(addresses) < len(HASHING):
-        return None
-    return addresses if _hash(addresses, _SAMPLE) == xxhash.xxh3_64_intdigest(_SAMPLE) else None
-
-
-def _hash(functions: Sequence[int], data: bytes) -> int:
-    """The xxh3-64 of `data` by these functions, those of `HASHING`."""
-    state, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64
-    kinds: list[list[Any]] = [
-        [state],
-        [None, state],
-        [None, state],
-        [None, state, state, size],
-        [number, state],
-    ]
-    create, free, reset, update, digest = (
-        ctypes.CFUNCTYPE(*kind)(address) for kind, address in zip(kinds, functions, strict=True)
-    )
-    made = create()
-    reset(made)
-    for start in range(0, len(data), 1000):
-        piece = data[start : start + 1000]
-        update(made, piece, len(piece))
-    result = int(digest(made))
-    free(made)
-    return result
-
-
-_SAMPLE = bytes(range(256)) * 17
 
 
 def _layout(struct: Any) -> list[int]:

@@ -88,9 +88,9 @@ def show(
 ) -> None:
     """Show what is stored as a tree: what conversations have in common is there once, and counts once.
 
-    Each checkpoint has its reason: tip, prompt, system, branch or rung (docs: what is kept). What goes first
-    when room is needed is marked, as far as the folder tells: a process that has it open spares what its
-    requests rest on."""
+    Each checkpoint has its reason: tip, prompt, system, branch or rung (docs/guide/caching.md). What goes
+    first when room is needed is marked, as far as the folder tells: a process that has it open spares what
+    its requests rest on."""
     from rich.console import Console
     from rich.markup import escape
 

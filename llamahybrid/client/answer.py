@@ -12,11 +12,12 @@ import inspect
 import time
 from codecs import getincrementaldecoder
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 import llama_cpp
 
+from llamahybrid.client.answer_text import AnswerSpelling
 from llamahybrid.client.completion import Pauses
 from llamahybrid.client.extras import NO_EXTRAS, Extras
 from llamahybrid.client.logprobs import (
@@ -25,9 +26,6 @@ from llamahybrid.client.logprobs import (
     logprobs_of_answer,
     logprobs_with_prompt,
 )
-
-if TYPE_CHECKING:
-    from llamahybrid.llama import Llama
 
 _DEFAULTS = {
     name: each.default
@@ -42,7 +40,7 @@ _LEADS = ((2, 0b1100_0000), (3, 0b1110_0000), (4, 0b1111_0000))
 Chunk = dict[str, Any]
 
 
-def answer(llm: Llama, options: Mapping[str, Any], extras: Extras = NO_EXTRAS) -> Generator[Any, Any, None]:
+def answer(llm: Any, options: Mapping[str, Any], extras: Extras = NO_EXTRAS) -> Generator[Any, Any, None]:
     """Upstream's completion with these arguments of its, or the chunks of it. Raises what upstream raises."""
     asked = {**_DEFAULTS, **options}
     if asked["logit_bias"] is not None and isinstance(asked["logits_processor"], list):
@@ -52,7 +50,7 @@ def answer(llm: Llama, options: Mapping[str, Any], extras: Extras = NO_EXTRAS) -
     return _stream(llm, asked, extras) if asked["stream"] else _whole(llm, asked, extras)
 
 
-def _tokens(llm: Llama, prompt: str | Sequence[int]) -> list[int]:
+def _tokens(llm: Any, prompt: str | Sequence[int]) -> list[int]:
     """The tokens of a prompt, as upstream has them (llama.py, _create_completion)."""
     if not isinstance(prompt, str):
         return list(prompt)
@@ -62,7 +60,7 @@ def _tokens(llm: Llama, prompt: str | Sequence[int]) -> list[int]:
 
 
 def _generate(
-    llm: Llama, prompt: list[int], extras: Extras, options: dict[str, Any], bounds: Bounds
+    llm: Any, prompt: list[int], extras: Extras, options: dict[str, Any], bounds: Bounds
 ) -> Iterator[tuple[int, bool]]:
     """The tokens of an answer; with each, whether the answer ends before it."""
     request = llm.requests.inside
@@ -70,16 +68,22 @@ def _generate(
     request.most, request.pauses = bounds.tokens, Pauses(llm, extras.stop_token_ids, bounds.stops)
     if extras.samplers is not None:
         options = {**options, "samplers": extras.samplers}
+    thought = None if extras.thinking is None else extras.thinking.thought(llm, prompt)
+    request.limits = None if extras.thinking is None else extras.thinking.limit(llm, prompt)
     for token in llm.generate(prompt, **options):
         ends = token in extras.stop_token_ids or llm._calls.run(
             llama_cpp.llama_vocab_is_eog, llm._model.vocab, token
         )
+        if thought is not None and request.progress is not None:
+            if not ends:
+                thought.follow(token)
+            request.progress.thinking = thought.tokens
         if extras.on_token is not None and not ends:
             extras.on_token(extras.index, token)
         yield token, ends
 
 
-def _ends(llm: Llama, token: int) -> bool:
+def _ends(llm: Any, token: int) -> bool:
     """The model ends its answers with this token. Raises ModelClosed."""
     return bool(llm._calls.run(llama_cpp.llama_vocab_is_eog, llm._model.vocab, token))
 
@@ -95,7 +99,7 @@ class _Processors(llama_cpp.LogitsProcessorList):  # type: ignore[misc]
 class Bounds:
     """What ends an answer beside the model: its stop strings, the number of its tokens, and the context."""
 
-    def __init__(self, llm: Llama, options: Mapping[str, Any], prompt: Sequence[int]) -> None:
+    def __init__(self, llm: Any, options: Mapping[str, Any], prompt: Sequence[int]) -> None:
         stop = options["stop"]
         stops = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else []
         self.stops = [each.encode("utf-8") for each in stops]
@@ -145,7 +149,7 @@ class Bounds:
 class _Stand:
     """What upstream takes for the `Llama`, with a `generate` of our own."""
 
-    def __init__(self, llm: Llama) -> None:
+    def __init__(self, llm: Any) -> None:
         self.stands_for = llm
 
     def __getattr__(self, name: str) -> Any:
@@ -161,7 +165,7 @@ class _Bounded(_Stand):
     An answer ends on the request's own stop tokens, too.
     """
 
-    def __init__(self, llm: Llama, options: Mapping[str, Any], extras: Extras) -> None:
+    def __init__(self, llm: Any, options: Mapping[str, Any], extras: Extras) -> None:
         super().__init__(llm)
         self._options = options
         self._extras = extras
@@ -172,6 +176,8 @@ class _Bounded(_Stand):
         """The token that the answer ended on, which is no part of it."""
         self.ended: bytes | None = None
         """The text of an answer that was ended here."""
+        self.detokenize = AnswerSpelling(llm, extras.spelt)
+        """Upstream's method of that name."""
 
     def generate(self, tokens: list[int], **options: Any) -> Iterator[int]:
         """See `Llama.generate`."""
@@ -184,13 +190,13 @@ class _Bounded(_Stand):
             if ends:
                 self.end = token
                 if token in self._extras.stop_token_ids:
-                    self.ended = llm.detokenize(said, prev_tokens=tokens)
+                    self.ended = self.detokenize(said, prev_tokens=tokens)
                     return
             else:
                 said.append(token)
             yield token
             if count > room:
-                self.ended = llm.detokenize(said, prev_tokens=tokens)
+                self.ended = self.detokenize(said, prev_tokens=tokens)
                 return
 
     def finish(self, choice: Chunk) -> None:
@@ -202,7 +208,7 @@ class _Bounded(_Stand):
             choice["finish_reason"] = "stop"
 
 
-def _whole(llm: Llama, options: Mapping[str, Any], extras: Extras) -> Generator[Any, Any, None]:
+def _whole(llm: Any, options: Mapping[str, Any], extras: Extras) -> Generator[Any, Any, None]:
     bounded = _Bounded(llm, options, extras)
     if llm.stock_logprobs:
         for made in llama_cpp.Llama._create_completion(bounded, **options):
@@ -220,7 +226,7 @@ def _whole(llm: Llama, options: Mapping[str, Any], extras: Extras) -> Generator[
         yield made
 
 
-def _tell(llm: Llama, options: Mapping[str, Any], extras: Extras, bounded: _Bounded, made: Chunk) -> None:
+def _tell(llm: Any, options: Mapping[str, Any], extras: Extras, bounded: _Bounded, made: Chunk) -> None:
     """Put the prompt and the log-probabilities that were asked for into a completion."""
     (choice,), best, said = made["choices"], options["logprobs"], list(bounded.said)
     if not options["echo"]:
@@ -260,7 +266,7 @@ class _Asking(_Stand):
         raise _Asked(tokens, options)
 
 
-def _asked(llm: Llama, options: Mapping[str, Any]) -> _Asked:
+def _asked(llm: Any, options: Mapping[str, Any]) -> _Asked:
     try:
         list(llama_cpp.Llama._create_completion(_Asking(llm), **options))
     except _Asked as asked:
@@ -268,7 +274,7 @@ def _asked(llm: Llama, options: Mapping[str, Any]) -> _Asked:
     raise AssertionError("upstream's completion generates")
 
 
-def _stream(llm: Llama, options: Mapping[str, Any], extras: Extras) -> Generator[Chunk, Any, None]:
+def _stream(llm: Any, options: Mapping[str, Any], extras: Extras) -> Generator[Chunk, Any, None]:
     named = {"id": f"cmpl-{uuid4()}", "object": "text_completion", "created": int(time.time())}
     named["model"] = llm.model_path if options["model"] is None else options["model"]
 
@@ -278,7 +284,7 @@ def _stream(llm: Llama, options: Mapping[str, Any], extras: Extras) -> Generator
 
     asked = _asked(llm, options)
     prompt, bounds = asked.tokens, Bounds(llm, options, asked.tokens)
-    said, text, sent = _begun(llm, options), b"", 0
+    said, text, sent, spell = _begun(llm, options), b"", 0, AnswerSpelling(llm, extras.spelt)
     decoder, finish_reason, end = _Decoder(errors="ignore"), "length", None
     odds = AnswerLogprobs(llm, options["logprobs"], len(options["prompt"]), prompt)
     for count, (token, ends) in enumerate(_generate(llm, prompt, extras, asked.options, bounds), 1):
@@ -287,7 +293,7 @@ def _stream(llm: Llama, options: Mapping[str, Any], extras: Extras) -> Generator
             break
         odds.add(token, said, text)
         said.append(token)
-        text = llm.detokenize(said, prev_tokens=prompt)
+        text = spell(said, prev_tokens=prompt)
         if not bounds.asked(text):
             if count > bounds.room:
                 break
@@ -315,6 +321,6 @@ def _stream(llm: Llama, options: Mapping[str, Any], extras: Extras) -> Generator
         llm.cache[prompt + said] = llm.save_state()
 
 
-def _begun(llm: Llama, options: Mapping[str, Any]) -> list[int]:
+def _begun(llm: Any, options: Mapping[str, Any]) -> list[int]:
     """What upstream has an answer begin with."""
     return [] if len(options["prompt"]) else [llm.token_bos()]

@@ -8,12 +8,40 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
+
+from llama_cpp.llama_tokenizer import LlamaTokenizer
 
 SHORT = 16
 """Fewer tokens are spelt as they come; upstream asks for pieces of an answer in between."""
 
 Spell = Callable[[Sequence[int]], bytes]
 """The bytes of tokens, where those of a list are those of its tokens, one after the other."""
+
+
+class AnswerSpelling:
+    """Spells the tokens of one answer, with some control tokens among them."""
+
+    def __init__(self, llm: Any, spelt: frozenset[int]) -> None:
+        """`spelt`: the control tokens that are part of the text."""
+        self._llm = llm
+        self._spelt = spelt if type(llm.tokenizer_) is LlamaTokenizer else frozenset[int]()
+        self._tokens: list[int] = []
+        self._text = b""
+
+    def __call__(
+        self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False
+    ) -> bytes:
+        """The bytes of tokens; arguments as `llama_cpp.Llama.detokenize`."""
+        if not self._spelt or (len(tokens) < 2 and not self._spelt.intersection(tokens)):
+            return bytes(self._llm.detokenize(tokens, prev_tokens=prev_tokens, special=special))
+        known = len(self._tokens)
+        if tokens[:known] != self._tokens:
+            known, self._text = 0, b""
+        for token in tokens[known:]:
+            self._text += self._llm._model.detokenize([token], special=token in self._spelt)
+        self._tokens = list(tokens)
+        return self._text
 
 
 class AnswerText:

@@ -16,7 +16,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import finalize
 
 from llamahybrid.client.collecting import collecting
@@ -26,9 +26,6 @@ from llamahybrid.client.handle import Cancels, RequestHandle, belonging_to
 from llamahybrid.client.salt import SHARED
 from llamahybrid.core.request import Request
 from llamahybrid.errors import LlamaHybridError
-
-if TYPE_CHECKING:
-    from llamahybrid.llama import Llama
 
 RANDOM_SEED = 0xFFFFFFFF
 """Has the library draw a seed (LLAMA_DEFAULT_SEED, include/llama.h)."""
@@ -62,7 +59,7 @@ def seeds(first: int, count: int) -> list[int]:
     return [first, *((number + i) % RANDOM_SEED for i in range(1, count))]
 
 
-def answers(llm: Llama, create: Callable[..., Any], options: Mapping[str, Any], count: int) -> Any:
+def answers(llm: Any, create: Callable[..., Any], options: Mapping[str, Any], count: int) -> Any:
     """`count` answers of `create(**options)`, each as if it was asked for alone: a completion, or its stream.
 
     A completion has all their choices, one id, and a usage that counts the prompt once. In a stream the index
@@ -124,6 +121,10 @@ def merged(completions: Mapping[int, Any]) -> dict[str, Any]:
     if whole.get("usage"):
         said = sum(completion["usage"]["completion_tokens"] for completion in completions.values())
         usage = dict(whole["usage"], completion_tokens=said)
+        if "completion_tokens_details" in usage:
+            told = [each["usage"]["completion_tokens_details"] for each in completions.values()]
+            thought = sum(each["reasoning_tokens"] for each in told)
+            usage["completion_tokens_details"] = {"reasoning_tokens": thought}
         whole["usage"] = dict(usage, total_tokens=usage["prompt_tokens"] + said)
     return whole
 
@@ -141,7 +142,7 @@ def _as_one_stream(parts: Generator[Part, None, None]) -> Iterator[Any]:
 
 
 def _parts(
-    llm: Llama,
+    llm: Any,
     create: Callable[[int, dict[str, Any]], Any],
     options: dict[str, Any],
     count: int,
@@ -172,7 +173,7 @@ def _parts(
             llm.set_seed(seed)  # the next request finds what one answer leaves
 
 
-def _go_on_from_each_other(llm: Llama, options: Mapping[str, Any]) -> bool:
+def _go_on_from_each_other(llm: Any, options: Mapping[str, Any]) -> bool:
     """What one slot has decoded can be had in another."""
     if len(llm.slots) < 2 or llm.chat_handler is not None:
         return False
@@ -202,7 +203,7 @@ def _one_after_the_other(
 
 
 def _side_by_side(
-    llm: Llama, make: Make, count: int, handle: Siblings, stream: bool
+    llm: Any, make: Make, count: int, handle: Siblings, stream: bool
 ) -> Generator[Part, None, None]:
     """In threads, as many as there are slots, which end when this generator does, however that comes."""
     crew, threads, owner = _Crew(make, count, handle, stream), list[threading.Thread](), _Owner()

@@ -14,7 +14,7 @@ def upstream_attribute(name: str) -> Any:
     def put(llm: Any, value: Any) -> None:
         setattr(llm.requests.own, name, value)
 
-    get.__doc__ = f"`llama_cpp.Llama.{name}`, of the request that is meant."
+    get.__doc__ = f"`llama_cpp.Llama.{name}` of the calling thread's request."
     return property(get, put)
 
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jinja2
 import llama_cpp
 from jinja2 import meta
 from llama_cpp import llama_chat_format
-
-if TYPE_CHECKING:
-    from llamahybrid.llama import Llama
 
 _CHAT = inspect.signature(llama_cpp.Llama.create_chat_completion).parameters
 _DEFAULTS = {name: each.default for name, each in _CHAT.items() if each.default is not each.empty}
@@ -21,7 +18,7 @@ _OURS = ("eos_token", "bos_token", "raise_exception", "add_generation_prompt", "
 """Set by llama-cpp-python (llama_chat_format.py, Jinja2ChatFormatter)."""
 
 
-def template_of(llm: Llama) -> str | None:
+def template_of(llm: Any) -> str | None:
     """The Jinja template that formats the chats of a model; None: something else does."""
     kind, _, name = (llm.chat_format or "").partition(".")
     if llm.chat_handler is not None or kind != "chat_template":
@@ -46,14 +43,14 @@ def variables(template: str) -> frozenset[str] | None:
         return None
 
 
-def unread(llm: Llama, names: Collection[str]) -> list[str]:
+def unread(llm: Any, names: Collection[str]) -> list[str]:
     """Those of the names that the chat template of a model does not read."""
     template = template_of(llm)
     read = frozenset[str]() if template is None else variables(template)
     return [] if read is None else [name for name in names if name not in read]
 
 
-def require_template_kwargs(llm: Llama, given: Mapping[str, Any]) -> None:
+def require_template_kwargs(llm: Any, given: Mapping[str, Any]) -> None:
     """Raise ValueError for variables that would have no effect, or are not a request's to set."""
     if (taken := [name for name in given if name in _OURS or name in _CHAT]) != []:
         raise ValueError(f"chat_template_kwargs cannot set {taken[0]!r}")
@@ -63,7 +60,7 @@ def require_template_kwargs(llm: Llama, given: Mapping[str, Any]) -> None:
         raise ValueError(f"chat_template_kwargs: the chat template does not read {idle[0]!r}")
 
 
-def chat_with(llm: Llama, given: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+def chat_with(llm: Any, given: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
     """`llama_cpp.Llama.create_chat_completion`, with these variables in the template.
 
     Raises ValueError as `require_template_kwargs`.

@@ -13,12 +13,15 @@ import numpy as np
 from llamahybrid.capi.sampling import RowSampler
 from llamahybrid.client.requests import Requests
 from llamahybrid.core.executor import Executor, answer_steps
-from llamahybrid.core.messages import Feed, Resume
+from llamahybrid.core.messages import Resume
+from llamahybrid.core.reply import Feed
 from llamahybrid.core.report import RequestReport
 from llamahybrid.core.request import Request
 from llamahybrid.errors import LlamaHybridError, ModelClosed, RequestCancelled, RequestSuperseded
 
 Tokens = Generator[int, Sequence[int] | None, None]
+
+_CRITERION = "Jinja2ChatFormatter.__call__.<locals>.stop_on_last_token"
 
 
 def arguments(method: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
@@ -65,7 +68,14 @@ def completion(
 ) -> Generator[Any, Any, None]:
     """`start(options)`, a completion or its chunks, as a request."""
     options["stopping_criteria"] = Cancelled(request, options.get("stopping_criteria"))
-    for item in requests.drive(request, lambda: start(options)):
+    made = requests.drive(request, lambda: start(options))
+    if not options.get("stream"):
+        item = next(made)
+        made.close()  # here, since upstream drops this generator, and what `on_request` raises would be lost
+        request.annotate(item)
+        yield item
+        return
+    for item in made:
         request.annotate(item)
         yield item
 
@@ -182,7 +192,7 @@ def _answer(
 ) -> Tokens:
     """The answer's tokens: sampled in the loop where no code of the caller's is asked for each."""
     criteria = options.get("stopping_criteria")
-    if isinstance(criteria, Cancelled) and criteria.given is None:
+    if isinstance(criteria, Cancelled) and (criteria.given is None or _idle(llm, request, criteria.given)):
         options = {**options, "stopping_criteria": None}
     lock_step = (
         _overridden(llm)
@@ -192,15 +202,31 @@ def _answer(
         or llm.requests.loop.here
     )
     view = request.view
-    if not lock_step:
-        sampler = view.sampler = _sampler(llm, options)
-        if not sampler.calls_back:
-            sent = yield from _run_ahead(llm, request, sampler)
-            yield from _lock_step(llm, options, sent, view.n_tokens)
-            return
-    else:
-        view.sampler = _sampler(llm, options)
+    sampler = view.sampler = _sampler(llm, options)
+    if request.limits is not None:
+        sampler.limit(request.limits)
+    if not (lock_step or sampler.calls_back):
+        rest = yield from _run_ahead(llm, request, sampler)
+        yield from _lock_step(llm, options, rest, view.n_tokens)
+        return
     yield from _lock_step(llm, options, rest, view.n_tokens + len(rest) - 1)
+
+
+def _idle(llm: Any, request: Request, criteria: Any) -> bool:
+    """The criteria are the one that upstream gives each chat by a template, and would never end this answer.
+
+    It looks for the vocabulary's end token as the last one that was decoded (llama_chat_format.py,
+    Jinja2ChatFormatter.__call__). Answers end on that token before it is decoded; a prompt may end with it.
+    """
+    first = next(iter(criteria), None) if isinstance(criteria, llama_cpp.StoppingCriteriaList) else None
+    if first is None or len(criteria) != 1 or getattr(first, "__qualname__", None) != _CRITERION:
+        return False
+    formatter = inspect.getclosurevars(first).nonlocals.get("self")
+    ends = getattr(formatter, "stop_token_ids", None)
+    progress = request.progress
+    if not ends or progress is None or int(progress.prompt[-1]) in ends:
+        return False
+    return all(llama_cpp.llama_vocab_is_eog(llm._model.vocab, token) for token in ends)
 
 
 def _lock_step(llm: Any, options: dict[str, Any], tokens: list[int], index: int) -> Tokens:

@@ -1,11 +1,16 @@
-"""Embeddings of several texts, where upstream reads those of single tokens from the wrong place."""
+"""Embeddings: of a model that chats, in a context beside its chats; else upstream's, mended."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from llama_cpp import LLAMA_POOLING_TYPE_NONE
+from llama_cpp._internals import normalize_embedding
+
+from llamahybrid.client.requests import Requests
+from llamahybrid.memory.vectors import Vectors
 
 
 def embedded(
@@ -26,3 +31,43 @@ def embedded(
     made = [embed(text, normalize, truncate, True) for text in input]
     vectors = [each for each, _ in made]
     return (vectors, sum(count for _, count in made)) if return_count else vectors
+
+
+def embedded_beside(
+    vectors: Vectors,
+    requests: Requests,
+    tokenize: Callable[[bytes], list[int]],
+    input: str | Iterable[str],
+    normalize: bool = False,
+    truncate: bool = True,
+    return_count: bool = False,
+) -> Any:
+    """The result of upstream's `embed`, made beside the chats: between two of their batches.
+
+    Raises ValueError for a text of more tokens than a batch has where it is not to be cut off,
+    RequestCancelled, ModelClosed, and as `Vectors.embed`.
+    """
+    counts: list[int] = []
+
+    def tokens() -> Iterator[list[int]]:
+        for text in [input] if isinstance(input, str) else input:
+            ids = tokenize(text.encode("utf-8"))
+            ids = ids[: vectors.n_batch] if truncate else ids
+            if len(ids) > vectors.n_batch:
+                raise ValueError(f"Requested tokens ({len(ids)}) exceed batch size of {vectors.n_batch}")
+            counts.append(len(ids))
+            yield ids
+
+    work = (partial(vectors.embed, batch) for batch in vectors.batches(tokens()))
+    made = [vector for batch in requests.beside(work) for vector in batch]
+    if normalize:
+        made = [_normalized(each, vectors.pooling) for each in made]
+    output = made[0] if isinstance(input, str) else made
+    return (output, sum(counts)) if return_count else output
+
+
+def _normalized(made: list[Any], pooling: int) -> list[Any]:
+    if pooling == LLAMA_POOLING_TYPE_NONE:
+        return [normalize_embedding(row) for row in made]
+    vector: list[Any] = normalize_embedding(made)
+    return vector

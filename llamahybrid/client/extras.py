@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 from llamahybrid.capi.samplers import Samplers
+from llamahybrid.client.thought import Thinking
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,10 @@ class Extras:
     """Tokens that end the answer, and are no part of it."""
     truncate: int | None = None
     """Only so many tokens of the prompt are used, its last ones."""
+    thinking: Thinking | None = None
+    """How answers think; None: nobody looks."""
+    spelt: frozenset[int] = frozenset()
+    """Control tokens that the text of an answer has, too."""
     prompt_only: bool = False
     """With `echo`: the answer is the prompt and its log-probabilities alone."""
     on_token: Callable[[int, int], None] | None = None

@@ -24,10 +24,7 @@ class Cancels(Protocol):
 
 
 class RequestHandle:
-    """The requests that are made inside `with llm.request() as handle:`, streams among them.
-
-    A stream belongs to it wherever and whenever it is advanced later. Safe from any thread.
-    """
+    """The requests made inside `with llm.request() as handle:`, streams included; safe from any thread."""
 
     def __init__(self, owner: Cancels, part_of: RequestHandle | None = None, salt: bytes = SHARED) -> None:
         """`part_of`: its requests are also those of this one; `salt`: theirs (see `salt.digest`)."""
@@ -48,7 +45,7 @@ class RequestHandle:
         self._unwanted = False
 
     def cancel(self) -> None:
-        """End these requests and no others, as `Llama.cancel`: running, suspended, or still waiting."""
+        """Cancel these requests, running, suspended or waiting (see `Llama.cancel`)."""
         self._cancelled = True
         for request in list(self._requests):
             self._owner.cancel(request)
@@ -62,7 +59,7 @@ class RequestHandle:
 
     @property
     def reports(self) -> list[RequestReport]:
-        """What each of them decoded and reused, so far, in the order they were made."""
+        """Reports of these requests so far, in the order of their creation."""
         return [r.progress.report() for r in self._requests if r.progress is not None]
 
     @property

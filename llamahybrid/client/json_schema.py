@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
@@ -83,10 +83,14 @@ class Constraint:
         self._matcher = LLMatcher(tokenizer, grammar, log_level=0)
         self._prompt: int | None = None
         self._consumed: list[int] = []
+        self.waits: Callable[[], bool] | None = None
+        """The answer has not begun: it thinks."""
 
     def __call__(self, ids: npt.NDArray[np.intc], scores: Logits) -> Logits:
         """`scores`, shape (n_vocab,), with -inf for each token that breaks the schema."""
         if self._prompt is None:
+            if self.waits is not None and self.waits():
+                return scores
             self._prompt = len(ids)
         self._follow([int(token) for token in ids[self._prompt :]])
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)

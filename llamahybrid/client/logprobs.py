@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import llama_cpp
 import numpy as np
 import numpy.typing as npt
-
-if TYPE_CHECKING:
-    from llamahybrid.llama import Llama
 
 Logprobs = dict[str, list[Any]]
 """`tokens`, `text_offset`, `token_logprobs` and `top_logprobs`, each with one item a token."""
@@ -37,7 +34,7 @@ def top(odds: npt.NDArray[np.floating[Any]], count: int) -> list[int]:
 class AnswerLogprobs:
     """The log-probabilities of an answer's tokens, as they come."""
 
-    def __init__(self, llm: Llama, best: int | None, before: int, prompt: Sequence[int]) -> None:
+    def __init__(self, llm: Any, best: int | None, before: int, prompt: Sequence[int]) -> None:
         """`best`: likeliest tokens that are told; None: nothing is. `before`: length of the prompt's text."""
         self._llm = llm
         self._best = best
@@ -67,12 +64,10 @@ class AnswerLogprobs:
         return told
 
     def _spell(self, token: int, before: list[int]) -> str:
-        return self._llm.detokenize([token], prev_tokens=before).decode("utf-8", errors="ignore")
+        return str(self._llm.detokenize([token], prev_tokens=before), "utf-8", errors="ignore")
 
 
-def logprobs_of_answer(
-    llm: Llama, best: int, before: int, prompt: Sequence[int], said: list[int]
-) -> Logprobs:
+def logprobs_of_answer(llm: Any, best: int, before: int, prompt: Sequence[int], said: list[int]) -> Logprobs:
     """The log-probabilities of a whole answer's tokens, as a stream tells them."""
     told = AnswerLogprobs(llm, best, before, prompt)
     for n, token in enumerate(said):
@@ -86,7 +81,7 @@ def logprobs_of_answer(
 class EchoedPrompt:
     """A prompt as an answer with `echo` repeats it."""
 
-    def __init__(self, llm: Llama, given: str | Sequence[int], tokens: Sequence[int]) -> None:
+    def __init__(self, llm: Any, given: str | Sequence[int], tokens: Sequence[int]) -> None:
         """`tokens`: the ids that were decoded for what was given, with a BOS where upstream adds one."""
         self.tokens = list(tokens)
         self.pieces = [_bytes_of(llm, token) for token in tokens]
@@ -110,7 +105,7 @@ class EchoedPrompt:
             self.pieces[n], count = piece[count:], max(0, count - len(piece))
 
 
-def logprobs_with_prompt(llm: Llama, best: int, prompt: EchoedPrompt, said: Sequence[int]) -> Logprobs:
+def logprobs_with_prompt(llm: Any, best: int, prompt: EchoedPrompt, said: Sequence[int]) -> Logprobs:
     """The log-probabilities of a prompt's and an answer's tokens, each by the row before it.
 
     The first token has none: null. A token that is no character by itself is named by its bytes.
@@ -131,11 +126,11 @@ def logprobs_with_prompt(llm: Llama, best: int, prompt: EchoedPrompt, said: Sequ
     return told
 
 
-def _bytes_of(llm: Llama, token: int) -> bytes:
+def _bytes_of(llm: Any, token: int) -> bytes:
     return bytes(llm.detokenize([token], special=True))
 
 
-def _namer(llm: Llama) -> Callable[[int], str]:
+def _namer(llm: Any) -> Callable[[int], str]:
     """Names of tokens, each by itself."""
     known: dict[int, str] = {}
 
@@ -151,7 +146,7 @@ def _namer(llm: Llama) -> Callable[[int], str]:
     return name
 
 
-def _spaced(llm: Llama) -> bool:
+def _spaced(llm: Any) -> bool:
     """The tokenizer puts a space before a text."""
     known: dict[str, str] = llm.metadata
     if known.get("tokenizer.ggml.model") != "llama":

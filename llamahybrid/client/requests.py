@@ -10,7 +10,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
@@ -48,6 +48,8 @@ class Requests:
         """Requests with `logprobs` keep the rows that these need, as with `logits_all`, and no others do."""
         self.several = False
         """There is more than one slot."""
+        self._calling: set[Request] = set()
+        """Those that need no slot (see `beside`)."""
         self._shown = View()
         self._last: Request | None = None
         self._thread = threading.local()
@@ -206,6 +208,8 @@ class Requests:
     def end(self, request: Request) -> None:
         """A request is over; what its end raises is for its caller."""
         request.view.busy = False
+        if self.several:
+            request.view.sampler = None  # `sample` would go on with it, whatever it is told
         if self.loop is not None:
             self.loop.end(request, wait=request.begun and not collecting())
 
@@ -240,19 +244,45 @@ class Requests:
             handle.add(request)
         request.prompt, request.whole = request.view.ids(), True
         self._limit(request)
-        context = copy_context()
+        context, inner = copy_context(), list[Request | None]()
 
         def begin(executor: Executor) -> tuple[Result]:
             loop.slots.gather(request.view.ids(), request.salt)
             executor.claim()
-            return (self.step(request, context.run, work),)  # never a generator, which would be steps
+            self._thread.last = None
+            try:
+                return (self.step(request, context.run, work),)  # never a generator, which would be steps
+            finally:
+                inner.append(self._thread.last)
 
         try:
             (result,) = loop.run(request, begin)
             return result  # type: ignore[no-any-return]
         finally:
+            for last in inner:
+                self._thread.last = last or getattr(self._thread, "last", None)
             request.over = True
             self.show(request.view)
+
+    def beside(self, work: Iterable[Callable[[], Result]]) -> Iterator[Result]:
+        """Do work that needs no slot, one piece after the other, batches of other requests between them.
+
+        Raises RequestCancelled after `cancel`, ModelClosed, LlamaHybridError in `on_request`.
+        """
+        self.require_outside_reports()
+        if self.loop is None or self.loop.here:
+            yield from (each() for each in work)
+            return
+        request = Request(View(), salt=self.salt())
+        if (handle := self.handle()) is not None:
+            handle.add(request)
+        try:
+            self._calling.add(request)
+            for each in work:
+                yield self.loop.call(request, each)
+        finally:
+            request.over = True
+            self._calling.discard(request)
 
     # -- salts -------------------------------------------------------------------------------------
 
@@ -299,9 +329,12 @@ class Requests:
         """End this request, or all that run; takes no lock, so that a signal handler may call it."""
         if self.loop is None:
             return
-        running = [*self.loop.slots.seated, *self.loop.waiting] if request is None else [request]
-        for each in running:
-            self.loop.cancel(each)
+        if request is None:
+            self.loop.cancel_all()
+            for each in list(self._calling):
+                self.loop.cancel(each)
+        else:
+            self.loop.cancel(request)
 
     @property
     def last(self) -> Progress | None:
@@ -361,6 +394,11 @@ class Requests:
             self._thread.telling = False
 
     def require_outside_reports(self) -> None:
-        """Raise LlamaHybridError inside `on_request` and `on_progress`, which run where batches do."""
+        """Raise LlamaHybridError inside `on_request` and `on_progress`, which run where batches do.
+
+        Also in finalizers that the garbage collector runs in the decode loop's thread, inside an operation.
+        """
         if getattr(self._thread, "telling", False):
             raise LlamaHybridError("on_request and on_progress cannot use their model; do that afterwards")
+        if self.loop is not None and self.loop.here and (self.inside is None or collecting()):
+            raise LlamaHybridError("a finalizer in the decode loop's thread cannot use its model")

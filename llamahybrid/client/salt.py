@@ -39,10 +39,10 @@ def model_salt() -> Any:
     """`cache_salt` of `Llama`."""
 
     def get(llm: Any) -> str:
-        """Names what computes, beside what is seen of it: states of one salt are never used under another.
+        """Name of the computation: state stored under one salt is never used under another.
 
-        Seen are the model's content and parameters, the engine, and what llama_cpp's functions set; set one
-        when numbers change in any other way, and set it back: what was kept under the old one serves again.
+        Model content, parameters, engine, and changes by llama_cpp's functions are noticed without a salt.
+        Set one when you change the numbers in another way; the old one makes its state usable again.
         """
         salt: str = llm._cache_salt
         return salt

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import ref
 
 import llama_cpp
 
-from llamahybrid.capi.openmp import leave_team
-from llamahybrid.capi.shim import library
 from llamahybrid.core.boundaries import Boundaries
 from llamahybrid.core.executor import Executor
 from llamahybrid.core.loop import DecodeLoop
@@ -21,23 +20,18 @@ from llamahybrid.core.scheduler import Scheduler
 from llamahybrid.core.slots import Slots
 from llamahybrid.core.stream_params import StreamParams
 from llamahybrid.engine import loaded
-from llamahybrid.memory.adapters import follow
 from llamahybrid.memory.context import GuardedContext
 from llamahybrid.memory.costs import CostMeter
 from llamahybrid.memory.fingerprint import Computation, settings
 from llamahybrid.memory.model_files import ModelFiles
 from llamahybrid.memory.outside import OutsideTokens
 from llamahybrid.memory.profile import probe
-from llamahybrid.memory.remembered_costs import RememberedCosts
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.memory.shared import SharedContext
 from llamahybrid.prompt_cache import BasePromptCache
-from llamahybrid.prompt_cache.base import Costs, Tokens
+from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES
 from llamahybrid.speculation.drafts import Drafts
-
-if TYPE_CHECKING:
-    from llamahybrid.client.requests import Requests
 
 logger = logging.getLogger("llamahybrid")
 
@@ -86,9 +80,8 @@ class ContextShape:
                 raise ValueError(f"n_parallel={slots} of {n_ctx} tokens each are more than a context takes")
             return cls(slots, 0, slots, bool(options.get("n_gpu_layers")) and "flash_attn" not in options)
         if draft_planes is None:
-            draft_planes = 0
-            if options.get("n_gpu_layers") and "llama_set_n_rs_seq" not in library().optional:
-                draft_planes = getattr(options.get("draft_model"), "num_pred_tokens", 0)
+            offloaded = bool(options.get("n_gpu_layers"))
+            draft_planes = getattr(options.get("draft_model"), "num_pred_tokens", 0) if offloaded else 0
         sequences = 2 if paging and caching and room >= 2 else 1
         return cls(sequences, max(0, min(draft_planes, room - 2)) if caching else 0)
 
@@ -165,22 +158,22 @@ def assemble(
 
     None where the context has no memory (encoders).
     """
-    profile = probe(llm._ctx, bool(llm.context_params.swa_full), n_parallel, paging)
-    leave_team()  # batches are decoded in another thread from now on
+    with ThreadPoolExecutor(1) as apart:  # OpenMP keeps threads for each thread that has computed, and lives
+        profile = apart.submit(
+            probe, llm._ctx, bool(llm.context_params.swa_full), n_parallel, paging
+        ).result()
     if not profile.has_memory:
         return None
     unmapped = (llama_cpp.LLAMA_LOAD_MODE_NONE, llama_cpp.LLAMA_LOAD_MODE_MLOCK)
     files.loaded(mapped=llm.model_params.load_mode not in unmapped)
     guarded = GuardedContext.guard(llm._ctx)
     guarded.watch = llm.offload.watch
-    guarded.adapters = follow(guarded, llm._lora_adapter, llm.lora_scale)
     made_with = settings(llm.model_params, llm.context_params)
-    computation = Computation(files, made_with, guarded.adapters, llm.cache_salt, together=n_parallel > 1)
+    scale = f"lora {llm.lora_scale!r}".encode() if llm.lora_path else b""
+    computation = Computation(files, made_with, scale, llm.cache_salt, together=n_parallel > 1)
     boundaries = Boundaries(llm._model.vocab, llm._n_vocab)
-    remembered = RememberedCosts(computation.fingerprint, _cost_context(llm))
-    known = remembered.load() or Costs(token_seconds=profile.token_seconds)
     record = HEADER_BYTES + profile.snapshot_bytes if profile.snapshot_bytes else 0
-    meter = CostMeter(llm.n_batch, replace(known, snapshot_bytes=record))
+    meter = CostMeter(llm.n_batch, record, profile.token_seconds)
     shared = SharedContext(guarded, llm.n_batch, n_parallel)
     view = llm.requests.seen
     view.make(llm._n_ctx, llm._n_vocab, len(view.scores))
@@ -201,8 +194,8 @@ def assemble(
             seq=seq,
         )
         live.identity.computation = computation
-        runner = Runner(live, cache, boundaries, meter, llm.n_batch, remembered)
-        drafts = Drafts(live, meter, llm.n_batch, int(llm.context_params.n_ubatch))
+        runner = Runner(live, cache, boundaries, meter, llm.n_batch)
+        drafts = Drafts(live, meter, llm.n_batch)
         executors.append(Executor(runner, drafts, view))
     guarded.live = executors[0].live
     slots = Slots(executors)
@@ -220,14 +213,7 @@ def _merges(llm: Any) -> bool:
     return architecture not in UNMERGED or UNMERGED[architecture] in loaded.patches()
 
 
-def _cost_context(llm: Any) -> tuple[int, ...]:
-    """What costs depend on besides what is in the fingerprint."""
-    params = llm.context_params
-    layers = int(llm.model_params.n_gpu_layers)
-    return int(params.n_threads), int(params.n_threads_batch), llm.n_batch, int(params.n_ubatch), layers
-
-
-def _hold(requests: ref[Requests], tokens: Tokens) -> bool:
+def _hold(requests: ref[Any], tokens: Tokens) -> bool:
     """Make context memory hold just these tokens, which others go on from.
 
     False, with nothing done, in the loop's thread, whose memory it is.

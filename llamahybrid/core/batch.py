@@ -1,4 +1,4 @@
-"""What a task of the decode loop waits for: tokens to be decoded, or its reader."""
+"""The things a task of the decode loop can wait for: decoded tokens, or its reader."""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
-"""Executor: what requests ask of one slot, done on its live sequence.
+"""Executor: the operations of requests on the live sequence of one slot.
 
-Upstream's own code, chat handlers and users call `eval()`; each call finds the live sequence, brings it to
-the `n_tokens` that its view believes in, and decodes behind it. Whatever decodes is a generator that yields
-what it wants decoded (`batch.Steps`). All of it runs in the decode loop's thread.
+Upstream's own code, chat handlers and users call `eval()`; each call brings the live sequence to the
+`n_tokens` of its view and decodes behind them. Operations that decode are generators which yield the tokens
+to decode (`batch.Steps`). All of them run in the decode loop's thread.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from operator import index
@@ -15,8 +16,8 @@ import numpy as np
 
 from llamahybrid.capi.calls import Outputs
 from llamahybrid.core.batch import READER, Decode, Steps
-from llamahybrid.core.messages import Feed
 from llamahybrid.core.progress import Progress
+from llamahybrid.core.reply import Feed
 from llamahybrid.core.request import Request
 from llamahybrid.core.runner import Runner
 from llamahybrid.core.view import View
@@ -26,58 +27,60 @@ from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.speculation.drafts import Drafts
 
+logger = logging.getLogger("llamahybrid")
+
 NO_CELLS = 1
-"""llama_decode: there is no room for the batch; it changed nothing."""
+"""Result of llama_decode: no room for the batch; nothing was changed."""
 
 
 class SequenceChanged(LlamaHybridError):
-    """Tokens were not decoded with those of others, or memory was lost; the request decodes them again."""
+    """Raised into steps whose batch failed or whose memory was lost; they decode the tokens again."""
 
 
 class Executor:
-    """Tokens into the memory of one slot, with the view of its request kept true."""
+    """Decodes tokens in one slot, and updates the view of its request."""
 
     def __init__(self, runner: Runner, drafts: Drafts, view: View) -> None:
         self.runner = runner
         self.drafts = drafts
         self.view = view
-        """That of the request which has the slot, or had it last."""
+        """The view of the request that has the slot, or had it last."""
         self.request: Request | None = None
-        """Which request has the slot."""
+        """The request that has the slot."""
         self.live = runner.live
         self._n_vocab = runner.live.n_vocab
         self._n_ctx = runner.live.capacity
 
     @property
     def active(self) -> Progress | None:
-        """The prompt and answer of the request that has the slot, while they are not over."""
+        """The progress of the request that has the slot, until it is over."""
         progress = None if self.request is None else self.request.progress
         return None if progress is None or progress.over else progress
 
     def live_prefix(self, prompt: Tokens, salt: bytes = b"") -> int:
-        """Tokens of a prompt of a request of this salt that are live."""
+        """Number of leading tokens of a prompt that are live, for a request of this salt."""
         serves = self.live.identity.serves(salt) and not self.live.state.is_invalid
         return common_prefix(self.live.tokens, prompt) if serves else 0
 
     def take(self, request: Request) -> None:
-        """A request has the slot from here on."""
+        """Give the slot to a request."""
         self.request, self.view = request, request.view
         self.view.serve(request.salt)
         self.view.keep_rows(request.rows)
 
     def claim(self) -> None:
-        """Make what is live that of the salt that the view's tokens are of, or nothing, before it is used."""
+        """Empty the live sequence where it belongs to another salt than the view."""
         if not self.live.identity.serves(self.view.salt):
             self.runner.serve(self.view.salt)
 
     def take_over(self, other: Executor) -> None:
-        """Make live here what is live in another slot."""
+        """Move the live sequence of another slot here."""
         take_over(self.live, other.live)
 
     # -- a prompt --------------------------------------------------------------------------------
 
     def prefill(self, request: Request, tokens: Sequence[int], reset: bool) -> Steps[Progress]:
-        """Begin a request with a prompt and decode what is left of it; its last row is kept.
+        """Begin a request with a prompt and decode it; the last row of logits is kept.
 
         Arguments and errors as `begin`.
         """
@@ -89,15 +92,15 @@ class Executor:
         return progress
 
     def _finish_prompt(self, progress: Progress) -> Steps[None]:
-        """The prompt is decoded: prove it, or decode it again from zero."""
+        """Verify the decoded prompt, or decode it again from zero."""
         if progress.prefilling and not self.runner.prompt_done(progress):
             whole = self.view.ids()
             self.live.empty()
             yield from self.decode(whole, progress)
-        self.drafts.policy.prefilled(progress.plan.to_decode, progress.prefill_seconds)
+        self.drafts.policy.prefilled(progress.prefill_seconds)
 
     def begin(self, request: Request, tokens: Sequence[int], reset: bool) -> Tokens:
-        """Begin a request with a prompt: plan it and restore; what is left of it to decode, shape (k,).
+        """Begin a request with a prompt: plan it, restore, and return the tokens to decode, shape (k,).
 
         `reset` False: the prompt continues the `n_tokens` that are there.
 
@@ -117,17 +120,17 @@ class Executor:
         return self._begin(request, prompt, reset)
 
     def _go_on_from(self, tokens: Tokens) -> None:
-        """Go on from content that was decoded natively, the end of `tokens`.
+        """Continue from natively decoded content, the end of `tokens`.
 
         Raises RequestSuperseded where it is not live.
         """
-        if common_prefix(self.live.tokens, tokens) < len(tokens):  # image for image
+        if common_prefix(self.live.tokens, tokens) < len(tokens):  # images included
             raise RequestSuperseded("another request came between the image and the answer to it")
         self.view.note_native(tokens)
         self.view.handoff = True
 
     def _begin(self, request: Request, prompt: Tokens, reset: bool) -> Tokens:
-        """Plan a prompt and bring context memory to the restore point; what is left of it, shape (k,)."""
+        """Plan a prompt, restore its restore point, and return the remaining tokens, shape (k,)."""
         live, view = self.live, self.view
         self._notice_native(view)
         goes_on = view.handoff or not reset
@@ -136,7 +139,7 @@ class Executor:
         elif view.handoff:
             prompt = view.with_native(prompt)
         believed = prompt
-        if goes_on and live.state.holds(prompt[: live.n]):  # what is disowned goes on all the same
+        if goes_on and live.state.holds(prompt[: live.n]):  # natively decoded content has no ids: keep it
             prompt = np.concatenate([live.tokens, prompt[live.n :]])
         view.handoff = False
         if len(prompt) == 0:
@@ -150,7 +153,7 @@ class Executor:
         progress.salt = request.salt
         progress.prompt = prompt
         request.progress = progress
-        if request.after is None:  # further answers to the same prompt tell nothing new
+        if request.after is None:  # further answers to the same prompt are not reported
             progress.on_progress = request.on_progress
             progress.reach(progress.plan.cached)
         view.true_rows = min(rows, live.n)
@@ -161,25 +164,27 @@ class Executor:
     # -- an answer -------------------------------------------------------------------------------
 
     def append(self, token: int, progress: Progress) -> Steps[None]:
-        """Decode a token of the answer that the loop has sampled; the view is its reader's."""
+        """Decode a token that the loop sampled; the reader updates the view."""
         self.runner.before_token(progress)
         if self.live.n >= self._n_ctx:
             raise ContextOverflow(f"the context window of {self._n_ctx} is full")
         try:
+            if self.live.n != len(progress.prompt) + progress.decoded:  # lost while its reader was away
+                raise SequenceChanged("another request had the memory zeroed")
             yield Decode(self.live, (token,), "last")
         except SequenceChanged:
             yield from self.restore_answer(progress, [*progress.said[: progress.decoded], token], row=True)
         progress.decoded += 1
 
     def lost_row(self) -> bool:
-        """The row of logits to sample from is gone: others had the buffers zeroed meanwhile."""
+        """The row of logits to sample from is lost: another request had all buffers zeroed."""
         state = self.live.state
         return state.is_invalid or not (state.opaque or self.live.row.exists_for_tip())
 
     def restore_answer(self, progress: Progress, said: Sequence[int], row: bool = False) -> Steps[None]:
-        """Make context memory hold the prompt and these tokens of its answer again.
+        """Restore the prompt and these tokens of its answer.
 
-        `row`: with the row of logits of the last one.
+        `row`: with the row of logits of the last token.
         """
         self.claim()
         self.runner.check()
@@ -197,13 +202,13 @@ class Executor:
                 continue
 
     def end(self, request: Request) -> None:
-        """End the request that has the slot, keeping its progress."""
+        """End the request that has the slot, and store its checkpoints."""
         progress = request.progress
         if progress is None or progress.over:
             return
         progress.over = True
         if self.request is not request:
-            return  # another one has the slot
+            return  # another request has the slot
         if progress.said:
             self._drop_ahead(progress)
         else:
@@ -211,7 +216,7 @@ class Executor:
         self.runner.end(progress)
 
     def _drop_ahead(self, progress: Progress) -> None:
-        """Cut the token off that was decoded while its reader left, where that needs no snapshot."""
+        """Remove a token that was decoded ahead of the reader, if that needs no snapshot."""
         live, n = self.live, progress.plan.total + max(0, progress.generated - 1)
         if (
             n < live.n
@@ -221,56 +226,59 @@ class Executor:
             live.cut(n)
 
     def end_drafts(self, progress: Progress, goes_on: bool = False) -> None:
-        """Take back what was guessed and not handed out: the next request continues what the caller saw.
+        """Remove drafted tokens that were not handed out: the next request continues the text.
 
-        `goes_on`: so does this one, later, and decodes the last token that it handed out itself.
+        `goes_on`: the request itself continues later, and decodes its last token then.
         """
         live, seen = self.live, progress.plan.total + progress.generated
         self.drafts.confirm(seen, over=True)
         keep = seen - goes_on
         if not goes_on and progress.generated and live.n >= seen and live.tokens[seen - 1] != progress.last:
-            keep -= 1  # the last token handed out was sampled against a guess, which was wrong
+            keep -= 1  # the last token differs from the draft that was decoded in its place
         try:
             if live.n > keep and not live.state.is_invalid and not live.state.opaque:
                 certain = live.tokens[:keep].copy()
                 if self.drafts.go_back(keep):
-                    if live.n < keep:  # directly: a cancelled request keeps its progress, too
+                    if live.n < keep:  # directly, since steps of a cancelled request raise
                         live.decode(certain[live.n :], "last")
-                        live.settle()
                     self.mirror(certain)
         finally:
             self.drafts.end()
 
-    # -- losing the slot, and coming back ----------------------------------------------------------
+    # -- preemption --------------------------------------------------------------------------------
 
     def leave(self, request: Request) -> Tokens:
-        """Another request takes the slot of this one, which goes on later; the ids that it goes on from."""
+        """Preempt a request; the ids from which it continues later."""
         progress = self.active
         if progress is None:
             return self.view.ids()
         if progress.said:
             ids = np.concatenate([progress.prompt, np.asarray(progress.said[: progress.decoded], np.int32)])
         else:
-            # First of all what upstream believes: it then decodes the last token it handed out, and samples
-            # from no row that is about to go.
-            between = not request.entered  # else its caller is at work on the token behind the last
+            # Shorten the view by the last token: upstream's code then decodes that token again, and does not
+            # sample from a row that is lost.
+            between = not request.entered  # else the caller processes the row of the last token
+            progress.sent = request.sent
             if not request.sent:
                 self.view.shorten(progress.plan.total + max(0, progress.generated - between))
             self.end_drafts(progress, goes_on=between)
             ids = self.view.ids()
         progress.drop_records()
-        self.runner.save_tip()
+        try:
+            self.runner.save_tip()
+        except Exception:  # it is decoded again later; who takes the slot has nothing to do with it
+            logger.exception("the state of a preempted request was not stored")
         return ids
 
     def come_back(self, request: Request) -> Steps[None]:
-        """Bring context memory to where a request left it that lost its slot.
+        """Restore the sequence of a preempted request.
 
-        Raises RequestSuperseded where what it rests on is gone for good.
+        Raises RequestSuperseded where natively decoded content is lost.
         """
         progress = self.active
         if progress is None:
             return
-        if request.sent:
+        if progress.sent:
             raise RequestSuperseded("tokens were sent to this generator before another took its place")
         try:
             if progress.said:
@@ -289,7 +297,7 @@ class Executor:
     # -- eval ------------------------------------------------------------------------------------
 
     def eval(self, tokens: Sequence[int]) -> Steps[None]:
-        """Decode tokens behind the `n_tokens` that are there (see `Llama.eval`)."""
+        """Decode tokens behind the `n_tokens` of the view (see `Llama.eval`)."""
         if self.active is None:
             self.claim()
             self._notice_native(self.view)
@@ -317,21 +325,21 @@ class Executor:
         self.keep_tail(1)
 
     def _takes_one(self, tokens: Sequence[int]) -> bool:
-        """One generated token behind a sequence that is as it should be."""
+        """A single token behind a sound sequence that equals the view."""
         n = self.live.n
         if len(tokens) != 1 or not self.view.takes_one(n) or n >= self._n_ctx or self.live.state.is_invalid:
             return False
         return type(tokens[0]) is int and 0 <= tokens[0] < self._n_vocab
 
     def bring(self) -> Steps[None]:
-        """Make context memory what the view believes in, whatever came between."""
+        """Restore the tokens of the view."""
         self.claim()
         self._notice_native(self.view)
         self.runner.check()
         yield from self.decode(self.align(), None)
 
     def bring_row(self) -> Steps[None]:
-        """The same, and copy the last token's row of logits. Raises LlamaHybridError without one."""
+        """Restore the tokens of the view and copy the last row. Raises LlamaHybridError without one."""
         yield from self.bring()
         ids = self.view.ids()
         if len(ids) and self.live.row.logits() is None:
@@ -342,13 +350,13 @@ class Executor:
         self.keep_tail(1)
 
     def hold(self, tokens: Tokens) -> Steps[None]:
-        """Make context memory hold just these tokens, whatever it holds, and store its state."""
+        """Restore exactly these tokens, and store their state."""
         live = self.live
         self.claim()
         live.shared.lose_all()
         live.empty()
         self.view.handoff, self.view.true_rows = False, 0
-        if len(tokens):  # as for a prompt of one token more: nobody samples behind these
+        if len(tokens):  # as for a prompt of one more token: no logits are needed
             self.runner.begin(np.append(tokens, tokens[-1:]), len(tokens))
         self.mirror(live.tokens)
         yield from self.decode(tokens[live.n :], None)
@@ -362,17 +370,17 @@ class Executor:
         self.live.empty()
 
     def _decode_answer(self, work: Tokens, progress: Progress, unsure: int) -> Steps[None]:
-        """Decode tokens of the answer, the last `unsure` of which are guesses that may have to go again."""
+        """Decode tokens of the answer; the last `unsure` are drafts."""
         self.runner.before_token(progress)
-        self.drafts.prepare(unsure, progress.checkpoints)
+        self.drafts.prepare(unsure)
         clock = time.perf_counter()
         yield from self.decode(work, progress)
-        self.drafts.policy.decoded(len(work), time.perf_counter() - clock)
+        self.drafts.policy.decoded(time.perf_counter() - clock)
 
     def decode(self, work: Tokens, progress: Progress | None) -> Steps[None]:
-        """Decode `work` at the live sequence's end, keeping the view true batch by batch.
+        """Decode `work` at the end of the live sequence, and update the view after each batch.
 
-        Raises DecodeError where it, or what it follows on, was decoded natively and is live no more, and
+        Raises DecodeError where natively decoded content is lost, and
         ContextOverflow where cells run out before positions do: images of M-RoPE models take more of them.
         """
         while len(work):
@@ -384,7 +392,7 @@ class Executor:
                 if error.code != NO_CELLS:
                     raise
                 raise ContextOverflow(f"the context window of {self._n_ctx} has no cells left") from error
-            except SequenceChanged:  # others had the buffers of all zeroed while this one waited
+            except SequenceChanged:  # another request had all buffers zeroed
                 whole = np.concatenate([self.view.ids()[:first], work])
                 work = self._begin_again(whole, self.view.true_rows if self.view.keeps_rows else None)
                 self.mirror(whole[: self.live.n])
@@ -404,7 +412,7 @@ class Executor:
         yield from self.runner.decode(progress, work, outputs, note, alone=outputs == "all")
 
     def keep_tail(self, rows: int = 1) -> None:
-        """Copy the last rows of logits for the caller's thread, which samples from them."""
+        """Copy the last rows of logits for the caller's thread to sample from."""
         view = self.view
         if rows == 1:
             row = self.live.row.logits()
@@ -414,11 +422,11 @@ class Executor:
         view.tail_end = view.n_tokens
 
     def mirror(self, ids: Tokens, start: int = 0) -> None:
-        """Make the view say what the live sequence says: [start, ...) is `ids`."""
+        """Write the tokens of the live sequence from `start` on into the view."""
         self.view.mirror(ids, start, self.live.state.tip_logits)
 
     def align(self) -> Tokens:
-        """Make context memory a prefix of what the view believes in; what of that is still to be decoded."""
+        """Make the live sequence a prefix of the view; the tokens of the view behind it."""
         live = self.live
         target = self.view.ids()
         n = len(target)
@@ -433,22 +441,22 @@ class Executor:
         return target[live.n :]
 
     def _begin_again(self, target: Tokens, reuse_limit: int | None = None) -> Tokens:
-        """Make context memory a prefix of `target`, whatever it holds; what of that is still to be decoded.
+        """Make the live sequence a prefix of `target`; the tokens of `target` behind it.
 
-        Raises DecodeError where some of `target` was decoded natively and is live no more.
+        Raises DecodeError where natively decoded content of `target` is lost.
         """
         self._require_native(target)
         self.runner.begin(target, reuse_limit)
         return _text(target[self.live.n :])
 
     def _require_native(self, target: Tokens) -> None:
-        """Raise DecodeError where some of `target` was decoded natively and is live no more."""
+        """Raise DecodeError where natively decoded content of `target` is lost."""
         _text(target[common_prefix(self.live.tokens, target) :])
 
     def _notice_native(self, view: View) -> None:
-        """Take note of content that a chat handler decoded natively and counted in a view's `n_tokens`."""
+        """Adopt content that a chat handler decoded natively and counted in a view's `n_tokens`."""
         live, n = self.live, view.n_tokens
-        if n > live.n and live.touched_outside() and adopt_native(live, n):
+        if n > live.n and live.shared.touched_outside() and adopt_native(live, n):
             view.note_native(live.tokens)
             view.handoff = True
             view.true_rows = 0
@@ -456,10 +464,10 @@ class Executor:
     def checked(self, tokens: Sequence[int]) -> Tokens:
         """The ids as an array.
 
-        Raises DecodeError, as the library would, for one outside the vocabulary, and TypeError for what is
-        none: a text, a number with a fraction.
+        Raises DecodeError, as the library would, for ids outside the vocabulary, and TypeError for other
+        things than integers: a text, a fraction.
         """
-        ids = np.asarray(tokens)  # whatever its kind: asked for integers, numpy makes them of texts
+        ids = np.asarray(tokens)  # without a dtype: numpy would parse texts as integers
         if ids.ndim == 0:
             raise TypeError(f"token ids are a sequence of integers, not {type(tokens).__name__}")
         if ids.dtype.kind not in "iu":
@@ -470,7 +478,7 @@ class Executor:
         return ids.astype(np.int32)
 
     def require_fit(self, n: int) -> None:
-        """Raise ContextOverflow where so many tokens are more than the context takes."""
+        """Raise ContextOverflow for more than `n_ctx` tokens."""
         if n > self._n_ctx:
             raise ContextOverflow(f"{n} tokens do not fit into the context window of {self._n_ctx}")
 
@@ -496,7 +504,7 @@ def answer_steps(
         feed.needs = feed.given + 1 + (last or pauses(token))
         feed.publish(token)
         while not feed.due:
-            feed.paused = True  # first: a reader that asks just now sees it
+            feed.paused = True  # before the check: a reader that asks at this moment then sees it
             if not feed.due:
                 yield READER
         feed.paused = False
@@ -506,7 +514,7 @@ def answer_steps(
 
 
 def _text(tokens: Tokens) -> Tokens:
-    """Tokens to be decoded. Raises DecodeError where they were decoded natively, which has no ids."""
+    """Tokens to decode. Raises DecodeError for natively decoded content, which has no ids."""
     if bool((tokens < 0).any()):
         raise DecodeError(0, "natively decoded content is gone from context memory; decode it again")
     return tokens

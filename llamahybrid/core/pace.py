@@ -1,7 +1,7 @@
-"""How much of the waiting prompts goes into a batch with tokens of running answers.
+"""The size of prompt chunks in batches that also hold tokens of running answers.
 
-Each batch reads all weights, and a step of few rows takes hardly less than one of all: answers that run
-already could have waited for the prompts beside them.
+Each batch reads all weights, so that small chunks slow the prompts down; large ones delay the answers. A step
+of few answers takes hardly less time than one of many, so that chunks are larger beside few answers.
 """
 
 from __future__ import annotations
@@ -10,55 +10,56 @@ import math
 from collections import deque
 
 CHUNK_STEPS = 16
-"""The prompts of a batch take about as long as so many steps of answers,"""
+"""Duration of the prompt chunks in a batch, in steps of answers,"""
 
 CHUNK_SECONDS = 0.4
-"""or so long, where that is more: two tokens a second still read as a text that is being written. Beside few
-answers both are more (`prefill_seconds`)."""
+"""or in seconds, whichever is longer: two tokens a second still read as a text that is being written. Both
+grow where few answers run (`prefill_seconds`)."""
 
 SMALLEST_CHUNK = 32
-"""Tokens of a prompt that are decoded at once at least, where it has so many."""
+"""Smallest chunk, in tokens, of a prompt that is not shorter."""
 
 UNMEASURED = 128
-"""Tokens of a chunk while nothing was measured."""
+"""Chunk size before the first measurement, in tokens."""
 
 CHUNK_OVER = 1.25
-"""By so much a chunk may be larger, rather than leave a small rest to a batch of its own."""
+"""Factor by which a chunk may exceed its size to avoid a small last chunk."""
 
 
 class RecentMin:
-    """Seconds that something takes now: the fewer of its last two times.
+    """A duration in seconds: the shorter of the last two measurements.
 
-    One may have been held up, by a process that was stopped and goes on, or a machine that slept.
+    A single measurement may include a pause of the process or the machine.
     """
 
     def __init__(self) -> None:
         self._times: deque[float] = deque(maxlen=2)
 
     def took(self, seconds: float) -> None:
-        """Once more, and so long."""
+        """Add a measurement."""
         self._times.append(seconds)
 
     @property
     def seconds(self) -> float:
-        """0 while it never was timed."""
+        """0 before the first measurement."""
         return min(self._times, default=0.0)
 
 
 def prefill_seconds(step_seconds: float, answers: int, prompts: int) -> float:
-    """Seconds that prompts may take between two steps of so many answers, whose step takes that long lately.
+    """Seconds of prompt chunks between two steps of `answers` running answers.
 
-    The fewer of those that want to decode are answers, the longer: their steps are the less worth it.
+    `step_seconds`: measured duration of such a step. Inversely proportional to the share of answers among
+    all requests that decode.
     """
     share = max(1, answers) / max(1, answers + prompts)
     return max(CHUNK_STEPS * step_seconds, CHUNK_SECONDS) / share
 
 
 def chunk_tokens(tokens: int, seconds: float, each: float) -> int:
-    """How many of a prompt's next tokens are decoded at once, if that is to take about so long.
+    """The size of the next chunk of a prompt that takes about `seconds`.
 
-    `tokens`: those up to the next border; chunks of them are of one size. `each`: seconds that one of them
-    takes; 0: that was not measured.
+    `tokens`: number of tokens up to the next batch border, which is divided into equal chunks. `each`:
+    seconds a token; 0 before the first measurement.
     """
     largest = largest_chunk(seconds, each)
     if tokens <= CHUNK_OVER * largest:
@@ -67,5 +68,5 @@ def chunk_tokens(tokens: int, seconds: float, each: float) -> int:
 
 
 def largest_chunk(seconds: float, each: float) -> int:
-    """Tokens of prompts that take about so long; `each` as for `chunk_tokens`."""
+    """Number of prompt tokens that take about `seconds`; `each` as for `chunk_tokens`."""
     return max(SMALLEST_CHUNK, int(seconds / each)) if each else UNMEASURED

@@ -30,8 +30,10 @@ class Progress:
     generated: int = 0
     last: int = -1
     """The last token handed out."""
+    thinking: int | None = None
+    """Tokens of the answer's thought; None: nobody counts them."""
     sent: bool = False
-    """Its caller sent tokens of his own into the generator."""
+    """Its caller had sent tokens of his own into the generator when it was preempted."""
     steps: int = 0
     """Batches the answer took."""
     drafts: DraftCounts = field(default_factory=DraftCounts)
@@ -67,6 +69,7 @@ class Progress:
             source=self.plan.source,
             reason=sentence(self.plan, spell, explain=explain),
             generated=self.generated,
+            thinking=self.thinking,
             steps=self.steps,
             drafted=self.drafts.drafted,
             accepted=self.drafts.accepted,

@@ -13,73 +13,74 @@ PLACES: Mapping[Source, str] = {"ram": "RAM", "disk": "disk", "remote": "the rem
 
 @dataclass(frozen=True)
 class RequestReport:
-    """One request. Tokens: total = cached + left; matched is the longest prefix known to anything."""
+    """Report of one request; total = cached + left."""
 
     total: int
     """Tokens of the prompt."""
     matched: int
-    """The longest prefix of it known to anything: live, in RAM, on disk or in the remote store."""
+    """Length of the longest prefix known to the slots, RAM, disk or remote store."""
     cached: int
     """Prompt tokens that were not decoded again."""
     source: Source
-    """Where the restore point came from: the live sequence, RAM, disk, the remote store, or nothing."""
+    """Origin of the restore point: live, ram, disk, remote or none."""
     reason: str
-    """One plain sentence on how the prompt started (see `sentence`)."""
+    """How the prompt started, in a sentence."""
     generated: int = 0
     """Tokens handed out so far."""
+    thinking: int | None = None
+    """Those of them that the answer's thought has, without its markers; None: no thought is told apart."""
     steps: int = 0
-    """Native batches that the answer took: fewer than tokens where drafts were right."""
+    """Batches of the answer: fewer than tokens if drafts were accepted."""
     drafted: int = 0
-    """Tokens that a draft model guessed and that were decoded."""
+    """Draft tokens decoded."""
     accepted: int = 0
-    """Those of them that became part of the answer."""
+    """Draft tokens that became part of the answer."""
     redecoded: int = 0
-    """Certain tokens decoded once more after a wrong guess, where its undoing took them along."""
+    """Right tokens decoded again after a rollback."""
     rollbacks: Mapping[str, int] = field(default_factory=dict)
-    """How often guesses were taken back, by kind: "cut" (attention), "planes" (of a recurrent memory), or
-    "snapshot" (what was right behind it is decoded again)."""
+    """Rollbacks of drafts by kind: "cut", "planes" or "snapshot"."""
     checkpoints: int = 0
     """Checkpoints taken by this request."""
     plan_seconds: float = 0.0
-    """Choosing the restore point and the cuts."""
+    """Time to choose the restore point and the cuts."""
     restore_seconds: float = 0.0
-    """Bringing memory to the restore point."""
+    """Time to restore memory."""
     prefill_seconds: float = 0.0
-    """Decoding what was left of the prompt."""
+    """Time to decode the rest of the prompt."""
     first_token_seconds: float = 0.0
     """From the request's start to its first token."""
     last_token_seconds: float = 0.0
     """From the request's start to its last token so far."""
     last: int = -1
-    """The last token handed out; -1: none."""
+    """Last token handed out; -1: none."""
     cancelled: bool = False
-    """`cancel()` ended it."""
+    """Ended by `cancel()`."""
     unreached: int = 0
-    """Prompt tokens that were not decoded: it is not there yet, or was ended before."""
+    """Prompt tokens not decoded yet, or not before a cancellation."""
 
     @property
     def left(self) -> int:
-        """Prompt tokens that had to be decoded."""
+        """Prompt tokens to decode."""
         return self.total - self.cached
 
     @property
     def decoded(self) -> int:
-        """Those that were, so far."""
+        """Prompt tokens decoded so far."""
         return self.left - self.unreached
 
 
 @dataclass(frozen=True)
 class PromptProgress:
-    """How far a prompt has come: cached <= processed <= total."""
+    """Progress of a prompt: cached <= processed <= total."""
 
     total: int
     """Tokens of the prompt."""
     cached: int
-    """Those that are not decoded again."""
+    """Tokens not decoded again."""
     processed: int
-    """Those that are there: cached, or decoded so far."""
+    """Tokens cached or decoded so far."""
     seconds: float
-    """Since the request began."""
+    """Time since the request began."""
 
 
 def sentence(plan: Plan, spell: Callable[[int], str] | None = str, *, explain: bool = False) -> str:

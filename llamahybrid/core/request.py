@@ -6,22 +6,17 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llamahybrid.core.batch import Wanted
+from llamahybrid.core.progress import Progress
+from llamahybrid.core.reply import Reply
+from llamahybrid.core.report import PromptProgress
 from llamahybrid.core.view import View
 from llamahybrid.prompt_cache.base import LiveState, Tokens
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from llamahybrid.core.messages import Reply
-    from llamahybrid.core.progress import Progress
-    from llamahybrid.core.report import PromptProgress
-    from llamahybrid.core.slots import Slot
-
 NO_LIMIT = 1 << 60
-"""Tokens of an answer that only its reader ends."""
+"""Length of an answer without `max_tokens`."""
 
 _births = itertools.count()
 _thread = threading.local()
@@ -37,7 +32,7 @@ def this_thread() -> object:
 
 
 class Request:
-    """One request: its view of the sequence, its slot, and the task that it waits for."""
+    """A request: its view of the sequence, its slot, and its pending task."""
 
     __slots__ = (
         "__weakref__",
@@ -52,6 +47,7 @@ class Request:
         "inline",
         "known",
         "leads",
+        "limits",
         "most",
         "number",
         "on_progress",
@@ -82,78 +78,81 @@ class Request:
         self.view = view
         """Upstream's attributes as this request has them."""
         self.completing = completing
-        """Its tokens go to a completion, which a cancelled `generate` ends instead of raising."""
+        """Part of a completion, where a cancelled `generate` ends instead of raising."""
         self.rows = rows
         """The logits of every token are kept."""
         self.salt = salt
         """Digest of its salt: it shares nothing with requests of another one (see `salt.digest`)."""
         self.most = NO_LIMIT
-        """Tokens after which its answer mostly ends."""
+        """Tokens after which its answer is expected to end: `max_tokens`."""
         self.pauses: Callable[[int], bool] | None = None
-        """Tokens on which its answer may end."""
+        """Tells of a token whether the answer may end on it."""
+        self.limits: Any = None
+        """The limits of its sampler, a `capi.sampling.Limits`; None: none."""
         self.whole = False
-        """It needs the whole context: no other request has a slot meanwhile."""
+        """Needs the whole context: no other request may have a slot at the same time."""
         self.prompt: Tokens | None = None
-        """What it begins with, or goes on from; decides the slot."""
+        """The tokens it begins with or continues from; the slot is chosen by them."""
         self.progress: Progress | None = None
-        """What `last_request` tells of it."""
+        """The state of its prompt and answer; `last_request` reports it."""
         self.source: View | None = None
-        """The view of what its caller did before, which may tell of content that was decoded natively."""
+        """The view of its caller's previous request, which may hold natively decoded content (images)."""
         self.rests_on: Tokens | None = None
-        """Content that was decoded natively and has to be live when it begins."""
+        """Natively decoded content that must be live when the request begins."""
         self.on_progress: Callable[[PromptProgress], None] | None = None
-        """Told where its prompt is."""
+        """Called with the progress of its prompt."""
         self.leads = False
-        """Others begin with the same prompt, and go on from what this one leaves behind."""
+        """The first of several answers to one prompt: the others resume from its checkpoints."""
         self.after: Request | None = None
-        """One whose prompt is to be decoded first."""
-        self.slot: Slot | None = None
+        """The request whose prompt must be decoded before this one begins."""
+        self.slot: Any = None
+        """The `Slot` that it has; None: none."""
         self.task: Task | None = None
-        """What it waits for; None between two messages."""
+        """The pending task; None between two messages of the caller."""
         self.reply: Reply | None = None
-        """Where its caller waits, or did last."""
+        """The reply on which its caller waits, or waited last."""
         self.known: LiveState | None = None
-        """While it has no slot: what the cache follows of its tokens, and whether they are forgotten."""
+        """While preempted: the tokens that the cache tracks, and whether they were forgotten."""
         self.parked = False
-        """It lost its slot to another request and goes on when it is asked for more."""
+        """Preempted: resumes in a new slot when its reader asks for more."""
         self.number = 0
-        """Its number at `Stop` while a batch of its own is decoded."""
+        """Its number for the stop flag while a batch of its own is decoded."""
         self.thread: object = None
-        """The thread that asked last."""
+        """Stands for the calling thread (see `this_thread`)."""
         self.inline = False
-        """It is made inside a task that has the whole context."""
+        """Made inside a task that has the whole context (see `nested`)."""
         self.entered = False
-        """That thread is inside its generator: the next message comes soon."""
+        """The calling thread is inside its generator, so that its next message comes soon."""
         self.asked_at = 0.0
-        """When it was asked for anything last, by `time.monotonic`."""
+        """Time of the last message or reply, by `time.monotonic`."""
         self.away = float("inf")
-        """Seconds that its caller took to ask for more the last time."""
+        """Seconds between the last reply and the next message of its caller."""
         self.deadline: float | None = None
-        """When it is refused if it has no slot by then, by `time.monotonic`."""
+        """Time after which a request without a slot is refused, by `time.monotonic`; None: never."""
         self.sent = False
-        """Its caller sent tokens of his own into the generator."""
+        """The caller sent tokens into the generator (`generate().send`)."""
         self.cancelled = False
-        """It was asked to end; whether that came in time its progress says."""
+        """Asked to end; `progress.cancelled` says whether that came before its end."""
         self.unwanted = False
-        """Cancelled, and nobody waits for what comes of it."""
+        """Cancelled, and its result is not waited for."""
         self.over = False
 
     @property
     def ended_early(self) -> bool:
-        """It was cancelled, in its answer or before its prompt was begun with."""
+        """Cancelled before its prompt was begun, or before its answer was complete."""
         return self.cancelled if self.progress is None else self.progress.cancelled
 
     @property
     def begun(self) -> bool:
-        """Its prompt was begun with, or never will be."""
+        """Its prompt was planned and restored, or the request is over."""
         return self.over or self.progress is not None
 
     def asks(self) -> None:
-        """Its caller waits for something."""
+        """Note the time of a reply."""
         self.asked_at = time.monotonic()
 
     def comes(self) -> None:
-        """Its caller asks for more, after some time."""
+        """Note the time of a message."""
         now = time.monotonic()
         self.away, self.asked_at = now - self.asked_at, now
 
@@ -162,6 +161,9 @@ class Request:
         if completion.get("usage"):
             cached = 0 if self.progress is None else self.progress.plan.cached
             completion["usage"]["prompt_tokens_details"] = {"cached_tokens": cached}
+            if self.progress is not None and self.progress.thinking is not None:
+                thinking = {"reasoning_tokens": self.progress.thinking}
+                completion["usage"]["completion_tokens_details"] = thinking
         if self.ended_early:
             for choice in completion["choices"]:
                 choice["finish_reason"] = choice["finish_reason"] and "cancelled"
@@ -175,11 +177,11 @@ class Task:
     def __init__(self, request: Request, begin: Any, reply: Reply) -> None:
         self.request = request
         self.begin = begin
-        """Called in the loop's thread with the slot's executor once the request has one; gives the steps."""
+        """Called in the loop's thread with the executor of its slot; gives the steps, or the result."""
         self.reply = reply
         self.steps: Any = None
         self.return_steps: Any = None
-        """Done first: they bring back what the request had when it lost its slot."""
+        """Run before `steps` after a preemption: they restore the sequence."""
         self.wanted: Wanted | None = None
         self.alone = False
-        """A batch with others has failed: the next one is its own."""
+        """The next batch holds no tokens of other requests, since a common one failed."""

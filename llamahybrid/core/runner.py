@@ -23,7 +23,6 @@ from llamahybrid.core.progress import Progress
 from llamahybrid.core.schedule import Schedule, batch_borders, before_tip_goes, gives_up_tip
 from llamahybrid.errors import SnapshotError
 from llamahybrid.memory.costs import CostMeter
-from llamahybrid.memory.remembered_costs import RememberedCosts
 from llamahybrid.memory.restore import apply_plan
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.prompt_cache.base import BasePromptCache, Costs, Plan, Segment, Tokens
@@ -68,10 +67,8 @@ class Runner:
         boundaries: Boundaries,
         meter: CostMeter,
         n_batch: int,
-        remembered: RememberedCosts | None = None,
     ) -> None:
         self.live = live
-        self._remembered = remembered
         self.cache = cache
         self.meter = meter
         self.others: Others = Alone()
@@ -153,7 +150,7 @@ class Runner:
         profile, points = self.live.profile, self.checkpoints
         after = stays if profile.attention_is_all else 0
         few = profile.attention_is_all and not tip_due(self.live.n - stays)
-        if few or not profile.keeps_chats or self.live.touched_outside():
+        if few or not profile.keeps_chats or self.live.shared.touched_outside():
             return
         if stays and not points.worth_reading(self.live.n - stays):
             return
@@ -179,7 +176,7 @@ class Runner:
 
     def share(self) -> None:
         """Another slot is asked for what is live here: store the attention of it that is not stored yet."""
-        if self.live.touched_outside() or self.live.fault() is not None:
+        if self.live.shared.touched_outside() or self.live.fault() is not None:
             return
         if self.live.profile.attention_is_all:
             self.save_tip()
@@ -193,12 +190,17 @@ class Runner:
         anew, where buffers are zeroed for another.
         """
         live = self.live
-        if live.shared.slots > 1 and live.n and live.profile.keeps_chats and not live.touched_outside():
+        if (
+            live.shared.slots > 1
+            and live.n
+            and live.profile.keeps_chats
+            and not live.shared.touched_outside()
+        ):
             self.checkpoints.page_out(deep=True)
 
     def store_live(self) -> None:
         """What is live goes with its context, and the cache stays: store what a prompt can go on from."""
-        if self.live.n and self.live.profile.keeps_chats and not self.live.touched_outside():
+        if self.live.n and self.live.profile.keeps_chats and not self.live.shared.touched_outside():
             self.save_tip()
             self.checkpoints.page_out(deep=True)
 
@@ -350,8 +352,6 @@ class Runner:
         self._stop_unprovable(progress)
         opaque = live.state.opaque  # an invalid one is, too
         self.checkpoints.carry_out(progress.schedule.end(live.n, opaque), progress)
-        if self._remembered is not None and not opaque:
-            self._remembered.save(self.meter.costs())
 
     def _stop_unprovable(self, progress: Progress) -> None:
         """Another request may have learnt, while this one waited, that this memory cannot be verified."""

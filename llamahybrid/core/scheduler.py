@@ -1,8 +1,7 @@
-"""Scheduler: which tokens go into the next batch.
+"""Scheduler: choose the tokens of the next batch.
 
-One batch holds a token of every answer that wants one, and chunks of the prompts that wait beside them. A
-chunk is as large as the pace of the answers allows: each batch reads all weights, so that small chunks cost
-the prompts, and large ones keep the answers waiting.
+A batch holds one token of each running answer and chunks of the waiting prompts; `pace` limits the chunks so
+that answers keep their pace.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from llamahybrid.memory.costs import CostMeter
 
 @dataclass(frozen=True)
 class Part:
-    """The first `count` tokens of what a task wants decoded."""
+    """The first `count` tokens of those that a task has to decode."""
 
     task: Task
     wanted: Decode
@@ -26,7 +25,7 @@ class Part:
 
 
 class Scheduler:
-    """Chooses batches, and keeps what steps and chunks have taken."""
+    """Chooses batches, and measures the time of steps and chunks."""
 
     def __init__(self, meter: CostMeter, n_batch: int, merges: bool = True) -> None:
         """`merges`: tokens of several sequences may be in one batch."""
@@ -35,15 +34,15 @@ class Scheduler:
         self._merges = merges
         self._turn = 0
         self._step, self._token = RecentMin(), RecentMin()
-        """Seconds of a step of answers, and of one token of a prompt."""
+        """Seconds a step of answers, and a token of a prompt."""
 
     @property
     def step_seconds(self) -> float:
-        """What a step of answers takes now; 0 while that was not timed."""
+        """Duration of a step of answers; 0 before the first measurement."""
         return self._step.seconds
 
     def choose(self, tasks: Sequence[tuple[Task, Decode]]) -> list[Part]:
-        """The parts of the next batch, ordered by sequence; `tasks` want something, oldest request first."""
+        """The parts of the next batch, ordered by sequence; `tasks`: the oldest request first."""
         if not tasks:
             return []
         self._turn += 1
@@ -74,12 +73,12 @@ class Scheduler:
         return parts
 
     def _budget(self, answers: int, prompts: int) -> int:
-        """Tokens of prompts in a batch with so many answers."""
+        """Number of prompt tokens in a batch with this number of answers and prompts."""
         seconds = prefill_seconds(self._step.seconds, answers, prompts)
         return largest_chunk(seconds, self._token_seconds())
 
     def _chunk(self, wanted: Decode, others: int) -> int:
-        """Tokens that are decoded at once of what is decoded alone."""
+        """Number of tokens in a batch that holds one sequence alone."""
         if not wanted.prompt or len(wanted.tokens) == 1:
             return len(wanted.tokens)
         seconds = prefill_seconds(self._step.seconds, others, 1)
@@ -89,7 +88,7 @@ class Scheduler:
         return max(self._token.seconds, self._meter.costs().prefill_seconds)
 
     def took(self, parts: Sequence[Part], seconds: float) -> None:
-        """A batch of these parts took so long."""
+        """Note the duration of a batch."""
         tokens = sum(part.count for part in parts)
         answers = sum(not _in_prompt(part.wanted) for part in parts)
         if answers == len(parts):
@@ -105,7 +104,7 @@ class Scheduler:
 
 
 MIN_TIMED = 16
-"""Tokens of prompts from which a batch says what one takes."""
+"""Fewest prompt tokens in a batch that is used to measure the time of one."""
 
 
 def _in_prompt(wanted: Decode) -> bool:

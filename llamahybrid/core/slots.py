@@ -126,7 +126,10 @@ class Slots:
                 slot.executor.live.empty()
         if last is not first:
             if last.executor.live_prefix(prompt, salt):
-                first.runner.save_tip()
+                if first.executor.live.identity.serves(salt):
+                    first.runner.save_tip()
+                else:
+                    first.runner.serve(salt)  # what is taken over must not bear the name of another salt
                 first.executor.take_over(last.executor)
             last.runner.save_tip()
             last.executor.live.empty()

@@ -162,12 +162,19 @@ class View:
             self.true_rows = end
 
     def take_rows_of(self, other: View, prompt: Tokens) -> None:
-        """Copy the rows of logits that another view has of the beginning of a prompt, where they are kept."""
+        """Take over the rows of logits that another view has of the beginning of a prompt, if kept.
+
+        Rows of a view that is in use are copied; else the array changes its owner, as upstream has but one.
+        """
         if not (self.keeps_rows and other.true_rows and self.n_tokens == 0):
             return
         known = other.ids()[: other.true_rows]
         n = common_prefix(known, prompt)
-        self.scores[:n] = other.scores[:n]
+        if other.busy or len(other.scores) < len(self.scores):
+            self.scores[:n] = other.scores[:n]
+        else:
+            self.scores, other.scores = other.scores, self.scores
+            other.true_rows = 0
         self.true_rows = n
 
     def _make_scores(self) -> None:

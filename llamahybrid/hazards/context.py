@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from llama_cpp import llama_cpp as lib
 
 from llamahybrid.hazards.outcome import Gap, Logits, NotApplicable, gap
-
-if TYPE_CHECKING:
-    from llamahybrid.hazards.bench import Bench
 
 FULL, PARTIAL, ON_DEVICE = 0, 1, 2  # LLAMA_STATE_SEQ_FLAGS_*
 ABORTED = 2  # llama_decode: the abort callback said stop
@@ -30,7 +27,7 @@ Item: TypeAlias = tuple[int, int, Sequence[int]]
 class Context:
     """One native context; positions count from 0, `seq` is a sequence id, `text` chooses other tokens."""
 
-    def __init__(self, bench: Bench, params: dict[str, Any]) -> None:
+    def __init__(self, bench: Any, params: dict[str, Any]) -> None:
         native = lib.llama_context_default_params()
         shape = {"n_ctx": 512, "n_batch": 256, "n_ubatch": 64, "n_threads": 1, "n_threads_batch": 1}
         for name, value in {**shape, "n_seq_max": 1, "flash_attn_type": 0, **params}.items():

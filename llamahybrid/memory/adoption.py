@@ -34,7 +34,7 @@ def adopt_native(live: LiveSequence, n: int) -> bool:
     state.grown = False
     state.extra_bytes = verification.extra_bytes(live.native, live.profile, n)
     state.tip_logits = False
-    live.recount()
+    live.shared.recount()
     return True
 
 
@@ -54,7 +54,7 @@ def adopt_tokens(live: LiveSequence, ids: npt.NDArray[np.integer], *, foreign: b
         state.lag = _lag(state.tokens, live.native.positions()[1])
         state.extra_bytes = verification.extra_bytes(live.native, live.profile, state.n)
     state.tip_logits = False
-    live.recount()
+    live.shared.recount()
     fault = live.fault()
     if fault:
         live.empty()
@@ -81,7 +81,7 @@ def take_over(live: LiveSequence, other: LiveSequence) -> None:
     if not copied or live.fault() is not None:
         live.empty()
     elif logits is not None:
-        live.row.put(logits)
+        live.put_logits(logits)
 
 
 def _copy(live: LiveSequence, other: LiveSequence) -> bool:

@@ -7,20 +7,39 @@ live sequence, so that its state follows what was done, and what cannot be done 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llama_cpp import llama_cpp
 from llama_cpp._internals import LlamaContext
 
 from llamahybrid import upstream
-from llamahybrid.capi.shim import Call, library
+from llamahybrid.capi.shim import library
 from llamahybrid.devices.rpc import Watch
+from llamahybrid.engine.content import Nameless
 from llamahybrid.errors import DecodeError, LlamaHybridError
-from llamahybrid.memory.adapters import Adapters
+from llamahybrid.memory.outside import OutsideTokens
+from llamahybrid.memory.sequence import LiveSequence
+from llamahybrid.memory.watching import address, context_at, contexts, watch
 
-if TYPE_CHECKING:
-    from llamahybrid.memory.outside import OutsideTokens
-    from llamahybrid.memory.sequence import LiveSequence
+SETTERS = (
+    "llama_set_adapters_lora",
+    "llama_set_adapter_cvec",
+    "llama_set_causal_attn",
+    "llama_set_warmup",
+)
+"""Functions that change what a context computes; the last makes a mixture of experts use all of them. llama.h
+has no getters for that, so the calls are watched. `Llama.cache_salt` is for those by other ways."""
+
+STATE_LOADERS = (
+    "llama_set_state_data",
+    "llama_load_session_file",
+    "llama_state_set_data",
+    "llama_state_load_file",
+    "llama_state_seq_set_data",
+    "llama_state_seq_set_data_ext",
+    "llama_state_seq_load_file",
+)
+"""Functions that put another state into memory. Our own calls go by `capi.shim`, which nobody watches."""
 
 upstream.require()  # once: `llamahybrid.llama` imports this module, and the class below leans on most of it
 
@@ -30,31 +49,38 @@ class GuardedContext(LlamaContext):  # type: ignore[misc]
 
     live: LiveSequence | None = None
     """The sequence that upstream's code means, which knows none but 0."""
-    call: Call | None = None
-    """How batches are decoded; None without the shim."""
     watch: Watch | None = None
     """Whether the RPC servers that the model lies on are still there; None: on none."""
+    changes = 0
+    """How often an adapter or a mode was put on the context, or taken off."""
     outside: OutsideTokens | None = None
     """What others decoded on it natively; None: that is not followed."""
-    adapters: Adapters = Adapters()
-    """What is on the context beside its model; see `adapters.follow`."""
 
     @classmethod
     def guard(cls, context: LlamaContext) -> GuardedContext:
         """Turn a context that upstream made into a guarded one, in place: its owners keep their reference."""
         context.__class__ = cls
         assert isinstance(context, cls)
-        context.call = library().call()
+        contexts[address(context.ctx)] = context
         return context
 
-    def adapt(self, adapters: Adapters) -> None:
-        """Take note that something else was put on the context: what is live was computed without it."""
-        if adapters == self.adapters:
-            return
-        self.adapters = adapters
+    def computes_otherwise(self) -> None:
+        """Something was put on the context, or taken off: what is live was computed without it.
+
+        What computes from now on has a name that nothing else has, so that no stored state is taken for its.
+        """
+        self.changes += 1
+        name = Nameless()
         for live in [] if self.live is None else self.live.shared.members:
             if live.identity.computation is not None:
-                live.identity.computed_by(replace(live.identity.computation, adapters=adapters))
+                live.identity.computed_by(replace(live.identity.computation, adapters=name))
+
+    def state_loaded(self) -> None:
+        """Another state was loaded, of as many tokens perhaps: neither positions nor counters tell."""
+        if self.live is not None:
+            self.live.shared.lose_all()
+        if self.outside is not None:
+            self.outside.forget()
 
     def decode(self, batch: Any) -> None:
         """Decode a batch; raises DecodeError with the library's result when it is not 0.
@@ -63,10 +89,7 @@ class GuardedContext(LlamaContext):  # type: ignore[misc]
         """
         if self.ctx is None:
             raise RuntimeError("the model is closed")  # the library would crash
-        if self.call is not None:
-            code = self.call.decode(self.ctx, batch.batch)
-        else:
-            code = int(llama_cpp.llama_decode(self.ctx, batch.batch))
+        code = library().decode(self.ctx, batch.batch)
         if self.watch is not None and self.watch.counting:
             llama_cpp.llama_synchronize(self.ctx)
             self.watch.check()
@@ -139,7 +162,23 @@ class GuardedContext(LlamaContext):  # type: ignore[misc]
 
     def reset_timings(self) -> None:
         """Reset the library's counters, which we compare to notice decodes by others."""
-        known = self.live is not None and not self.live.touched_outside()
+        known = self.live is not None and not self.live.shared.touched_outside()
         super().reset_timings()
         if known and self.live is not None:
-            self.live.recount()
+            self.live.shared.recount()
+
+
+def _set(result: Any, arguments: Any) -> None:
+    if (context := context_at(arguments[0])) is not None:
+        context.computes_otherwise()
+
+
+def _loaded(result: Any, arguments: Any) -> None:
+    if (context := context_at(arguments[0])) is not None:
+        context.state_loaded()
+
+
+for _name in SETTERS:
+    watch(_name, _set)
+for _name in STATE_LOADERS:
+    watch(_name, _loaded)

@@ -18,7 +18,7 @@ WINDOW = 15
 """Recent samples that count."""
 
 FEW = 3
-"""Samples that have to be there before a cost speaks against a restore, or against what was said before."""
+"""Samples that have to be there before a cost speaks against a restore, or for what a cut costs."""
 
 LARGE_BATCH = 64
 """Tokens from which a batch says what prefill costs per token."""
@@ -41,15 +41,15 @@ first few would else never restore a short chat again, and see that it is quick;
 class CostMeter:
     """Steady figures from recent measurements; zero where nothing was measured yet.
 
-    `known`: what was measured before, zeros where nothing was; it stands until `FEW` samples say otherwise.
+    `snapshot_bytes`: size of a snapshot, where all have the same; `token_seconds`: a first sample of one
+    token decoded alone.
     """
 
-    def __init__(self, batch_tokens: int, known: Costs | None = None) -> None:
+    def __init__(self, batch_tokens: int, snapshot_bytes: int = 0, token_seconds: float = 0.0) -> None:
         self.together = 1
         """Answers whose tokens were decoded in one batch just now."""
-        self._known = known or Costs()
-        self._said = replace(self._known, batch_tokens=batch_tokens)
-        self._token: deque[float] = deque(maxlen=WINDOW)
+        self._said = Costs(batch_tokens=batch_tokens, snapshot_bytes=snapshot_bytes)
+        self._token = deque([token_seconds] if token_seconds else [], WINDOW)
         self._prefill: deque[float] = deque(maxlen=WINDOW)
         self._batch: deque[tuple[int, float]] = deque(maxlen=WINDOW)
         self._snapshot: deque[float] = deque(maxlen=WINDOW)
@@ -98,15 +98,15 @@ class CostMeter:
 
     def _known_after(self, fade: float) -> Costs:
         """The same, where what a restore takes has faded to so much of it."""
-        known, said = self._known, self._said
+        said = self._said
         self._said = replace(
             said,
-            token_seconds=_steady(known.token_seconds, said.token_seconds, self._token),
-            prefill_seconds=_steady(known.prefill_seconds, said.prefill_seconds, self._prefill),
-            batch_seconds=_steady(known.batch_seconds, said.batch_seconds, self._beyond(), FEW),
-            snapshot_seconds=_steady(known.snapshot_seconds, said.snapshot_seconds, self._snapshot),
-            restore_seconds=_at_most(known.restore_seconds, said.restore_seconds, self._restore),
-            segment_seconds=_at_most(known.segment_seconds, said.segment_seconds, self._segment),
+            token_seconds=_steady(said.token_seconds, self._token),
+            prefill_seconds=_steady(said.prefill_seconds, self._prefill),
+            batch_seconds=_steady(said.batch_seconds, self._beyond(), FEW),
+            snapshot_seconds=_steady(said.snapshot_seconds, self._snapshot),
+            restore_seconds=_at_most(said.restore_seconds, self._restore),
+            segment_seconds=_at_most(said.segment_seconds, self._segment),
         )
         return replace(
             self._said,
@@ -127,20 +127,16 @@ class CostMeter:
         return [max(beyond, NO_TIME)] * len(self._batch)
 
 
-def _steady(known: float, said: float, samples: Collection[float], least: int = 1) -> float:
-    """What to say of a cost: `said`, unless `samples` show that it is not that any more.
-
-    `least`: samples there have to be before anything is said; what was `known` before them takes `FEW` to
-    contradict. What the first of them said does not: it may have been held up.
-    """
-    if len(samples) < (FEW if known else least):
+def _steady(said: float, samples: Collection[float], least: int = 1) -> float:
+    """What to say of a cost: `said`, unless at least `least` samples show that it is not that any more."""
+    if len(samples) < least:
         return said
     now = min(samples)
     return said if said / BAND <= now <= said * BAND and said else now
 
 
-def _at_most(known: float, said: float, samples: Collection[float]) -> float:
+def _at_most(said: float, samples: Collection[float]) -> float:
     """The same of a cost that, once said, keeps samples from being taken: one that is less is believed."""
     if samples and min(samples) < said / BAND:
         return min(samples)
-    return _steady(known, said, samples, FEW)
+    return _steady(said, samples, FEW)

@@ -14,7 +14,7 @@ import os
 import re
 from base64 import b64encode
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -26,7 +26,6 @@ from llamahybrid.devices.offload import identities
 from llamahybrid.engine.content import Nameless
 from llamahybrid.engine.loaded import engine_digest
 from llamahybrid.errors import DeviceError
-from llamahybrid.memory.adapters import Adapters
 from llamahybrid.memory.model_files import ModelFiles
 
 FORMAT = b"llamahybrid identity 2"
@@ -98,7 +97,9 @@ class Computation:
     model: ModelFiles
     settings: bytes
     """Engine and parameters: see `settings`."""
-    adapters: Adapters = field(default_factory=Adapters)
+    adapters: bytes = b""
+    """What was put on the context (LoRA, control vectors, modes): the scale of the adapter that it was made
+    with, whose file is one of the model's; `Nameless` once anything was put on it later."""
     salt: str = ""
     """What its user adds."""
     together: bool = False
@@ -108,9 +109,7 @@ class Computation:
     @cached_property
     def nameless(self) -> bool:
         """No other context and no later process can know that it computes the same."""
-        return self.adapters.nameless or any(
-            isinstance(n, Nameless) for n in (self.settings, self.model.name)
-        )
+        return any(isinstance(n, Nameless) for n in (self.settings, self.adapters, self.model.name))
 
     @cached_property
     def fingerprint(self) -> bytes:
@@ -126,7 +125,7 @@ class Computation:
         for part in (
             model,
             self.settings,
-            self.adapters.digest(),
+            self.adapters,
             self.salt.encode("utf-8", "surrogatepass"),
             *([b"together"] if self.together else []),
         ):

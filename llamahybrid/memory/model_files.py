@@ -38,8 +38,11 @@ def shards(path: str | os.PathLike[str]) -> list[Path]:
 class ModelFiles:
     """The files of one model, from before it is loaded on."""
 
-    def __init__(self, path: str | os.PathLike[str], *, by_content: bool) -> None:
-        """Note what is there; `by_content`: large files are read at once, while the model is loaded."""
+    def __init__(self, path: str | os.PathLike[str], adapter: str | None = None, *, by_content: bool) -> None:
+        """Note what is there, with the LoRA `adapter` that is put on the model.
+
+        `by_content`: large files are read at once, while the model is loaded.
+        """
         self.by_content = by_content
         self._unnamed = Nameless()
         self._name: bytes | None = None
@@ -50,7 +53,8 @@ class ModelFiles:
         self._reader: threading.Thread | None = None
         self._files: dict[Path, Signature] = {}
         try:
-            self._files = {file: Signature.of(file) for file in shards(path)}
+            files = shards(path) + ([Path(adapter).absolute()] if adapter else [])
+            self._files = {file: Signature.of(file) for file in files}
         except OSError as error:  # loading it will say why
             self._error = error
         if by_content and self._error is None and any(s.size > SMALL for s in self._files.values()):

@@ -10,15 +10,13 @@ in front of the cut are brought back instead, from a checkpoint or by decoding t
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.memory.watching import context_at, context_of_memory, watch
-
-if TYPE_CHECKING:
-    from llamahybrid.memory.sequence import LiveSequence
-    from llamahybrid.prompt_cache.base import Tokens
+from llamahybrid.prompt_cache.base import Tokens
 
 
 class OutsideTokens:
@@ -114,7 +112,8 @@ def _removed(result: bool, arguments: Any) -> bool | None:
     if context is None or context.outside is None:
         return None
     seq, begin, end = (int(getattr(number, "value", number)) for number in cut)
-    return context.outside.removed(bool(result), seq, begin, end)
+    removed: bool | None = context.outside.removed(bool(result), seq, begin, end)
+    return removed
 
 
 def _changed(result: Any, arguments: Any) -> None:

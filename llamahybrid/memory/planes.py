@@ -8,18 +8,13 @@ older ones as they are, of another history by then; the stock library grants a r
 
 from __future__ import annotations
 
-import logging
-
 from llamahybrid.capi.calls import NativeContext
-
-logger = logging.getLogger("llamahybrid")
 
 
 class Planes:
     """The rollback planes of one context."""
 
     def __init__(self, native: NativeContext) -> None:
-        self._native = native
         self.count = native.planes()
         """Planes the context has behind its current state."""
         self.reach = 0
@@ -27,19 +22,7 @@ class Planes:
         self.pending = False
         """A rollback was asked for and no token decoded since: the current state still lies in its plane."""
         self.in_use = False
-        """A draft is decoded and not yet accepted or rejected: its planes are not given back now."""
-        self._base = self.count
-        self._base_bytes = 0
-
-    @property
-    def resizable(self) -> bool:
-        """The library can change their number (the patched one)."""
-        return self._native.resizes_planes
-
-    @property
-    def grown(self) -> bool:
-        """There are more than the context was made with."""
-        return self.count > self._base
+        """A draft is decoded and not yet accepted or rejected: a rollback to its planes may be asked for."""
 
     def wrote(self, tokens: int) -> None:
         """One batch of so many tokens was decoded into the sequence, and into no other."""
@@ -55,31 +38,3 @@ class Planes:
         """The state came from elsewhere, or was copied: only the current plane is valid."""
         self.reach = 0
         self.pending = False
-
-    def grow(self, count: int) -> bool:
-        """Have `count` planes while drafts run; False where that cannot be, and nothing changed."""
-        if count <= self.count:
-            return True
-        if not self.grown:
-            self._base_bytes = self._native.memory_bytes()
-        return self.resizable and self._resize(count)
-
-    def shrink(self) -> None:
-        """Give back what `grow` took, and see that memory returned; not while a draft is pending.
-
-        A pending rollback is carried out by the library on the way.
-        """
-        if not self.grown or self.in_use:
-            return
-        self._resize(self._base)
-        kept = self._native.memory_bytes() - self._base_bytes
-        if kept > 0:
-            logger.warning("%d bytes of rollback planes could not be given back", kept)
-
-    def _resize(self, count: int) -> bool:
-        if not self._native.resize_planes(count):
-            return False
-        self.reach = min(self.reach, count)
-        self.pending = False
-        self.count = count
-        return True

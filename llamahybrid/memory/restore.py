@@ -132,7 +132,7 @@ def apply_plan(live: LiveSequence, plan: Plan, tokens: Tokens) -> str | None:
     else:
         fault = None if live.cut(plan.cached) else f"the library refused to cut at {plan.cached}"
         fault = fault or live.fault()
-    if fault is None and plan.logits is not None and not live.row.put(plan.logits):
+    if fault is None and plan.logits is not None and not live.put_logits(plan.logits):
         fault = "the context has no output row to put stored logits into"
     return fault
 

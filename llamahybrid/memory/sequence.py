@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from llama_cpp import llama_cpp
 
-from llamahybrid.capi.calls import NativeContext, Outputs
-from llamahybrid.capi.shim import NOT_RUN
+from llamahybrid.capi.calls import LAST_ROW, NativeContext, Outputs
 from llamahybrid.errors import DecodeError
 from llamahybrid.memory import verification
 from llamahybrid.memory.identity import Identity
@@ -21,7 +20,7 @@ from llamahybrid.memory.planes import Planes
 from llamahybrid.memory.profile import MemoryProfile
 from llamahybrid.memory.shared import SharedContext
 from llamahybrid.memory.state import SequenceState
-from llamahybrid.prompt_cache.base import NOTHING, Bytes, LiveView, Segment, Tokens
+from llamahybrid.prompt_cache.base import NOTHING, Bytes, LiveView, Logits, Segment, Tokens
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES, seal
 
 if TYPE_CHECKING:
@@ -30,11 +29,6 @@ if TYPE_CHECKING:
 
 UNCHANGED_BY_FAILURE = frozenset({1, -1})
 """Results of llama_decode that leave memory as it was: no slot found, invalid batch (include/llama.h)."""
-
-
-def _at_most(tokens: int, before: tuple[float, ...], after: tuple[float, ...]) -> bool:
-    """No more than so many tokens were decoded between two readings of `NativeContext.counters`."""
-    return 0 <= sum(after[:2]) - sum(before[:2]) <= tokens
 
 
 class LiveSequence:
@@ -66,10 +60,10 @@ class LiveSequence:
         """What memory is taken to hold; to others, to be read."""
         self.identity = Identity(fingerprint, self.state, profile.pager)
         self.native = NativeContext(ctx, seq, self.shared.batch)
-        self.row = OutputRow(self.native, self.state, n_vocab, self.shared)
+        self.row = OutputRow(self.native, self.state, n_vocab, alone=self.shared.slots == 1)
         self.planes = Planes(self.native)
         self.shared.join(self)
-        self.recount()
+        self.shared.recount()
 
     # -- what is there -------------------------------------------------------------------------------
 
@@ -131,27 +125,6 @@ class LiveSequence:
         self.profile = replace(self.profile, linear=False)
         return True
 
-    def touched_outside(self) -> bool:
-        """Someone decoded on this context, or reset its counters, since our last operation."""
-        return self.native.counters() != self.shared.counters
-
-    def recount(self) -> None:
-        """Take the library's counters as they are now for ours."""
-        self.shared.counters = self.native.counters()
-
-    def count(self, tokens: int) -> None:
-        """So many tokens were decoded here, or none. If it was more, others did, too: the next look tells."""
-        counters = self.native.counters()
-        if _at_most(tokens, self.shared.counters, counters):
-            self.shared.counters = counters
-
-    def settle(self) -> None:
-        """Decodes are over: wait for them, and count them if that was not done one by one."""
-        if self.shared.slots == 1:
-            self.recount()
-        else:
-            self.native.synchronize()
-
     def invalidate(self) -> None:
         """Nothing that the context holds is known any more; the next alignment starts from zero."""
         self.state.n = self.state.extra_bytes = 0
@@ -180,31 +153,11 @@ class LiveSequence:
     # -- decoding ------------------------------------------------------------------------------------
 
     def decode(self, tokens: Sequence[int] | Tokens, outputs: Outputs) -> None:
-        """Append tokens, shape (k,), in one native batch; `settle` when a series of them is done.
+        """Append tokens, shape (k,), in one native batch.
 
         Raises DecodeError when the library refuses or fails; the sequence then keeps what can be proven.
         """
-        try:
-            self._decode(tokens, outputs)
-        finally:
-            if self.shared.slots > 1:
-                self.count(len(tokens))  # others look at the counters next
-
-    def _decode(self, tokens: Sequence[int] | Tokens, outputs: Outputs) -> None:
-        identity = self.identity
-        named = identity.fingerprint
-        self.shared.take_row(self.row)
-        try:
-            self.native.decode(tokens, self.state.n, outputs)
-        except DecodeError as error:
-            self.decode_failed(error.code)
-            raise
-        except BaseException:
-            self.decode_interrupted(tokens, outputs, self.native.last_result())
-            raise
-        fault = self.decoded(tokens, outputs)
-        if named is not identity.fingerprint:  # another thread has changed what computes
-            self.state.disown()
+        (fault,) = self.shared.decode_parts([(self, tokens, outputs)])
         if fault:
             raise DecodeError(0, f"context memory is not what it should be after a decode: {fault}")
 
@@ -212,7 +165,6 @@ class LiveSequence:
         """Note a batch the library says it decoded; the fault, and an invalid tip, if memory disagrees."""
         state = self.state
         end = state.n + len(tokens)
-        # What an interrupt between these lines leaves must say too little: planes and logits come first.
         state.tip_logits = state.row_covers_tip = False
         self.planes.wrote(len(tokens))
         state.lag = 0
@@ -225,27 +177,25 @@ class LiveSequence:
             state.tip_logits = state.row_covers_tip = outputs != "none"
         return fault
 
-    def decode_interrupted(
-        self, tokens: Sequence[int] | Tokens, outputs: Outputs, result: int | None
-    ) -> None:
-        """An exception came out of a decode: keep what its result, if it left one, and memory bear out."""
-        self.settle()
-        if result == 0:
-            self.decoded(tokens, outputs)
-        elif result == NOT_RUN and self.fault() is None:
-            return
-        else:  # whether the batch finished cannot be told, or it did not
-            self.invalidate_tip()
-
     def decode_failed(self, code: int) -> None:
         """A decode was refused or failed: keep the tip only if memory still bears it out."""
-        had_logits = self.state.tip_logits
         self.state.forget_row()
-        self.settle()
         if code not in UNCHANGED_BY_FAILURE or self.fault() is not None:
             self.invalidate_tip()
-        elif code == -1:
-            self.state.tip_logits = self.state.row_covers_tip = had_logits
+
+    def put_logits(self, logits: Logits) -> bool:
+        """Put stored logits of the tip where the sampler reads them, so that it runs as ever.
+
+        False when the context has no output row.
+        """
+        row = self.native.logits(self.n_vocab)
+        if row is None:
+            return False
+        self.shared.overwrite_rows([self])
+        row[:] = logits
+        self.row.lies_at(LAST_ROW)
+        self.state.tip_logits = self.state.row_covers_tip = True
+        return True
 
     # -- cutting -------------------------------------------------------------------------------------
 
@@ -270,7 +220,7 @@ class LiveSequence:
     def _roll_back(self, position: int) -> bool:
         """Take the last tokens back through a rollback plane, if `planes` says that it is of this history."""
         state = self.state
-        if state.n - position > self.planes.reach or state.opaque or self.touched_outside():
+        if state.n - position > self.planes.reach or state.opaque or self.shared.touched_outside():
             return False
         state.tip_logits = False
         self.planes.rolled_back()
@@ -284,13 +234,12 @@ class LiveSequence:
         return True
 
     def release_planes(self) -> None:
-        """No draft is open any more: planes that were grown go, and a pending rollback is carried out.
+        """No draft is open any more: a pending rollback is carried out.
 
         A copy of a sequence whose rollback is pending is wrong (src/llama-memory-recurrent.cpp, seq_cp), so
         the state goes out and comes back in as the current one.
         """
         self.planes.in_use = False
-        self.planes.shrink()
         if self.planes.pending and not self.state.is_invalid:
             state = np.empty(self.native.state_size(partial=True), dtype=np.uint8)
             saved = self.native.save_partial(state) is not None
@@ -311,7 +260,7 @@ class LiveSequence:
         state.grown = True
         self.planes.invalidate()
         if self.shared.slots == 1:  # else what others have decoded may lie in another sequence
-            self.recount()
+            self.shared.recount()
 
     # -- saving --------------------------------------------------------------------------------------
 
@@ -343,7 +292,6 @@ class LiveSequence:
 
     def _is_proven(self, *, deep: bool) -> bool:
         """The tip's state is that of its tokens, and may be stored."""
-        self.planes.shrink()
         self.identity.verify_model()
         return self.state.n > 0 and not self.state.opaque and self.fault(deep=deep) is None
 

@@ -7,19 +7,43 @@ buffers are zeroed for all of them or for none.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 from weakref import ref
 
-from llamahybrid.capi.calls import LAST_ROW, Outputs, TokenBatch
+from llamahybrid.capi.calls import NativeContext, Outputs, TokenBatch
 from llamahybrid.errors import DecodeError
+from llamahybrid.memory.identity import Identity
+from llamahybrid.memory.output_row import OutputRow
+from llamahybrid.memory.state import SequenceState
 from llamahybrid.prompt_cache.base import Bytes, Tokens
 from llamahybrid.prompt_cache.ram import new_buffer
 
 if TYPE_CHECKING:
     from llama_cpp._internals import LlamaContext
 
-    from llamahybrid.memory.output_row import OutputRow
-    from llamahybrid.memory.sequence import LiveSequence
+
+class Member(Protocol):
+    """A live sequence, as far as the others of its context have to do with it."""
+
+    native: NativeContext
+    state: SequenceState
+    identity: Identity
+    row: OutputRow
+
+    def lose(self) -> None:
+        """Its memory was zeroed, or changed: nothing of it is known."""
+
+    def empty(self) -> None:
+        """Forget everything."""
+
+    def decoded(self, tokens: Sequence[int] | Tokens, outputs: Outputs) -> str | None:
+        """Note a batch that the library says it decoded; the fault if memory disagrees."""
+
+    def decode_failed(self, code: int) -> None:
+        """A decode was refused or failed."""
+
+    def invalidate_tip(self) -> None:
+        """The state at the tip is not to be used."""
 
 
 class SharedContext:
@@ -31,21 +55,20 @@ class SharedContext:
         self.batch = TokenBatch(n_batch, sequences=slots > 1)
         """What each decode is put into."""
         self.counters: tuple[float, ...] = ()
-        """The library's, when we looked last (see `LiveSequence.touched_outside`)."""
-        self.clearing: Callable[[], object] = _nothing
+        """The library's, when we looked last (see `touched_outside`)."""
+        self.clearing: Callable[[], object] = lambda: None
         """Called before the buffers are zeroed, while the others still hold what they hold."""
+        self._native = NativeContext(ctx, 0, self.batch)
         self._undo: Bytes = new_buffer(0)
-        self._ctx = ctx
-        self._members: list[ref[LiveSequence]] = []
-        self._rows: list[ref[OutputRow]] = []
-        """Those that lie in the context."""
+        self._members: list[ref[Member]] = []
+        self.recount()
 
-    def join(self, live: LiveSequence) -> None:
+    def join(self, live: Member) -> None:
         """One more sequence."""
         self._members.append(ref(live))
 
     @property
-    def members(self) -> list[LiveSequence]:
+    def members(self) -> list[Member]:
         """All sequences."""
         return [live for member in self._members if (live := member()) is not None]
 
@@ -59,34 +82,42 @@ class SharedContext:
         """Leave no copy of a state behind."""
         self._undo = new_buffer(0)
 
-    # -- the output row --------------------------------------------------------------------------
+    # -- decodes by others -----------------------------------------------------------------------
 
-    def holds_row(self, row: OutputRow) -> bool:
-        """One of the context's output rows is that of this sequence."""
-        return self.slots == 1 or row.index is not None
+    def touched_outside(self) -> bool:
+        """Someone decoded on this context, or reset its counters, since our last operation."""
+        return self._native.counters() != self.counters
 
-    def take_row(self, row: OutputRow) -> None:
-        """The context's only output row becomes this sequence's; those that lie there are copied first."""
-        if self.slots == 1:
-            return
-        if row.index == LAST_ROW:
-            row.lies_at(LAST_ROW)  # an interrupt may have come when it was copied for another's decode
-            return
-        row.leave()  # what lies there is still another one's
-        self._keep_rows()
-        self._rows = [ref(row)]
-        row.lies_at(LAST_ROW)
+    def recount(self) -> None:
+        """Take the library's counters as they are now for ours."""
+        self.counters = self._native.counters()
 
-    def _keep_rows(self) -> None:
-        """The output rows are about to be overwritten: have those copied that may still be asked for."""
-        for held in self._rows:
-            if (row := held()) is not None:
-                row.keep()
-        self._rows = []
+    def count(self, tokens: int) -> None:
+        """So many tokens were decoded here, or none. If it was more, others did, too: the next look tells."""
+        counters = self._native.counters()
+        if 0 <= sum(counters[:2]) - sum(self.counters[:2]) <= tokens:
+            self.counters = counters
 
-    # -- what concerns all -----------------------------------------------------------------------
+    def look(self) -> str | None:
+        """What is lost is emptied. Why all of it is lost now, if it is.
 
-    def clear(self, live: LiveSequence) -> None:
+        Whoever decodes here besides us may do so in any sequence.
+        """
+        touched = self.touched_outside()
+        if touched:
+            self.lose_all()
+            self.recount()
+        for live in self.members:
+            if live.state.is_lost:
+                live.empty()
+        return "another caller decoded on this context" if touched else None
+
+    def lose_all(self) -> None:
+        """Nobody knows what the context holds."""
+        for live in self.members:
+            live.lose()
+
+    def clear(self, live: Member) -> None:
         """Zero the buffers for one sequence; what the others held is gone, and is known to be."""
         try:
             self.clearing()
@@ -96,43 +127,30 @@ class SharedContext:
                     other.lose()
             live.native.clear()
 
-    def lose_all(self) -> None:
-        """Nobody knows what the context holds."""
+    # -- decodes ---------------------------------------------------------------------------------
+
+    def overwrite_rows(self, lives: Sequence[Member]) -> None:
+        """The output rows are about to become those of these sequences: the others keep a copy of theirs."""
         for live in self.members:
-            live.lose()
-
-    def look(self) -> str | None:
-        """What is lost is emptied. Why all of it is lost now, if it is.
-
-        Whoever decodes here besides us may do so in any sequence.
-        """
-        members = self.members
-        touched = members[0].touched_outside()
-        if touched:
-            self.lose_all()
-            members[0].recount()
-        for live in members:
-            if live.state.is_lost:
-                live.empty()
-        return "another caller decoded on this context" if touched else None
+            if any(live is each for each in lives):
+                live.row.leave()
+            else:
+                live.row.keep()
 
     def decode_parts(
-        self, parts: Sequence[tuple[LiveSequence, Sequence[int] | Tokens, Outputs]]
+        self, parts: Sequence[tuple[Member, Sequence[int] | Tokens, Outputs]]
     ) -> list[str | None]:
-        """Append tokens to each of several sequences in one batch; the fault of each, or None.
+        """Append tokens to each of some sequences in one batch; the fault of each, or None.
 
         A part with outputs "last" gets its output row. Raises DecodeError when the library refuses or fails,
         for all of them.
         """
         lives = [live for live, _, _ in parts]
-        for live in lives:
-            live.row.leave()
-        self._keep_rows()
-        native = lives[0].native
         named = [live.identity.fingerprint for live in lives]
+        self.overwrite_rows(lives)
         try:
-            rows = native.decode_parts(
-                [(live.native.seq, live.n, tokens, outputs) for live, tokens, outputs in parts]
+            rows = self._native.decode_parts(
+                [(live.native.seq, live.state.n, tokens, outputs) for live, tokens, outputs in parts]
             )
         except DecodeError as error:
             for live in lives:
@@ -143,17 +161,12 @@ class SharedContext:
                 live.invalidate_tip()
             raise
         finally:
-            lives[0].count(sum(len(tokens) for _, tokens, _ in parts))
-        faults = [live.decoded(tokens, outputs) for live, tokens, outputs in parts]
-        self._rows = []
-        for (live, _, outputs), row, name in zip(parts, rows, named, strict=True):
+            self.count(sum(len(tokens) for _, tokens, _ in parts))
+        faults = []
+        for (live, tokens, outputs), row, name in zip(parts, rows, named, strict=True):
+            faults.append(live.decoded(tokens, outputs))
             if outputs != "none":
-                self._rows.append(ref(live.row))
                 live.row.lies_at(row)
             if name is not live.identity.fingerprint:  # another thread has changed what computes
                 live.state.disown()
         return faults
-
-
-def _nothing() -> None:
-    """Nobody wants to know."""

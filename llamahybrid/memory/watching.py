@@ -9,21 +9,18 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
 from llama_cpp import llama_cpp as native
-
-if TYPE_CHECKING:
-    from llamahybrid.memory.context import GuardedContext
 
 logger = logging.getLogger("llamahybrid")
 
 Notice: TypeAlias = Callable[[Any, Any], Any]
 """Result and arguments of a call -> what it is to return in place of its result; None: that."""
 
-contexts: WeakValueDictionary[int, GuardedContext] = WeakValueDictionary()
-"""Ours, by address."""
+contexts: WeakValueDictionary[int, Any] = WeakValueDictionary()
+"""Ours (`GuardedContext`), by address."""
 
 
 def address(pointer: Any) -> int:
@@ -36,14 +33,14 @@ def address(pointer: Any) -> int:
     return ctypes.cast(pointer, ctypes.c_void_p).value or 0
 
 
-def context_at(pointer: Any) -> GuardedContext | None:
-    """The open context of ours that a `llama_context *` points at."""
+def context_at(pointer: Any) -> Any:
+    """The open context of ours that a `llama_context *` points at; None: it is none of ours."""
     context = contexts.get(address(pointer))
     return context if context is not None and address(context.ctx) == address(pointer) else None
 
 
-def context_of_memory(pointer: Any) -> GuardedContext | None:
-    """The open context of ours whose memory this is."""
+def context_of_memory(pointer: Any) -> Any:
+    """The open context of ours whose memory this is; None: it is of none."""
     wanted = address(pointer)
     for context in list(contexts.values()):
         if context.ctx is not None and wanted and address(context.memory) == wanted:
@@ -55,7 +52,7 @@ def watch(name: str, notice: Notice) -> None:
     """Have `notice` called behind every call of a function of llama_cpp, with its result and arguments."""
     function: Any = getattr(native, name, None)
     if not hasattr(function, "errcheck"):
-        return  # this version of llama_cpp does not have it
+        return  # an old name that this release has no more
     before = function.errcheck
 
     def check(result: Any, called: Any, arguments: Any) -> Any:

@@ -252,26 +252,26 @@ class Plan:
 
 @dataclass(frozen=True)
 class CacheStats:
-    """Counters and sizes; bytes are exact (snapshots, logits, token arrays)."""
+    """Sizes and counters of a prompt cache."""
 
     entries: int = 0
     """Checkpoints in RAM."""
     bytes_ram: int = 0
-    """What counts toward the budget, buffers idle or handed out included."""
+    """Bytes that count toward the budget, idle buffers included."""
     hits: int = 0
-    """Requests that found something to go on from."""
+    """Requests that resumed from something."""
     misses: int = 0
-    """Requests that were decoded from their first token on."""
+    """Requests decoded from their first token."""
     tokens_saved: int = 0
     """Prompt tokens that were not decoded again."""
     evictions: int = 0
-    """Checkpoints that went to make room."""
+    """Checkpoints evicted."""
     segments: int = 0
     """Pieces of attention in RAM."""
     refused: int = 0
-    """Checkpoints and segments that did not fit into the budget at all."""
+    """Checkpoints and segments that did not fit into the budget."""
     extra: dict[str, int] = field(default_factory=dict)
-    """Further counters by name, see `PromptCache.stats`."""
+    """Further counters by name."""
 
 
 class BasePromptCache(ABC):
@@ -360,7 +360,7 @@ class BasePromptCache(ABC):
         """A request is over: what is new on the live path may be written."""
 
     def flush(self, seconds: float | None = None) -> bool:
-        """Write what is queued, within so long (None: a minute); False if not all of it is."""
+        """Write pending records, for at most `seconds` (None: 60); return whether all are written."""
         return True
 
     @abstractmethod
@@ -373,19 +373,16 @@ class BasePromptCache(ABC):
 
     @abstractmethod
     def forget(self, prefix: Sequence[int] | Tokens) -> int:
-        """Forget this token path and all that goes on from it; bytes freed. What others share of it stays.
+        """Remove this token path and everything behind it; return the freed bytes. Shared beginnings stay.
 
-        Its end may be unknown (evicted, or never decoded): what is known of its beginning goes all the same.
-
-        What a context that is followed has live, or decodes just now, is forgotten where it lies on this
-        path: nothing of it is stored any more, and its next request begins without it. No tokens are no path:
-        nothing is forgotten then.
+        Unknown tokens at the end of the path do not matter. Live state on the path is not stored any more,
+        and its slot is cleared at its next request. An empty path removes nothing.
         """
 
     @abstractmethod
     def clear(self) -> None:
-        """Forget everything stored; pinned entries go when released. What contexts have live stays live."""
+        """Remove everything stored; pinned entries are removed when released. Live state stays."""
 
     @abstractmethod
     def stats(self) -> CacheStats:
-        """Sizes and counters now."""
+        """Return sizes and counters."""

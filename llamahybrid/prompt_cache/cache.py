@@ -42,24 +42,19 @@ DISK_SHARE = 1 / 4
 
 
 class PromptCache(BasePromptCache):
-    """Checkpoints and attention segments of many conversations, indexed by a radix tree of tokens.
+    """Checkpoints and attention segments of many conversations in a radix tree of tokens.
 
-    `ram_bytes`: budget for snapshots, segments, logits, token arrays, and buffers idle or handed out, counted
-    exactly; None: an eighth of physical memory (of a container's, where that is less), within 256 MiB and 8
-    GiB. Only what is pinned or handed out at one time can be more than that. `disk_dir`: a folder that keeps
-    them for later processes of this machine; several may share it. `disk_bytes`: its budget (0: what lies
-    there is read, and nothing is written); None: a quarter of what is free, at most 32 GiB.
-    `disk_write_bytes`: what this process may write to it in an hour (0: nothing); None: 8 GiB. A folder that
-    cannot be used costs a warning and the disk, nothing else. `remote`: a Redis or Valkey server that several
-    machines share, as "redis://host:6379/0", behind RAM and disk; what may lie there is the server's
-    `maxmemory`, and its `maxmemory-policy` says what goes; `remote_bytes`: 0 as for the disk. One that is
-    slow or away costs a warning and is asked again later. `eviction`: another order in which things go from
-    RAM. May be shared by threads and by several models.
+    `ram_bytes`: budget of RAM. None: an eighth of physical memory (or of a container's limit), 256 MiB to 8
+    GiB.
+    `disk_dir`: folder for later processes of this machine; several processes may share it.
+    `disk_bytes`: budget of the folder; 0 only reads. None: a quarter of the free space, at most 32 GiB.
+    `disk_write_bytes`: bytes that this process may write in an hour; 0: none. None: 8 GiB.
+    `remote`: Redis or Valkey server shared by machines, "redis://host:6379/0"; its `maxmemory` is the
+    budget.
+    `remote_bytes`: 0 only reads.
+    `eviction`: another order of eviction in RAM.
 
-    A snapshot handed to `admit` belongs to the cache from then on and becomes read-only: its buffer may be
-    used again once its entry is gone. What a `Plan` names is safe until `release(plan)`, or while the plan
-    exists. An exception in the middle of a change, such as a KeyboardInterrupt, costs what RAM holds, at most
-    (`guard`).
+    Threads and models may share a cache. A folder or server that cannot be used costs a warning.
 
     >>> cache = PromptCache(ram_bytes=1 << 20)
     >>> cache.stats().entries
@@ -77,8 +72,8 @@ class PromptCache(BasePromptCache):
         remote_bytes: int = DEFAULT_REMOTE_BYTES,
         eviction: Eviction | None = None,
     ) -> None:
-        """Raises ValueError for a URL that means nothing or a budget below zero, TypeError for a budget that
-        is no number, ImportError where redis is not installed.
+        """Raises ValueError for an unreadable URL or a negative budget, TypeError for a budget that is no
+        number, ImportError without the package redis.
         """
         limit = default_ram_bytes() if ram_bytes is None else budget("ram_bytes", ram_bytes)
         disk_bytes = None if disk_bytes is None else budget("disk_bytes", disk_bytes)
@@ -122,9 +117,9 @@ class PromptCache(BasePromptCache):
 
     @property
     def ram_bytes(self) -> int:
-        """The budget; setting it evicts what no longer fits (pinned entries go when released).
+        """Budget of RAM in bytes; a smaller one evicts at once.
 
-        Raises TypeError for what is no number, ValueError for one below zero.
+        Raises TypeError for a value that is no number, ValueError for a negative one.
         """
         return self.ram.store.account.limit
 
@@ -203,35 +198,31 @@ class PromptCache(BasePromptCache):
         return bool(self.outside)
 
     def flush(self, seconds: float | None = None) -> bool:
-        """Write what is queued, within so long (None: a minute) each; False if not all of it is."""
+        """See `BasePromptCache.flush`."""
         return all([tier.flush(seconds) for tier in self.outside])
 
     def close(self) -> bool:
-        """`flush`, and a warning where not all was written; RAM stays, and the cache may be used again."""
+        """Flush, with a warning if records are left; RAM stays and the cache remains usable."""
         return all([tier.close() for tier in self.outside])
 
     # -- the user's own say ------------------------------------------------------------------------
 
     def pin(self, prefix: Sequence[int] | Tokens) -> int:
-        """Keep the checkpoints on this path, now and later, whatever the budget asks for; how many there are.
+        """Keep the checkpoints on this path in RAM and on disk, now and later; return their number.
 
-        Their segments stay with them, and records of this path stay on disk. `unpin` takes it back. Pins do
-        not survive `clear`. Raises as `forget`.
+        `unpin` and `clear` remove a pin. Raises as `forget`.
         """
         return self.ram.pin(token_path(prefix))
 
     def unpin(self, prefix: Sequence[int] | Tokens) -> None:
-        """Let what `pin(prefix)` kept go by its worth again; harmless for a prefix that was not pinned.
-
-        Raises as `forget`.
-        """
+        """Remove a pin; harmless without one. Raises as `forget`."""
         self.ram.unpin(token_path(prefix))
 
     def forget(self, prefix: Sequence[int] | Tokens) -> int:
-        """See `BasePromptCache.forget`; what the user pinned of the path's beginning stays, too.
+        """See `BasePromptCache.forget`; pinned beginnings of the path stay.
 
-        It goes from the disk as well, and from what is queued for it. Raises TypeError for what are no token
-        ids (a text, say), ValueError for ids that no model has.
+        Removes records on disk and server, too. Raises TypeError for values that are no token ids,
+        ValueError for ids out of range.
         """
         tokens = token_path(prefix)
         if not len(tokens):
@@ -256,7 +247,7 @@ class PromptCache(BasePromptCache):
         self.ram.drop_segment(segment)
 
     def clear(self) -> None:
-        """See `BasePromptCache.clear`; the disk is emptied, too, and what lies on the server."""
+        """See `BasePromptCache.clear`; clears disk and server, too."""
         self.ram.clear()  # first, so that a request that ends meanwhile has nothing of it to write
         for tier in self.outside:
             if not tier.clear():
@@ -267,9 +258,7 @@ class PromptCache(BasePromptCache):
     # -- looking in --------------------------------------------------------------------------------
 
     def stats(self) -> CacheStats:
-        """See `BasePromptCache.stats`; `extra`: remembered tokens, idle buffer bytes, the budget, segments
-        that were damaged, how often an exception cost what RAM held, and what `tier.Counts` counts.
-        """
+        """See `BasePromptCache.stats`; `extra` has further counters."""
         stats = self.ram.stats()
         for tier in self.outside:
             stats.extra.update(tier.stats())

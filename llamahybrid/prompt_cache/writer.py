@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 from llamahybrid.errors import SnapshotError
 from llamahybrid.prompt_cache.base import NOTHING, Bytes, Logits, Tokens, part_of, same_start
@@ -17,9 +17,6 @@ from llamahybrid.prompt_cache.records import HEAD_BYTES, pack
 from llamahybrid.prompt_cache.seen import Seen, cover, uncovered
 from llamahybrid.prompt_cache.write_behind import WriteBehind
 from llamahybrid.prompt_cache.write_policy import MOST_SECONDS, QUIET_SECONDS, Point, WriteBudget
-
-if TYPE_CHECKING:
-    from llamahybrid.prompt_cache.tier import Tier
 
 
 @dataclass(eq=False)
@@ -46,9 +43,7 @@ class Job:
 class Writer:
     """Writes restore points to a tier, behind what happens; not every one, and not more than a budget."""
 
-    def __init__(
-        self, tier: Tier, source: RamTier, hourly: int, quiet_seconds: float = QUIET_SECONDS
-    ) -> None:
+    def __init__(self, tier: Any, source: RamTier, hourly: int, quiet_seconds: float = QUIET_SECONDS) -> None:
         """`hourly`: bytes that may be written an hour."""
         self._tier = tier
         self.source = source
@@ -169,7 +164,7 @@ class Writer:
             if state is None:
                 self._tier.counts.dropped += 1
                 return False
-            return state.snapshot.nbytes + HEAD_BYTES <= self._tier.limit
+            return bool(state.snapshot.nbytes + HEAD_BYTES <= self._tier.limit)
 
     def _write_attention(self, work: PathWork, position: int) -> bool:
         """Write the attention before a position that is not there yet; False where it is not to be had."""
@@ -219,7 +214,7 @@ class Writer:
                 Reach(p.item, p.end) for p in pieces if not work.has(p.item.key) or p.item.end > item.end
             ]
         if work.has(item.key):
-            return tier.store.link(job.namespace, path, item, borrowed, lambda: not job.cancelled)
+            return bool(tier.store.link(job.namespace, path, item, borrowed, lambda: not job.cancelled))
         if job.cancelled or not self.budget.open() or not self._make_room(item.nbytes, work):
             return False
         tier.rows.write(item.key, parts)

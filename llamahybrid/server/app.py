@@ -17,6 +17,7 @@ from llamahybrid.server.anthropic import routes as anthropic
 from llamahybrid.server.keys import ApiKeys
 from llamahybrid.server.limits import Guard
 from llamahybrid.server.llama_server import routes as llama_server
+from llamahybrid.server.llama_server import slots
 from llamahybrid.server.loading import load
 from llamahybrid.server.prompts import LLAMA_CPP, ChatApi
 from llamahybrid.server.routes import chat, router
@@ -63,7 +64,8 @@ def app_of(service: Service) -> FastAPI:
     app.state.service = service
     made, app.state.chat_api = _chat(settings)
     errors.install(app)
-    for each in (router, made, anthropic.router, llama_server.router, cache_page.router, cache_doors.router):
+    llama_servers = (llama_server.router, slots.router)
+    for each in (router, made, anthropic.router, *llama_servers, cache_page.router, cache_doors.router):
         app.include_router(each)
     app.add_middleware(
         Guard,

@@ -12,12 +12,14 @@ import numpy.typing as npt
 from llama_cpp.llama_chat_format import _grammar_for_response_format
 
 from llamahybrid.client import json_schema
+from llamahybrid.client.model_markers import markers_of
 from llamahybrid.llama import Llama
 from llamahybrid.server.bodies import CacheOptions, ChatCompletionRequest, CompletionRequest
 from llamahybrid.server.errors import bad
-from llamahybrid.server.markers import markers_of
-from llamahybrid.server.messages import require_readable, with_mappings
+from llamahybrid.server.messages import require_readable, with_mappings, with_thoughts
 from llamahybrid.server.options import ReadingOptions, SamplingOptions, TemplateOptions
+from llamahybrid.server.prefill import goes_on
+from llamahybrid.server.thinking import ContinuationOptions, ThinkingOptions
 
 Logits = npt.NDArray[np.single]
 
@@ -34,6 +36,7 @@ _ends: WeakKeyDictionary[Llama, list[int]] = WeakKeyDictionary()
 
 _OURS = {"best_of", "logit_bias_type", "user", "min_tokens", "add_special_tokens", *CacheOptions.model_fields}
 _OURS |= {*SamplingOptions.model_fields, *TemplateOptions.model_fields, *ReadingOptions.model_fields}
+_OURS |= {*ThinkingOptions.model_fields, *ContinuationOptions.model_fields}
 _OURS -= {"typical_p"}
 """Fields of a request that are no arguments."""
 
@@ -68,6 +71,9 @@ def arguments(llm: Llama, body: CompletionRequest | ChatCompletionRequest, alias
         require_readable(llm, body.messages)
         if any(message.get("tool_calls") for message in body.messages) and markers_of(llm).mapping:
             options["messages"] = with_mappings(options["messages"])
+        if any(message.get("reasoning_content") for message in body.messages):
+            rest = [options["messages"].pop()] if goes_on(llm, body) else []
+            options["messages"] = [*with_thoughts(options["messages"], markers_of(llm).taken), *rest]
         if body.logprobs and body.top_logprobs is None:  # upstream gives none then
             options["top_logprobs"] = 0
         if body.tool_choice == "required":  # no format of upstream's makes the model choose

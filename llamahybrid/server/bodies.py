@@ -14,6 +14,7 @@ from llamahybrid.server.messages import normalized, require_few, without_nulls
 from llamahybrid.server.options import First, ReadingOptions, SamplingOptions, TemplateOptions
 from llamahybrid.server.request_fields import Route
 from llamahybrid.server.schemas import MOST_LETTERS, excess
+from llamahybrid.server.thinking import ContinuationOptions, ThinkingOptions
 from llamahybrid.server.translation import translated
 
 _CONFIG = ConfigDict(allow_inf_nan=False, extra="allow")  # of what is no field, see request_fields.fault
@@ -126,7 +127,12 @@ class Body(Protocol):
         """Why this cannot be answered, if it cannot."""
 
 
-class CompletionRequest(upstream.CreateCompletionRequest, SamplingOptions, CacheOptions):  # type: ignore[misc]
+class CompletionRequest(
+    upstream.CreateCompletionRequest,  # type: ignore[misc]
+    SamplingOptions,
+    ThinkingOptions,
+    CacheOptions,
+):
     """`/v1/completions`."""
 
     model_config = _CONFIG
@@ -178,6 +184,8 @@ class ChatCompletionRequest(
     upstream.CreateChatCompletionRequest,  # type: ignore[misc]
     SamplingOptions,
     TemplateOptions,
+    ThinkingOptions,
+    ContinuationOptions,
     ReadingOptions,
     CacheOptions,
 ):
@@ -253,7 +261,9 @@ class EmbeddingRequest(upstream.CreateEmbeddingRequest):  # type: ignore[misc]
     def _without_nulls(cls, said: Any) -> Any:
         return {name: v for name, v in said.items() if v is not None} if isinstance(said, dict) else said
 
-    input: str | Texts = Field(description="What to embed.")
+    input: str | Tokens | Texts | Annotated[list[Tokens], First()] = Field(
+        description="What to embed: a text, its token ids, or several of either."
+    )
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(default=None, description="Not supported: the model's own.")
 
@@ -266,8 +276,13 @@ class EmbeddingRequest(upstream.CreateEmbeddingRequest):  # type: ignore[misc]
         """Raise Refusal for what this server does not do."""
         if self.dimensions is not None:
             raise bad("embeddings have the dimensions that the model gives them", "dimensions")
-        if not self.input or not all(self.input):
+        if not self.texts() or not all(self.texts()):
             raise bad("there is nothing to embed", "input")
+
+    def texts(self) -> list[str | list[int]]:
+        """What to embed, each as text or as token ids."""
+        several = isinstance(self.input, list) and not (self.input and isinstance(self.input[0], int))
+        return self.input if several else [self.input]  # type: ignore[return-value, list-item]
 
 
 class DetokenizeRequest(upstream.DetokenizeInputRequest):  # type: ignore[misc]

@@ -6,22 +6,39 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
+from llamahybrid.client.chat_way import continuation_of
+from llamahybrid.client.model_markers import begins_thinking, markers_of
 from llamahybrid.llama import Llama
 from llamahybrid.server.bodies import ChatCompletionRequest
-from llamahybrid.server.markers import begins_thinking, markers_of
+from llamahybrid.server.channel_reading import ChannelReader
+from llamahybrid.server.prefill import goes_on
 from llamahybrid.server.reading import Delta, Reader
 
 Chunk = dict[str, Any]
 
 
+class ReadsAnswer(Protocol):
+    """Reads one answer."""
+
+    calls: int
+    """Calls that were told."""
+
+    def feed(self, text: str) -> Iterator[Delta]:
+        """Return the deltas that are certain with this piece of text."""
+
+    def end(self) -> Iterator[Delta]:
+        """Return the deltas of the rest, at the end of the answer."""
+
+
 class ChatReading:
     """Reads the answers to one request, in its thread."""
 
-    def __init__(self, make: Callable[[], Reader]) -> None:
-        """`make`: a reader of one answer."""
-        self._readers = defaultdict[int, Reader](make)
+    def __init__(self, make: Callable[[], ReadsAnswer], control: frozenset[int] = frozenset()) -> None:
+        """`make`: a reader of one answer, whose text has these control tokens spelt."""
+        self._readers = defaultdict[int, ReadsAnswer](make)
+        self.control = control
 
     def into(self, made: Any) -> Any:
         """Read a completion, or a stream of chunks."""
@@ -64,7 +81,7 @@ class ChatReading:
             yield {**chunk, "choices": [{**choice, "finish_reason": reason(reader, ended), "delta": rest}]}
 
 
-def reason(reader: Reader, ended: str | None) -> str | None:
+def reason(reader: ReadsAnswer, ended: str | None) -> str | None:
     """Return the finish reason of an answer that may have called tools."""
     return "tool_calls" if reader.calls and ended == "stop" else ended
 
@@ -82,7 +99,13 @@ def reading_of(llm: Llama, body: ChatCompletionRequest, template: Mapping[str, A
     markers = markers_of(llm)
     think = think and markers.think is not None
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
+    begun = continuation_of(llm, body.messages) if goes_on(llm, body) else None
+    if (channels := markers.channels) is not None:
+        inside = begun is not None and begun.inside
+        header = f"{channels.channel}{channels.thought if inside else ''}" if begun is not None else None
+        return ChatReading(partial(ChannelReader, channels, bool(tools), think, header), markers.control)
     if not (think or (schemas and markers.call)):
         return None
-    thinking = think and begins_thinking(llm, template)
-    return ChatReading(partial(Reader, markers, schemas, think, thinking))
+    thinking = think and (begins_thinking(llm, template) if begun is None else begun.inside)
+    make = partial(Reader, markers, schemas, think, thinking, begun is not None)
+    return ChatReading(make, markers.control)

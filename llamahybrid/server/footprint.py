@@ -12,6 +12,7 @@ import numpy as np
 from llamahybrid.capi.gguf import Gguf
 from llamahybrid.errors import EngineError
 from llamahybrid.memory.model_files import shards
+from llamahybrid.memory.vectors import FLOAT_BYTES
 from llamahybrid.prompt_cache.ram import physical_bytes
 from llamahybrid.server.settings import DEFAULT_SLOTS, ModelSettings
 
@@ -33,13 +34,16 @@ def default_models_bytes() -> int:
 
 
 def footprint(settings: ModelSettings) -> int:
-    """Bytes: its files, and attention of `n_ctx` tokens for each slot. 0 where there are none."""
+    """Bytes: its files, attention of `n_ctx` tokens for each slot, and what it takes to embed texts.
+
+    0 where there are no files.
+    """
     files = [*shards(settings.model), settings.lora_path, settings.clip_model_path]
     weights = sum(Path(file).stat().st_size for file in files if file is not None and Path(file).exists())
     if settings.vocab_only or not Path(settings.model).exists():
         return weights
     try:
-        attention = _attention(settings)
+        attention = _attention(settings) + (_outputs(settings) if settings.embedding else 0)
     except (OSError, KeyError, EngineError, ValueError) as error:
         logger.info("the size of %s's context is not known: %s", settings.model_alias, error)
         attention = 0.0
@@ -62,6 +66,13 @@ def _attention(settings: ModelSettings) -> float:
     per_token = kv_heads * (key * _element(settings.type_k) + value * _element(settings.type_v))
     slots = settings.n_parallel or DEFAULT_SLOTS
     return float(per_token * slots * (settings.n_ctx or number("context_length")))
+
+
+def _outputs(settings: ModelSettings) -> float:
+    """Of a context of embeddings: the library computes logits of every token, too (see `Vectors`)."""
+    with Gguf(Path(settings.model)) as gguf:
+        rows = gguf.length("tokenizer.ggml.tokens")
+    return float(2 * FLOAT_BYTES * rows * min(settings.n_batch, settings.n_ctx or settings.n_batch))
 
 
 def _element(kind: int | None) -> float:

@@ -36,7 +36,6 @@ WAITS_FOR_SLOTS = (
     "/completions",
     "/infill",
     "/v1/engines/copilot-codex/completions",
-    "/v1/embeddings",
     "/cache/warm",
 )
 """Paths whose requests may have to wait."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from array import array
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from types import FunctionType
@@ -17,6 +18,7 @@ from llama_cpp.llama_chat_format import (
 
 from llamahybrid.errors import ContextOverflow, LlamaHybridError
 from llamahybrid.llama import Llama
+from llamahybrid.memory.vectors import embeds_only
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache.cache import DEFAULT_REMOTE_BYTES
 from llamahybrid.server.settings import DEFAULT_SLOTS, ModelSettings
@@ -50,14 +52,37 @@ class PromptEmpty(LlamaHybridError, ValueError):
     """The prompt has no tokens."""
 
 
+class TokenText(str):
+    """A text that is given by its token ids, for code that encodes texts and has them tokenized."""
+
+    def __new__(cls, ids: Sequence[int]) -> TokenText:
+        """Of these ids, as they are: no BOS comes before them."""
+        made = super().__new__(cls)
+        made.ids = ids
+        return made
+
+    ids: Sequence[int]
+
+    def encode(self, *_: Any, **__: Any) -> bytes:
+        """See `ServedLlama.tokenize`."""
+        return _TokenBytes(array("q", self.ids).tobytes())
+
+
+class _TokenBytes(bytes):
+    """Token ids, 8 bytes each."""
+
+
 class ServedLlama(Llama):
     """A `Llama` that refuses prompts that are longer than the operator allows, before anything is decoded."""
 
     def tokenize(self, text: bytes, *args: Any, **kwargs: Any) -> list[int]:
-        """See upstream's. Raises ContextOverflow for a prompt whose beginning alone fills the context.
+        """See upstream's; of a `TokenText`, its ids.
 
+        Raises ContextOverflow for a prompt whose beginning alone fills the context.
         The time grows with the square of control tokens, in one native call that nothing ends.
         """
+        if isinstance(text, _TokenBytes):
+            return array("q", bytes(text)).tolist()
         n_ctx, end = self.n_ctx(), LONG_TOKENS * self.n_ctx()
         while prompting.get() and end < len(text):
             while end and text[end] & 0xC0 == 0x80:  # within a character
@@ -101,10 +126,9 @@ def load(
     `cache`: where its conversations are, if not in a new one. Raises DeviceError where an RPC server does not
     answer.
     """
-    caching = not (settings.embedding or settings.vocab_only)
     slots = settings.n_parallel
     if slots is None:
-        slots = DEFAULT_SLOTS if caching and settings.draft_model is None else 1
+        slots = DEFAULT_SLOTS if chats(settings) and settings.draft_model is None else 1
     try:
         return _load(settings, slots, cache, kind)
     except (AssertionError, RuntimeError, TypeError, KeyError) as error:  # upstream's, of its options
@@ -120,7 +144,7 @@ def load(
 
 def _load(settings: ModelSettings, slots: int, cache: PromptCache | None, kind: type[ServedLlama]) -> Llama:
     more: dict[str, Any] = {"n_parallel": slots, "paging": settings.paging, "logits_all": False}
-    if not (settings.embedding or settings.vocab_only):
+    if chats(settings):
         more["prompt_cache"] = cache or cache_of(settings)
 
     unsaid = {"flash_attn"} - settings.model_fields_set  # which several slots then have on a GPU
@@ -142,6 +166,11 @@ def _load(settings: ModelSettings, slots: int, cache: PromptCache | None, kind: 
         llm._chat_handlers[llm.chat_format] = llm.chat_handler
         llm.chat_handler = None
     return llm
+
+
+def chats(settings: ModelSettings) -> bool:
+    """The model is not opened for its vocabulary, or embeddings, alone."""
+    return not settings.vocab_only and not (settings.embedding and embeds_only(settings.model, {}))
 
 
 def known_format(llm: Llama) -> bool:

@@ -64,6 +64,8 @@ def normalized(messages: Any) -> Any:
 
 def _normalized(message: dict[str, Any]) -> dict[str, Any]:
     role = message.get("role")
+    if role == "assistant" and isinstance(message.get("reasoning"), str):  # as newer vLLM names it
+        message = {"reasoning_content": message["reasoning"], **message}
     made = {
         name: value
         for name, value in message.items()
@@ -112,6 +114,24 @@ def with_mappings(messages: list[Any]) -> list[Any]:
         else message
         for message in messages
     ]
+
+
+def with_thoughts(messages: list[Any], taken: str) -> list[Any]:
+    """Messages whose thoughts are where the chat template looks for them (`Markers.taken`)."""
+    return messages if taken == "reasoning_content" else [_with_thought(each, taken) for each in messages]
+
+
+def _with_thought(message: Any, taken: str) -> Any:
+    thought, content = message.get("reasoning_content"), message.get("content")
+    if not thought or message.get("role") != "assistant":
+        return message
+    rest = {name: value for name, value in message.items() if name != "reasoning_content"}
+    if taken == "thinking":
+        if message.get("tool_calls"):  # gpt-oss's template has room for one of them
+            rest["content"] = ""
+        return {**rest, "thinking": thought}
+    texts = [{"type": "text", "text": content}] if isinstance(content, str) and content else content or []
+    return {**rest, "content": [{"type": "thinking", "thinking": thought}, *texts]}
 
 
 def _with_mapping(call: Any) -> Any:

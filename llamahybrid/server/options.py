@@ -9,10 +9,11 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, FailFast, Field
 
 from llamahybrid.capi.samplers import Samplers
-from llamahybrid.client.chat_template import require_template_kwargs, unread
+from llamahybrid.client.chat_template import require_template_kwargs, template_of, unread
 from llamahybrid.client.extras import Extras, current_extras
 from llamahybrid.llama import Llama
 from llamahybrid.server.errors import bad
+from llamahybrid.server.thinking import closes_thought, thinking_of
 
 MOST_TOKENS = 200_000
 """Token ids that one field may list."""
@@ -82,8 +83,12 @@ class ReadingOptions(BaseModel):
 _OPTIONS = tuple(name for name in SamplingOptions.model_fields if name in Samplers.__dataclass_fields__)
 
 
-def extras_of(llm: Llama, body: Any, told: AnswerTokens | None = None) -> Extras:
+def extras_of(
+    llm: Llama, body: Any, told: AnswerTokens | None = None, spelt: frozenset[int] = frozenset()
+) -> Extras:
     """The extras of a request. Raises Refusal for token ids there are not, and samplers without effect.
+
+    `spelt`: control tokens that its answers are read by.
 
     `told` collects the tokens of its answers; without it, whoever listens around the request does.
     """
@@ -104,6 +109,8 @@ def extras_of(llm: Llama, body: Any, told: AnswerTokens | None = None) -> Extras
         samplers=None if samplers == Samplers() else samplers,
         stop_token_ids=frozenset(body.stop_token_ids),
         truncate=truncate,
+        thinking=thinking_of(llm, body),
+        spelt=spelt,
         prompt_only=bool(getattr(body, "echo", False)) and body.max_tokens == 0,
         on_token=current_extras().on_token if told is None else told.add,
     )
@@ -117,7 +124,7 @@ def template_kwargs(llm: Llama, body: TemplateOptions, ignore_unread: bool = Fal
     given = dict(body.chat_template_kwargs or {})
     for name in ("enable_thinking", "reasoning_effort", "documents"):
         value = getattr(body, name)
-        if value is None:
+        if value is None or closes_thought(llm, name, value):
             continue
         if name == "reasoning_effort" and unread(llm, [name]):
             if given.get("enable_thinking") is not None:
@@ -125,6 +132,9 @@ def template_kwargs(llm: Llama, body: TemplateOptions, ignore_unread: bool = Fal
             name, value = "enable_thinking", value != "none"
         if given.setdefault(name, value) != value:
             raise bad(f"{name} and chat_template_kwargs say different things", name)
+    budget = getattr(body, "budget", None)
+    if budget is not None and template_of(llm) is not None and not unread(llm, ["thinking_budget"]):
+        given.setdefault("thinking_budget", budget)  # Seed-OSS's says it to the model
     if ignore_unread:
         for name in unread(llm, list(given)):
             del given[name]

@@ -12,6 +12,7 @@ from llamahybrid.llama import Llama
 from llamahybrid.server.arguments import arguments
 from llamahybrid.server.bodies import ChatCompletionRequest
 from llamahybrid.server.options import template_kwargs
+from llamahybrid.server.prefill import goes_on, prefilled
 from llamahybrid.server.rendering import Prompt, rendered
 from llamahybrid.server.service import Prepare
 
@@ -32,7 +33,8 @@ def chat_prompt(llm: Llama, body: ChatCompletionRequest) -> Prompt:
     """The prompt of a chat of llama_cpp.server's API. Raises Refusal as `rendered`."""
     options = arguments(llm, body, "")
     del options["n"]
-    return rendered(llm, template_kwargs(llm, body), **options)
+    make = prefilled if goes_on(llm, body) else rendered
+    return make(llm, template_kwargs(llm, body), **options)
 
 
 LLAMA_CPP = ChatApi(ChatCompletionRequest, None, chat_prompt)

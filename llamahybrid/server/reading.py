@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from uuid import uuid4
 
-from llamahybrid.server.markers import CallMarkers, Markers
+from llamahybrid.client.markers import CallMarkers, Markers
 
 Delta = dict[str, Any]
 
@@ -22,11 +22,16 @@ Schemas = Mapping[str, Mapping[str, Any]]
 class Reader:
     """Reads one answer."""
 
-    def __init__(self, markers: Markers, tools: Schemas, think: bool, thinking: bool = False) -> None:
-        """`think`: thinking becomes `reasoning_content`. `thinking`: the prompt ends inside it."""
+    def __init__(
+        self, markers: Markers, tools: Schemas, think: bool, thinking: bool = False, goes_on: bool = False
+    ) -> None:
+        """`think`: thinking becomes `reasoning_content`. `thinking`: the prompt ends inside it.
+
+        `goes_on`: the prompt has the beginning of the answer, too.
+        """
         self._tools = tools
         self._call = markers.call if tools else None
-        self._think = markers.think if think else None
+        self._think = markers.think if think and (thinking or not goes_on) else None
         self._thinking = thinking and self._think is not None
         self._text = ""
         """Text that is not returned yet."""
@@ -34,7 +39,7 @@ class Reader:
         """`_text` begins with a call."""
         self._begun = False
         """Content was returned."""
-        self._lead = self._thinking
+        self._lead = self._thinking and not goes_on
         """Line breaks that come next belong to a marker, not to the text."""
         self.calls = 0
 
@@ -70,7 +75,7 @@ class Reader:
         if self._thinking:
             return self._next_thought()
         if not self._begun and self._think is not None and not self._inside:
-            begin = self._think[0]
+            begin = self._think.begin
             lead = self._text.lstrip()
             if lead.startswith(begin):
                 self._text, self._thinking, self._lead = lead[len(begin) :], True, True
@@ -83,7 +88,7 @@ class Reader:
 
     def _next_thought(self) -> Delta | None:
         assert self._think is not None
-        end = self._think[1]
+        end = self._think.end
         at = self._text.find(end)
         if at < 0:
             kept = len(self._text[: held(self._text, end)].rstrip())
@@ -94,7 +99,7 @@ class Reader:
         return {"reasoning_content": thought} if thought else {}
 
     def _next_content(self, call: CallMarkers) -> Delta | None:
-        opens = opening(call)
+        opens = call.opens
         if not opens:  # a call is all of an answer
             lead = self._text.lstrip()
             self._inside = not self._begun and lead.startswith("{")
@@ -108,7 +113,7 @@ class Reader:
         return {"content": before} if before else {}
 
     def _next_call(self, call: CallMarkers) -> Delta | None:
-        closes = closing(call)
+        closes = call.closes
         at = self._text.find(closes) if closes else -1
         if at < 0:
             return None
@@ -127,27 +132,13 @@ class Reader:
 
     def _told(self, calls: list[tuple[str, str]]) -> Delta:
         first, self.calls = self.calls, self.calls + len(calls)
-        return {
-            "tool_calls": [
-                {
-                    "index": first + number,
-                    "id": f"call_{uuid4().hex}",
-                    "type": "function",
-                    "function": {"name": name, "arguments": arguments},
-                }
-                for number, (name, arguments) in enumerate(calls)
-            ]
-        }
+        return {"tool_calls": [told(first + number, *each) for number, each in enumerate(calls)]}
 
 
-def opening(call: CallMarkers) -> str:
-    """Return the text that begins a call; "" if a call has no marker and is all of an answer."""
-    return next(iter(call.begin.splitlines()), "")
-
-
-def closing(call: CallMarkers) -> str:
-    """Return the text that ends a call; "" if the end of the answer does."""
-    return call.end.splitlines()[-1] if call.end else ""
+def told(index: int, name: str, arguments: str) -> Delta:
+    """Return a call as clients are told of it."""
+    function = {"name": name, "arguments": arguments}
+    return {"index": index, "id": f"call_{uuid4().hex}", "type": "function", "function": function}
 
 
 def held(text: str, marker: str) -> int:
@@ -160,8 +151,8 @@ def held(text: str, marker: str) -> int:
 
 def parsed(text: str, call: CallMarkers, tools: Schemas) -> list[tuple[str, str]] | None:
     """Return the names and JSON arguments of the calls in a text; None if the text is no call."""
-    inner = text.strip().removeprefix(opening(call)).strip()
-    if closes := closing(call):
+    inner = text.strip().removeprefix(call.opens).strip()
+    if closes := call.closes:
         inner = inner.removesuffix(closes).strip()
     try:
         found = _objects(inner) if call.form == "object" else _several(inner, call, tools)
@@ -189,20 +180,45 @@ def _objects(inner: str) -> list[tuple[str, str]]:
 
 def _several(inner: str, call: CallMarkers, tools: Schemas) -> list[tuple[str, str]]:
     """Calls in tags: between two of them stand the inner ones of what is around each."""
-    lead = "\n".join(call.begin.splitlines()[1:]).strip()
-    tail = "\n".join(call.end.splitlines()[:-1]).strip()
+    if call.form == "named" and not call.closes:
+        return list(_in_a_row(inner, call))
+    lead = call.begin.removeprefix(call.opens).strip()
+    tail = call.end.removesuffix(call.closes).strip()
     inner = inner.removeprefix(lead).removesuffix(tail)
     between = rf"{re.escape(tail)}\s*{re.escape(lead)}"
     each = re.split(between, inner) if lead and tail else [inner]
     return [_one(text.strip(), call, tools) for text in each]
 
 
+def _in_a_row(inner: str, call: CallMarkers) -> Iterator[tuple[str, str]]:
+    """Calls that end where their arguments do."""
+    decoder = json.JSONDecoder()
+    while True:
+        found = call.named.search(inner)
+        if found is None:
+            raise ValueError("nothing stands between name and arguments")
+        rest = inner[found.end() :].lstrip()
+        arguments, end = decoder.raw_decode(rest)
+        if not isinstance(arguments, dict):
+            raise ValueError("arguments are an object")
+        yield inner[: found.start()].strip(), rest[:end]
+        inner = rest[end:].lstrip()
+        if not inner:
+            return
+        if not inner.startswith(call.opens):
+            raise ValueError("text stands behind a call")
+        inner = inner.removeprefix(call.opens)
+
+
 def _one(inner: str, call: CallMarkers, tools: Schemas) -> tuple[str, str]:
     if call.form == "named":
-        name, _, arguments = inner.partition(call.after_name.strip())
+        found = call.named.search(inner)
+        if found is None:
+            raise ValueError("nothing stands between name and arguments")
+        arguments = inner[found.end() :].strip()
         if not isinstance(json.loads(arguments), dict):
             raise ValueError("arguments are an object")
-        return name.strip(), arguments.strip()
+        return inner[: found.start()].strip(), arguments
     name, pairs = _tagged(inner, call)
     properties: Any = tools.get(name, {}).get("properties") or {}
     given = {key: _value(text, properties.get(key)) for key, text in pairs}

@@ -27,6 +27,7 @@ from llamahybrid.server.bodies import (
     EmbeddingRequest,
 )
 from llamahybrid.server.errors import bad, later
+from llamahybrid.server.loading import TokenText
 from llamahybrid.server.service import Service, require_known
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -93,17 +94,21 @@ async def create_chat_completion(
 
 @router.post("/v1/embeddings", summary="Embedding", tags=[_OPENAI], response_model=None)
 async def create_embedding(request: Request, body: EmbeddingRequest, service: InService) -> Response:
-    """Embed texts; the model has to be opened with `embedding`."""
-    texts = Texts([body.input] if isinstance(body.input, str) else body.input)
+    """Embed texts, beside the model's chats; it has to be opened with `embedding`."""
+    texts = Texts(each if isinstance(each, str) else TokenText(each) for each in body.texts())
 
     def work(llm: Llama) -> Any:
-        if not llm.context_params.embeddings:
+        if not llm.embeds:
             raise bad("this model was not opened for embeddings (embedding: true)", "model")
+        words, given = llm.n_vocab(), (each for each in body.texts() if not isinstance(each, str))
+        if any(not 0 <= token < words for ids in given for token in ids):
+            raise bad(f"token ids lie in [0, {words})", "input")
         return llm.create_embedding(input=texts)
 
     require_known(body, service.settings.ignore_unknown_fields)
     body.require_understood()
-    made = await service.use_slot(request, body.model, work, texts.give_up)
+    slots = service.slots_to_embed(body.model)
+    made = await service.use_slot(request, body.model, work, texts.give_up, slots)
     if body.encoding_format == "base64":
         for each in made["data"]:
             each["embedding"] = packed(each["embedding"])

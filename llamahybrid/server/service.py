@@ -25,7 +25,7 @@ from llamahybrid.server.answer import Account, Answer
 from llamahybrid.server.arguments import arguments
 from llamahybrid.server.bodies import Body, CompletionRequest
 from llamahybrid.server.chat_reading import reading_of
-from llamahybrid.server.errors import Refusal, bad
+from llamahybrid.server.errors import Refusal, bad, later
 from llamahybrid.server.history import History
 from llamahybrid.server.job import Create, Done, Job, Outbox
 from llamahybrid.server.keyed_prompts import KeyedPrompts
@@ -34,10 +34,12 @@ from llamahybrid.server.loading import Observer, load, max_prompt, observed, pro
 from llamahybrid.server.metrics import Gauges, Metrics
 from llamahybrid.server.models import Models
 from llamahybrid.server.options import AnswerTokens, extras_of, template_kwargs
+from llamahybrid.server.prefill import goes_on
 from llamahybrid.server.request_fields import fault
 from llamahybrid.server.rooms import Place
 from llamahybrid.server.settings import ModelSettings, ServerSettings
 from llamahybrid.server.several import completions
+from llamahybrid.server.thinking import budget_of
 from llamahybrid.server.usage import timings, usage
 from llamahybrid.server.viewers import Viewers
 
@@ -235,12 +237,17 @@ class Service:
         model: str | None,
         work: Callable[[Llama], Result],
         give_up: Callable[[], None],
+        slots: int = 1,
     ) -> Result:
-        """`work` in a slot of a model, in a thread. Raises Refusal, and what it raises.
+        """`work` in slots of a model, in a thread. Raises Refusal, and what it raises.
 
+        `slots`: 0 for what is done beside requests; no more of that is let in than may wait for a slot.
         `give_up` is called, in the loop, once nobody waits for it, or the server ends; also when it is done.
         """
-        made = self._run(work, *await self._enter(request, self.models.alias(model), 1))
+        if not slots and len(self._wanted) > self.settings.max_queue:
+            self.metrics.refused("queue")
+            raise later("too many requests run beside others; ask again later", 1, 429)
+        made = self._run(work, *await self._enter(request, self.models.alias(model), slots))
         gone = asyncio.ensure_future(_gone(request))
         self._wanted.add(gone)
         gone.add_done_callback(self._wanted.discard)
@@ -249,6 +256,11 @@ class Service:
             return await asyncio.shield(made)
         finally:
             gone.cancel()
+
+    def slots_to_embed(self, model: str | None) -> int:
+        """Slots that it takes to embed texts: none in a model that chats beside, where that is open."""
+        opened = self.models.opened.get(self.models.alias(model))
+        return 0 if opened is not None and opened.llm.requests.loop is not None else 1
 
     def _run(self, work: Callable[[Llama], Result], llm: Llama, place: Place) -> asyncio.Future[Result]:
         """`work` in a thread, which leaves the place when it is done."""
@@ -355,8 +367,11 @@ def _complete_one(llm: Llama, body: Any, alias: str, ignore_unread: bool, stream
     if not isinstance(body, CompletionRequest):
         create = llm.create_chat_completion
         template = options["chat_template_kwargs"] = template_kwargs(llm, body, ignore_unread)
+        options["thinking_budget"] = budget_of(llm, body)
+        options["thinking_budget_message"] = body.reasoning_budget_message
+        options["continue_final_message"] = goes_on(llm, body)
         reading = reading_of(llm, body, template)
-    with asking(extras_of(llm, body, told)):
+    with asking(extras_of(llm, body, told, frozenset() if reading is None else reading.control)):
         made = create(**options)
     made = made if told is None else told.into(made)
     return made if reading is None else reading.into(made)

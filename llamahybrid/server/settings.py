@@ -165,7 +165,11 @@ class ServerSettings(upstream.ServerSettings):  # type: ignore[misc]
     max_prompt_tokens: Optional[int] = Field(
         default=None, ge=1, description="Longer prompts get 413. None: as many as the context takes."
     )
-    max_queue: int = Field(default=128, ge=0, description="More requests that wait for a slot get 429.")
+    max_queue: int = Field(
+        default=128,
+        ge=0,
+        description="More requests that wait for a slot, or that embed beside chats, get 429.",
+    )
     max_n: int = Field(default=16, ge=1, description="Answers that one request may ask for.")
     max_logprobs: int = Field(
         default=20, ge=0, description="Logprobs that one request may ask for at each token, as vLLM's."

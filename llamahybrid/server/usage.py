@@ -26,11 +26,13 @@ def usage(reports: Sequence[RequestReport], ends: Callable[[int], bool], prompts
     prompt = reports[0].total if prompts == 1 else sum(r.total for r in reports) * prompts // len(reports)
     left = sum(report.left for report in leading(reports, prompts))
     said = sum(r.generated - (r.generated > 0 and ends(r.last)) for r in reports)
+    thoughts = [report.thinking for report in reports if report.thinking is not None]
     return {
         "prompt_tokens": prompt,
         "completion_tokens": said,
         "total_tokens": prompt + said,
         "prompt_tokens_details": {"cached_tokens": prompt - left},
+        **({"completion_tokens_details": {"reasoning_tokens": sum(thoughts)}} if thoughts else {}),
     }
 
 

@@ -114,7 +114,7 @@ class Undo:
 class Drafts(LlamaDraftModel):  # type: ignore[misc]
     """What `generate()` gets as its draft model: the real one, asked for what pays and can be taken back."""
 
-    def __init__(self, live: LiveSequence, meter: CostMeter, n_batch: int, n_ubatch: int) -> None:
+    def __init__(self, live: LiveSequence, meter: CostMeter, n_batch: int) -> None:
         self.model: LlamaDraftModel | None = None
         self.undo = Undo(live)
         self.policy = DraftLengthPolicy(meter)
@@ -122,9 +122,7 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
         """Of the running request."""
         self._live = live
         self._n_batch = n_batch
-        self._most_planes = n_ubatch - 2  # the library requires n_ubatch > n_rs_seq + 1
-        self._start = self._known = self._pending = 0
-        self._longest = self._checkpoints = 0
+        self._start = self._known = self._pending = self._longest = 0
         self._guess = NOTHING
         self._guessed_at = 0
         """Tokens there were when the first of `_guess` was the next."""
@@ -167,25 +165,19 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
         live, n = self._live, len(input_ids)
         self.confirm(n)
         self._compare(input_ids)
-        answered = n - self._start
-        if not len(self._guess) and not self.policy.due(answered):
-            return NOTHING
         at = live.n if live.n < n else self.undo.position  # a rejected draft is still there, to be undone
         owed = 0 if at is None else n - 1 - at
         room = min(live.capacity - n, self._n_batch - 1 - owed, self._limit, self._safe)
-        if owed > self._limit:  # wrong again and again: what is certain comes first, or it only grows
-            room = 0
-        behind = self.model.behind(input_ids) if isinstance(self.model, StepwiseDraft) else 0
-        most = self.policy.length(answered, room, owed, self._free, behind)
-        if len(self._guess) < max(1, most):
-            wanted = most or (self.policy.watch(answered, behind) if room > 0 else 0)
-            if wanted:
-                self._ask(input_ids, wanted, kwargs)
-                tokens = max(1, len(self._guess)) if isinstance(self.model, StepwiseDraft) else 0
-                self.policy.asked(time.perf_counter() - clock, tokens, behind)
-            if len(self._guess) < most:
-                most = self.policy.length(answered, len(self._guess), owed, self._free)
-        self._pending = max(0, most)
+        if (
+            room < 1 or owed > self._limit
+        ):  # wrong again and again: what is certain comes first, or it only grows
+            return NOTHING
+        length = self.policy.length(room)
+        if len(self._guess) < max(1, length) and (wanted := length or self.policy.watch(n - self._start)):
+            behind = self.model.behind(input_ids) if isinstance(self.model, StepwiseDraft) else 0
+            self._ask(input_ids, wanted, kwargs)
+            self.policy.asked(time.perf_counter() - clock, behind)
+        self._pending = min(length, len(self._guess))
         self.counts.drafted += self._pending
         return self._guess[: self._pending]
 
@@ -225,40 +217,19 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
             return 0
         return live.capacity if live.profile.linear else live.planes.count
 
-    @property
-    def _free(self) -> int:
-        """Guessed tokens that can be taken back without a snapshot."""
-        return self._live.capacity if self._live.profile.cuttable else self._live.planes.count
-
     # -- for eval() ------------------------------------------------------------------------------
 
-    def prepare(self, unsure: int, checkpoints: int) -> None:
-        """Tokens are decoded next, the last `unsure` of which may have to go again: see that they can.
-
-        `checkpoints`: how many the request has taken.
-        """
+    def prepare(self, unsure: int) -> None:
+        """Tokens are decoded next, the last `unsure` of which may have to go again: see that they can."""
         live = self._live
         live.planes.in_use = False
-        if checkpoints != self._checkpoints:
-            self._checkpoints = checkpoints
-            self.policy.checkpointed()
         if not unsure or live.profile.cuttable:
             return
-        if not self._planes_for(unsure):
+        if live.planes.count < unsure:
             clock = time.perf_counter()
             self.undo.take()
-            self.policy.saved(time.perf_counter() - clock)
+            self.policy.undone(time.perf_counter() - clock)
         live.planes.in_use = True
-
-    def _planes_for(self, unsure: int) -> bool:
-        """There are planes for so many tokens; some are bought where snapshots have cost as much by now."""
-        planes = self._live.planes
-        count = min(max(self._longest, unsure), self._most_planes)
-        if planes.count < unsure <= count and planes.resizable and self.policy.planes_pay():
-            clock = time.perf_counter()
-            grown = planes.grow(count)
-            self.policy.planes_made(time.perf_counter() - clock, grown)
-        return planes.count >= unsure
 
     def go_back(self, n: int) -> bool:
         """Take back what lies behind the first n tokens; False if no exact way is known.
@@ -268,7 +239,7 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
         clock = time.perf_counter()
         kind = self.undo.go_back(n)
         if kind == "snapshot":
-            self.policy.loaded(time.perf_counter() - clock, n - self._live.n)
+            self.policy.undone(time.perf_counter() - clock)
             self.counts.redecoded += n - self._live.n
         if kind is not None:
             self._count(kind)
@@ -302,7 +273,7 @@ def asked_model() -> Any:
     """`draft_model` of `Llama`."""
 
     def get(llm: Any) -> LlamaDraftModel | None:
-        """The draft model that was given; to the request that runs, `Drafts`, which asks it for what pays."""
+        """The draft model; inside a running request `Drafts`, which asks the model."""
         model: LlamaDraftModel | None = llm._draft_model
         inside = llm.requests.inside
         if model is None or not llm.slots.all or inside is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,20 +14,16 @@ from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.speculation.drafts import StepwiseDraft, Undo
 
-if TYPE_CHECKING:
-    from llamahybrid.llama import Llama
-
 
 class ModelDraft(StepwiseDraft):
     """A draft model for `Llama(draft_model=…)`: the greedy continuation of another `Llama`.
 
-    That one must have the same vocabulary (ids the first model does not have end a guess), a context as long,
-    and its prompt cache on: its sequence is kept from call to call, and what the first model did not say is
-    taken back the way its memory allows. It must not be used for anything else meanwhile.
+    The other model needs the same vocabulary, a context as long, and its prompt cache on. Its sequence is
+    kept between calls and corrected as its memory allows. Use it for nothing else meanwhile.
     """
 
-    def __init__(self, llm: Llama, num_pred_tokens: int = 8) -> None:
-        """`num_pred_tokens`: the most that is guessed at once; what pays is found out while running."""
+    def __init__(self, llm: Any, num_pred_tokens: int = 8) -> None:
+        """`num_pred_tokens`: longest draft; the length in use is chosen at run time."""
         if llm.runner is None:
             raise LlamaHybridError(
                 "a draft model needs its prompt cache; open it without prompt_cache=False or embedding=True"
@@ -39,9 +35,9 @@ class ModelDraft(StepwiseDraft):
         self._undo = Undo(self._runner.live)
 
     def __call__(self, input_ids: npt.NDArray[np.intc], /, **kwargs: object) -> npt.NDArray[np.intc]:
-        """What the second model says after `input_ids`, shape (n,): shape (k,), fewer where its text ends.
+        """Return the draft behind `input_ids`, shape (n,): shape (k,), k <= `num_pred_tokens`.
 
-        Raises LlamaHybridError when asked to draft for itself, DecodeError when the library fails.
+        Raises LlamaHybridError if a model drafts for itself, DecodeError if the library fails.
         """
         if self.llm.requests.inside is not None:
             raise LlamaHybridError("a model cannot draft for itself; open a second Llama for it")
@@ -53,7 +49,7 @@ class ModelDraft(StepwiseDraft):
         return guess
 
     def behind(self, input_ids: npt.NDArray[np.intc]) -> int:
-        """How many of `input_ids` the second model has to decode first; more where its cache knows them."""
+        """Return how many of `input_ids` the draft model has to decode first, at most."""
         live = self._runner.live
         if not live.identity.serves(self.salt):
             return len(input_ids)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.lab import parallel_fuzz, signal_fuzz, stream_fuzz, thread_fuzz
+from tests.lab import parallel_fuzz, signal_fuzz, thread_fuzz
 from tests.lab.differential import Mismatch
 from tests.lab.parallel_fuzz import Outcome
 from tests.lab.parallel_talk import Said
@@ -104,28 +104,7 @@ def test_fault_of_several_conversations_is_noticed(
         play(tiny_model("llama", window=16), count)
 
 
-# -- streams, threads --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("arch", more(*(arch for arch in stream_fuzz.ARCHITECTURES if arch != "qwen35")))
-def test_every_stream_on_changing_threads_says_what_a_fresh_context_says(
-    tiny_model: TinyModel, arch: str
-) -> None:
-    deeds = stream_fuzz.run(tiny_model(arch, window=16), 3, 2, soon())
-    assert deeds["rounds"] == 2
-    assert deeds["advance"] > 0
-
-
-def test_mixed_up_stream_is_noticed(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    take = stream_fuzz.Campaign._take
-
-    def mixed_up(self: stream_fuzz.Campaign, stream: stream_fuzz.Stream, n: int) -> None:
-        take(self, stream, n)
-        stream.said[:] = [(token + 7) % 200 for token in stream.said]
-
-    monkeypatch.setattr(stream_fuzz.Campaign, "_take", mixed_up)
-    with pytest.raises(Mismatch):
-        stream_fuzz.run(tiny_model("qwen35", window=16), 1, 1, soon())
+# -- several models of one cache ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arch", more("mamba", "gemma3"))

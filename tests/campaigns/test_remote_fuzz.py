@@ -11,6 +11,6 @@ pytestmark = pytest.mark.skipif(PROGRAM is None, reason="neither redis-server no
 
 
 def test_a_store_that_is_paused_killed_and_damaged() -> None:
-    happened = play(blows=8, machines=2, seed=5, most_seconds=60)
+    happened = play(blows=8, machines=2, seed=5, most_seconds=400)
     assert sum(happened["blows"].values()) == 8
     assert happened["turns"]["remote"] > 0

@@ -21,10 +21,8 @@ TOKENS = np.arange(5, 35, dtype=np.int32)
 ABORTED = 2
 
 
-@pytest.fixture(params=["shim", "shim, two passes", "numpy"])
+@pytest.fixture(params=["shim", "numpy"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "shim, two passes":
-        monkeypatch.setattr(native, "HASHING", (("XXH3_of_tomorrow",),))
     if request.param == "numpy":
         monkeypatch.setattr(native, "_shim", None)
         monkeypatch.setattr(native, "available", False)
@@ -143,19 +141,10 @@ def test_a_range_is_saved_whole_and_hashed(context: Callable[[], int]) -> None:
     size_of = llama_cpp._lib.llama_state_seq_get_size_range
     size_of.argtypes, size_of.restype = [ctypes.c_void_p, *[ctypes.c_int32] * 3], ctypes.c_size_t
     size = size_of(ctx, 0, 3, 20)
-    part, again = np.empty(size, np.uint8), np.empty(size, np.uint8)
+    part = np.empty(size, np.uint8)
     assert library.save_range(ctx, part, 0, 3, 20) == xxhash.xxh3_64_intdigest(part.data)
-    library.one_pass = False
-    assert library.save_range(ctx, again, 0, 3, 20) == xxhash.xxh3_64_intdigest(part.data)
-    assert np.array_equal(part, again)
-    library.one_pass = native.Library().one_pass
     for place in ((0, 3, 21), (0, 3, 19), (9, 3, 20), (0, 20, 3)):
         assert library.save_range(ctx, part, *place) is None
-
-
-def test_a_state_is_saved_in_one_pass_where_the_library_hands_out_pieces() -> None:
-    native.library.cache_clear()
-    assert native.library().one_pass == ("llama_state_seq_write_ext" in native.library().optional)
 
 
 def test_a_library_that_lacks_a_function_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,11 +183,9 @@ def throwing() -> Iterator[native.Library]:
     except (OSError, AttributeError):
         pytest.skip("no function here that is known to throw")
     native.library.cache_clear()
-    library, lib, hashing = native.library(), native._shim.lib, native._hashing()
+    library, lib = native.library(), native._shim.lib
     address = ctypes.cast(throw, ctypes.c_void_p).value
     assert lib.llh_bind(address, address, address, native._layout(llama_cpp.llama_batch))
-    if hashing is not None:
-        lib.llh_bind_pieces(address, address, hashing)
     yield library
     native.library.cache_clear()
     native.library()
@@ -206,18 +193,12 @@ def throwing() -> Iterator[native.Library]:
 
 def test_an_exception_of_libllama_is_not_called_harmless(throwing: native.Library) -> None:
     """After an allocation failed inside, the context may hold anything; nor may an exception reach Python."""
-    call, tokens = throwing.call(), (ctypes.c_int32 * len(TOKENS))(*TOKENS)
-    assert call is not None
-    assert call.decode(0, llama_cpp.llama_batch_get_one(tokens, len(tokens))) == native.THREW
-    assert call.result == native.THREW
+    tokens = (ctypes.c_int32 * len(TOKENS))(*TOKENS)
+    assert throwing.decode(0, llama_cpp.llama_batch_get_one(tokens, len(tokens))) == native.THREW
     assert native.THREW not in UNCHANGED_BY_FAILURE
     state = np.empty(64, np.uint8)
     assert not throwing.load_state(0, state, 0, 0)
     assert throwing.save_state(0, state, 0, 0) is None
-    if throwing.one_pass:
-        assert throwing.save_range(0, state, 0, 0, 8) is None
-        throwing.one_pass = False
-        assert throwing.save_state(0, state, 0, 0) is None
 
 
 def poll(stop: native.Stop) -> bool:
@@ -274,14 +255,11 @@ def test_a_stop_ends_a_decode_from_within(context: Callable[[], int]) -> None:
     assert decode(ctx, TOKENS) == 0
 
 
-def test_a_call_decodes_as_upstream_does_and_keeps_the_result(context: Callable[[], int]) -> None:
-    ours, theirs, call = context(), context(), native.library().call()
-    assert call is not None
-    assert call.result == native.NOT_RUN
+@pytest.mark.usefixtures("way")
+def test_a_batch_is_decoded_as_upstream_does(context: Callable[[], int]) -> None:
+    ours, theirs = context(), context()
     for tokens, result in ((TOKENS, 0), (np.array([1 << 30], np.int32), -1)):
         ids = (ctypes.c_int32 * len(tokens))(*tokens)
-        assert call.decode(ours, llama_cpp.llama_batch_get_one(ids, len(tokens))) == result
-        assert call.result == decode(theirs, tokens) == result
+        assert native.library().decode(ours, llama_cpp.llama_batch_get_one(ids, len(tokens))) == result
+        assert decode(theirs, tokens) == result
         assert logits(ours, -1) == logits(theirs, -1)
-    call.forget()
-    assert call.result == native.NOT_RUN

@@ -86,19 +86,12 @@ def test_snapshots_are_those_of_this_machines_memory(arch: str, remote: Open, op
     assert states[0] == states[1]
 
 
-def test_drafts_come_and_go_with_planes_that_are_resized(
-    remote: Open, fresh: Callable[..., list[int]]
-) -> None:
+def test_drafts_come_and_go_with_planes(remote: Open, fresh: Callable[..., list[int]]) -> None:
     text = prompt(24) * 5
     llm = remote(draft_model=LlamaPromptLookupDecoding(num_pred_tokens=4), draft_planes=4)
     llm.drafts.policy = EveryDraft(llm.runner.meter)
     assert take(llm, text, 40) == fresh(text, 40)
     assert llm.last_request.drafted
-    native = llm.runner.live.native
-    if native.resizes_planes:
-        assert native.resize_planes(2)
-        assert native.planes() == 2
-        assert take(llm, [*text, 5], 20) == fresh([*text, 5], 20)
 
 
 def test_conversations_take_turns(remote: Open, fresh: Callable[..., list[int]]) -> None:

@@ -1,12 +1,10 @@
 """`make fuzz` and `make soak` in small."""
 
-import time
-
 import pytest
 import typer
 
 import llamahybrid
-from tests.lab import cancel_fuzz, fuzz
+from tests.lab import fuzz
 from tests.lab.differential import check
 from tests.lab.history import Reopen, random_history, restarted
 from tests.lab.soak import WARM_UP, soak
@@ -45,12 +43,3 @@ def test_a_soak_counts_what_the_cache_does_not_hold(tiny_model):
     assert result.histories == WARM_UP + 1
     assert result.verdict.requests > result.histories
     assert result.growth < LEAK
-
-
-@pytest.mark.patched
-@pytest.mark.parametrize("setting", cancel_fuzz.SETTINGS, ids=lambda s: s.name)
-@pytest.mark.parametrize("arch", ["qwen35", "gemma3"])
-def test_requests_cancelled_at_random_moments(tiny_model, arch, setting):
-    outcome = cancel_fuzz.run(tiny_model(arch), setting, seed=1, count=40, until=time.monotonic() + 600)
-    assert sum(outcome.ends.values()) == 40
-    assert outcome.threads <= 0, "none is left behind"

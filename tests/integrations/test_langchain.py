@@ -95,6 +95,7 @@ def test_usage_tells_what_was_cached(path: str) -> None:
     reuses(scenario)
     stock, ours = told
     details = [usage.pop("prompt_tokens_details")["cached_tokens"] for usage in ours]
+    assert all(usage.pop("completion_tokens_details").keys() == {"reasoning_tokens"} for usage in ours)
     assert ours == stock
     assert details[0] == 0
     assert details[1] == ours[1]["prompt_tokens"]

@@ -4,7 +4,7 @@
 
 A *pattern* is one answer in drafts of random length, each right up to a random token. The text is prescribed,
 so that the draft model knows what is right; the logits of every token of it must be those of a fresh stock
-context that saw no draft, and afterwards memory must hold what was handed out, in as many bytes as before.
+context that saw no draft, and afterwards memory must hold what was handed out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from llama_cpp import LogitsProcessorList
 from llama_cpp.llama_speculative import LlamaDraftModel
 
 from llamahybrid import tiny
-from llamahybrid.capi.shim import library
 from llamahybrid.llama import Llama
 from llamahybrid.speculation.draft_length import DraftLengthPolicy
 from tests.lab.campaign import Archs, Count, Seconds, Seed, sweep
@@ -66,24 +65,9 @@ class Prescribed(LlamaDraftModel):  # type: ignore[misc]
 class EveryDraft(DraftLengthPolicy):
     """Allows every draft, whatever it costs."""
 
-    buys = False
-    """Planes are bought for the first draft that needs any; otherwise never."""
-
-    def length(self, tokens: int, most: int, owed: int, free: int, behind: int = 0) -> int:
+    def length(self, most: int) -> int:
         """As long as there is room."""
         return most
-
-    def due(self, tokens: int) -> bool:
-        """At every token."""
-        return True
-
-    def watch(self, tokens: int, behind: int = 0) -> int:
-        """Never: every guess is decoded."""
-        return 0
-
-    def planes_pay(self) -> bool:
-        """As prescribed."""
-        return self.buys
 
 
 @dataclass
@@ -118,12 +102,11 @@ class Trial:
         self._reference = Reference(model, setting)
         size = self._reference.vocabulary.size
         self._draft = Prescribed(self._rng, size)
-        fixed = PLANES if planes and not patched() else 0
+        fixed = PLANES if planes else 0
         self.llm: Llama = setting.open(Llama, model, draft_model=self._draft, draft_planes=fixed)
         drafts = self.llm.drafts
         assert drafts is not None
         drafts.policy = EveryDraft(self.llm.runner.meter) if self.llm.runner else drafts.policy
-        drafts.policy.buys = planes
         self.outcome = Outcome()
 
     def close(self) -> None:
@@ -135,7 +118,7 @@ class Trial:
         """A prescribed text, and patterns on it.
 
         Raises:
-            Mismatch: logits differ, or memory is not given back.
+            Mismatch: logits differ.
         """
         rng, words = self._rng, self._reference.vocabulary
         prompt = words.text(rng.randint(2, 60), rng.randrange(1 << 30))
@@ -176,7 +159,6 @@ class Trial:
         llm = self.llm
         rows: list[Logits] = []
         self._draft.text = [*prompt, *answer, *answer]
-        bytes_before = memory_bytes(llm)
 
         def prescribe(ids: npt.NDArray[np.intc], scores: Logits) -> Logits:
             token = answer[len(rows)] if len(rows) < len(answer) else 0
@@ -202,8 +184,6 @@ class Trial:
             raise Mismatch(
                 f"{self._name}: logits of token {apart.index(max(apart))} are {max(apart):.1e} apart"
             )
-        if memory_bytes(llm) != bytes_before:
-            raise Mismatch(f"{self._name}: memory grew by {memory_bytes(llm) - bytes_before} bytes")
         live = llm.runner.live if llm.runner else None
         if (
             live is None
@@ -216,16 +196,6 @@ class Trial:
         self.outcome.drafted += report.drafted
         self.outcome.accepted += report.accepted
         self.outcome.rollbacks.update(report.rollbacks)
-
-
-def patched() -> bool:
-    """The library makes planes when they are needed; stock has those that the context was made with."""
-    return "llama_set_n_rs_seq" in library().optional
-
-
-def memory_bytes(llm: Llama) -> int:
-    """Bytes of the context's memory; 0 where the library does not say."""
-    return llm.runner.live.native.memory_bytes() if llm.runner else 0
 
 
 def run(model: Path, seed: int, count: int, until: float) -> Outcome:

@@ -27,6 +27,15 @@ def with_template(model: Path, out: Path, template: str = SWITCHED_TEMPLATE) -> 
     return out
 
 
+def with_control_marks(model: Path, out: Path) -> Path:
+    """Write the model to `out` with marks of thinking and calls that are control tokens: no text has them."""
+    data = model.read_bytes()
+    types, control = (struct.pack("<7i", *[3] * 3, *[kind] * 4) for kind in (4, 3))  # llama_token_type
+    assert data.count(types) == 1
+    out.write_bytes(data.replace(types, control))
+    return out
+
+
 def with_bos(model: Path, out: Path) -> Path:
     """Write the model to `out` with a tokenizer that begins each text with a BOS."""
     data = model.read_bytes()

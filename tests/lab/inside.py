@@ -8,7 +8,7 @@ from typing import Any
 
 def set_patience(llm: Any, seconds: float) -> None:
     """A stream that nobody advances for so long makes room for others."""
-    llm.requests.loop.patience = seconds
+    llm.requests.loop.admission.patience = seconds
 
 
 def set_wait(llm: Any, wait: bool | float) -> None:
@@ -18,7 +18,7 @@ def set_wait(llm: Any, wait: bool | float) -> None:
 
 def waiting(llm: Any) -> int:
     """Requests that wait for a slot."""
-    return len(llm.requests.loop.waiting)
+    return len(llm.requests.loop.admission.waiting)
 
 
 def keep_rows_on_request(llm: Any) -> None:

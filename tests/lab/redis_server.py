@@ -43,7 +43,7 @@ class RedisServer:
         run = [PROGRAM, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", *durable]
         self._process = subprocess.Popen([*run, "--dir", str(self.folder)], stdout=subprocess.DEVNULL)
         client = self.client()
-        for _ in range(500):
+        for _ in range(3000):
             with contextlib.suppress(redis.RedisError):
                 client.ping()
                 return

@@ -125,6 +125,8 @@ def play(
                 blow[strike(server, rng, ways)] += 1
             except redis.RedisError:
                 blow["missed"] += 1
+        while time.monotonic() < end and not any(m.sources["remote"] or m.wrong for m in all_):
+            time.sleep(0.05)  # a slow machine, which has played few turns between the blows
         for machine in all_:
             machine.stop.set()
         for machine in all_:

@@ -55,18 +55,18 @@ class Serving:
         return llm
 
     def start(self) -> None:
-        """Return when it answers. Raises AssertionError where it does not within a minute."""
+        """Return when it answers. Raises AssertionError where it does not within `PROCESS_SECONDS`."""
         self._thread.start()
-        until = time.monotonic() + 60
+        until = time.monotonic() + PROCESS_SECONDS
         while not self.server.started:
             assert self._thread.is_alive(), "the server did not start"
             assert time.monotonic() < until, "the server did not start"
             time.sleep(0.005)
 
     def stop(self) -> None:
-        """Shut down as a signal does. Raises AssertionError where that takes more than a minute."""
+        """Shut down as a signal does. Raises AssertionError where that takes more than `PROCESS_SECONDS`."""
         self.server.should_exit = True
-        self._thread.join(60)
+        self._thread.join(PROCESS_SECONDS)
         assert not self._thread.is_alive(), "the server did not stop"
 
     def metrics(self) -> str:
@@ -76,7 +76,7 @@ class Serving:
     def client(self, **more: Any) -> httpx.Client:
         """A client of it, for as many threads as want it; `more` as for httpx."""
         limits = httpx.Limits(max_connections=1000, max_keepalive_connections=1000)
-        options = {"timeout": 60, "limits": limits, "trust_env": False, "verify": False, **more}
+        options = {"timeout": PROCESS_SECONDS, "limits": limits, "trust_env": False, "verify": False, **more}
         return httpx.Client(base_url=self.url, **options)
 
     def hang_up(self, path: str, asked: dict[str, Any], when: Callable[[], bool]) -> None:
@@ -93,7 +93,7 @@ class Serving:
         admission = self.service.admission
         return not (admission.running or admission.waiting or self.llm.slots.seated)
 
-    def await_settled(self, seconds: float = 60) -> None:
+    def await_settled(self, seconds: float = PROCESS_SECONDS) -> None:
         """Wait until `settled`. Raises AssertionError after so long."""
         wait_until(self.settled, seconds)
 
@@ -105,8 +105,7 @@ class Held:
         """So many go on at once."""
         self.batches = 0
         self._go_on = threading.Event()
-        for name in ("decode", "decode_parts"):
-            monkeypatch.setattr(NativeContext, name, self._holding(getattr(NativeContext, name), after))
+        monkeypatch.setattr(NativeContext, "decode_parts", self._holding(NativeContext.decode_parts, after))
 
     def _holding(self, inner: Callable[..., Any], after: int) -> Callable[..., Any]:
         def decode(context: NativeContext, *args: Any, **kwargs: Any) -> Any:
@@ -125,9 +124,15 @@ class ServerProcess:
     """`llamahybrid serve` on a free port."""
 
     def __init__(
-        self, model: Path, log: Path, *more: str, stdout: int | None = None, closed: bool = False
+        self,
+        model: Path | dict[str, Any],
+        log: Path,
+        *more: str,
+        stdout: int | None = None,
+        closed: bool = False,
     ) -> None:
-        """`log`: where its output goes, unless `stdout` is given, or all standard streams are `closed`.
+        """`model`: a file, or what a config file says. `log`: where its output goes, unless `stdout` is
+        given, or all standard streams are `closed`.
 
         Raises AssertionError where it does not answer within `PROCESS_SECONDS`.
         """
@@ -135,9 +140,13 @@ class ServerProcess:
             self.port: int = free.getsockname()[1]
         self.log = log
         threads = ("--n-threads", "1", "--n-threads-batch", "1")
-        options = ("--host", "127.0.0.1", "--port", str(self.port), *threads)
+        options = [str(model), "--host", "127.0.0.1", "--port", str(self.port), *threads]
+        if isinstance(model, dict):
+            config = log.with_suffix(".json")
+            config.write_text(json.dumps({"host": "127.0.0.1", "port": self.port, **model}))
+            options = ["--config-file", str(config)]
         with log.open("ab") as out:
-            command = [*COMMAND, str(model), *options, *more]
+            command = [*COMMAND, *options, *more]
             if closed:
                 command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command]
             written = out if stdout is None else stdout
@@ -170,7 +179,7 @@ class ServerProcess:
         return self.log.read_text()
 
 
-def wait_until(true: Callable[[], bool], seconds: float = 60) -> None:
+def wait_until(true: Callable[[], bool], seconds: float = PROCESS_SECONDS) -> None:
     """Look until it is so. Raises AssertionError after so many seconds."""
     until = time.monotonic() + seconds
     while not true():

@@ -67,7 +67,7 @@ def write_lora(path: Path, arch: str, seed: int = 1, scale: float = 2.0) -> Path
 def decode(live: Any, tokens: list[int]) -> Logits:
     """Decode in one batch; the logits of its last token."""
     live.decode(ids(tokens), "all")
-    live.recount()
+    live.shared.recount()
     return live.row.logits().copy()
 
 

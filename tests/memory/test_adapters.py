@@ -2,7 +2,6 @@
 
 import ctypes
 import itertools
-import os
 import shutil
 
 import llama_cpp
@@ -12,7 +11,7 @@ from llama_cpp import llama_cpp as native
 
 from tests.conftest import take
 
-from .conftest import wait_for_tick, write_lora
+from .conftest import write_lora
 
 PROMPT = [(7 * i + 1) % 200 for i in range(80)]
 KINDS = (
@@ -90,21 +89,6 @@ def test_a_control_vector_changes_the_next_answer(open_model, fresh, arch):
         assert take(llm, PROMPT) == answer
 
 
-def test_stored_state_serves_again_when_a_vector_is_taken_off(open_model):
-    llm = open_model()
-    take(llm, PROMPT)
-    steer(llm)
-    take(llm, PROMPT)
-    assert llm.last_request.cached == 0
-    for seed in (None, 1):
-        steer(llm, seed)
-        take(llm, PROMPT)
-        assert llm.last_request.cached == len(PROMPT)
-    steer(llm, 2)
-    take(llm, PROMPT)
-    assert llm.last_request.cached == 0
-
-
 def test_rows_that_an_earlier_vector_left_behind_count(open_model, fresh):
     """Rows that a shorter one does not bring stay those of the one before (src/llama-adapter.cpp:126)."""
     llm = open_model()
@@ -146,33 +130,29 @@ def test_adapters_change_the_next_answer(open_model, fresh, lora, arch):
         answers.append(take(llm, PROMPT))
         assert answers[-1] == fresh(PROMPT, arch, prepare)
     assert len(set(map(tuple, answers))) == 5, "or the test proves nothing"
-    assert arch == "gemma3" or llm.last_request.cached == len(PROMPT), "a scale of 0 is none"
 
 
-def test_an_adapter_is_named_by_its_content(open_model, lora, tmp_path):
-    llm, path = open_model(), lora()
-    names = []
-    for seed in (1, 2):
-        file = shutil.copy(lora(seed=seed), tmp_path / "same-name.gguf")
-        adapt(llm, (load(llm, file), 0.3))
-        names.append(llm.runner.live.fingerprint)
-    assert names[0] != names[1]
-    given = open_model(lora_path=str(path), lora_scale=0.3)
-    assert names[0] == given.runner.live.fingerprint
-    adapt(given)
-    assert given.runner.live.fingerprint == open_model().runner.live.fingerprint
+def test_the_adapter_that_a_model_is_opened_with_names_it_by_its_content(open_model, lora, tmp_path):
+    def opened(path, scale=0.3):
+        return open_model(lora_path=str(path), lora_scale=scale).runner.live.fingerprint
+
+    copy = shutil.copy(lora(), tmp_path / "copy.gguf")
+    assert opened(lora()) == opened(copy)
+    others = {opened(lora(), 0.5), opened(lora(seed=2)), open_model().runner.live.fingerprint}
+    assert len(others - {opened(lora())}) == 3
 
 
-def test_an_adapter_whose_file_was_edited_has_no_equal(open_model, lora, tmp_path):
+def test_an_adapter_that_is_put_on_later_has_no_equal(open_model, lora):
     names = set()
     for _ in range(2):
-        llm, path = open_model(), lora(path=tmp_path / "edited.gguf")
-        adapter = load(llm, path)
-        wait_for_tick(path)
-        os.truncate(path, path.stat().st_size - 1)
-        adapt(llm, (adapter, 1.0))
-        names.add(llm.runner.live.fingerprint)
-    assert len(names) == 2
+        llm = open_model()
+        adapter = load(llm, lora())
+        for put in ((adapter, 0.3),), ():
+            adapt(llm, *put)
+            names.add(llm.runner.live.fingerprint)
+    names.add(llm.runner.live.fingerprint)
+    assert len(names) == 4
+    assert llm.runner.live.identity.computation.nameless, "nothing of it leaves the process"
 
 
 def test_another_models_adapter_is_its_own_affair(open_model):
@@ -229,17 +209,17 @@ def test_an_answer_goes_on_as_stock_does_and_is_not_stored(open_model, fresh, ar
 def test_a_change_by_another_thread_inside_a_batch_is_noticed(open_model, fresh, at):
     """Checkpoints that wait for the end of their prompt are not stored under the new name."""
     llm, long = open_model(n_ctx=1024, n_batch=64), (PROMPT * 6)[:460]
-    native_calls, calls = llm.runner.live.native, itertools.count(1)
-    decode = native_calls.decode
+    context, calls = llm._ctx, itertools.count(1)
+    decode = context.decode
 
-    def steered(*arguments):
-        decode(*arguments)
+    def steered(batch):
+        decode(batch)
         if next(calls) == at:
             steer(llm)
 
-    native_calls.decode = steered
+    context.decode = steered
     take(llm, long)
-    native_calls.decode = decode
+    del context.decode
     assert take(llm, long) == fresh(long, prepare=steer, n_ctx=1024)
     assert llm.last_request.cached == 0
     steer(llm, None)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from llamahybrid.capi.shim import library
 from llamahybrid.errors import DecodeError
 from tests.conftest import take
 
@@ -71,7 +72,7 @@ def test_holes_are_refused_in_hybrid_memory(llm: Any, live: Any) -> None:
 
 
 def test_a_failed_decode_names_its_result(llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llm._ctx, "call", SimpleNamespace(decode=lambda ctx, batch: -3))
+    monkeypatch.setattr(library(), "decode", lambda ctx, batch: -3)
     with pytest.raises(DecodeError, match="-3") as told:
         llm._ctx.decode(SimpleNamespace(batch=None))
     assert told.value.code == -3

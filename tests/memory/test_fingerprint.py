@@ -20,7 +20,6 @@ from llamahybrid.engine import loaded
 from llamahybrid.engine.content import Nameless
 from llamahybrid.errors import DeviceError
 from llamahybrid.memory import fingerprint
-from llamahybrid.memory.adapters import Adapters
 from llamahybrid.memory.fingerprint import Computation, settings
 from llamahybrid.memory.identity import Identity
 from llamahybrid.memory.model_files import ModelFiles
@@ -48,8 +47,8 @@ def test_each_part_counts(computation: Computation, tmp_path: Path) -> None:
         computation,
         replace(computation, model=ModelFiles(other, by_content=False)),
         replace(computation, settings=b"settingz"),
-        replace(computation, adapters=Adapters(loras=((b"lora", 1.0),))),
-        replace(computation, adapters=Adapters(loras=((b"lora", 0.5),))),
+        replace(computation, adapters=b"lora 1.0"),
+        replace(computation, adapters=b"lora 0.5"),
         replace(computation, salt="mine"),
     ]
     assert len({c.fingerprint for c in made}) == len(made)

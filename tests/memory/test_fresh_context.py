@@ -64,7 +64,6 @@ class Walk:
         live = self.lives[i]
         for start in range(0, len(tokens), PIECE):
             live.decode(ids(tokens[start : start + PIECE]), "last")
-        live.settle()
         known = self.expected[i]
         assert known is not None
         known += tokens

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llamahybrid.capi.calls import NativeContext
 from llamahybrid.errors import DecodeError, SnapshotError
 from llamahybrid.memory.paging import seal_segment
 from llamahybrid.memory.restore import apply_plan, recover, restore
@@ -172,7 +173,7 @@ def test_attention_that_the_library_refuses_is_a_fault(
 def test_a_failed_decode_keeps_only_what_the_library_leaves_unchanged(
     live: Any, monkeypatch: pytest.MonkeyPatch, code: int, kept: bool
 ) -> None:
-    monkeypatch.setattr(live.native, "decode", refuse(code))
+    monkeypatch.setattr(NativeContext, "decode_parts", refuse(code))
     with pytest.raises(DecodeError):
         live.decode(ids([1]), "last")
     assert live.state.holds(LIVE) is kept
@@ -182,7 +183,7 @@ def test_a_failed_decode_keeps_only_what_the_library_leaves_unchanged(
 def test_a_refused_batch_that_changed_memory_all_the_same_is_not_believed(
     llm: Any, live: Any, lose_cells: Callable[[Any, int, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live.native, "decode", refuse(1, lambda: lose_cells(llm.ctx, 2, 5)))
+    monkeypatch.setattr(NativeContext, "decode_parts", refuse(1, lambda: lose_cells(llm.ctx, 2, 5)))
     with pytest.raises(DecodeError):
         live.decode(ids([1]), "last")
     assert live.state.is_invalid

@@ -338,14 +338,15 @@ LONG = {**ASKED, "max_tokens": 400}
 def test_cancelling_ends_all_with_the_text_so_far(several, alone, patient, n_parallel, by):
     llm = several(n_parallel=n_parallel)
     with llm.request() as handle:
-        stream = llm.create_completion(PROMPT, n=3, seed=40, stream=True, **LONG)
-    chunks = [next(stream) for _ in range(5)]
-    while len({c["choices"][0]["index"] for c in chunks}) < n_parallel:
+        stream = llm.create_completion(PROMPT, n=3, seed=43, stream=True, **LONG)  # long ones, all three
+    chunks = [next(stream)]
+    until(lambda: [report.generated > 0 for report in handle.reports] == [True] * n_parallel)
+    while len({c["choices"][0]["index"] for c in chunks}) < n_parallel or len(chunks) < 5:
         chunks.append(next(stream))
     (handle if by == "handle" else llm).cancel()
     texts, ends = gathered([*chunks, *stream])
     assert ends == ["cancelled"] * 3
-    whole = [text(c) for c in alone("qwen35", PROMPT, max_tokens=400)[0]]
+    whole = [text(c) for c in alone("qwen35", PROMPT, max_tokens=400, seed=43)[0]]
     assert all(there.startswith(said.rstrip("\ufffd")) for said, there in zip(texts, whole, strict=True))
     assert texts.count("") == 3 - n_parallel, "an answer that had not begun does not begin"
 

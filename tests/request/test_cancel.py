@@ -352,3 +352,46 @@ def test_completion_cancelled_while_it_is_set_aside_says_so(open_one):
     llm.prompt_cache.clear()  # its state has to be decoded again
     handle.cancel()
     assert finish(stream) == "cancelled"
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("deed", ["save", "load", "chat"])
+def test_whole_request_cancelled_while_it_waits_ends_and_lets_others_in(
+    open_one, stock, patient, slots, deed
+):
+    """It needs every slot, and nobody who comes after it is let in before it."""
+    llm, right, raised, decoded = open_one("qwen35", n_parallel=slots), stock("qwen35"), [], []
+    state = llm.save_state()
+
+    def handler(llama, **_):
+        decoded.append(llama.eval(WORDS[:20]))
+
+    llm.chat_handler = handler
+    held, answer = in_thread(begin, llm, WORDS[:60])
+    deeds = {
+        "save": llm.save_state,
+        "load": lambda: llm.load_state(state),
+        "chat": lambda: llm.create_chat_completion([{"role": "user", "content": "x"}]),
+    }
+
+    def ask():
+        try:
+            deeds[deed]()
+        except RequestCancelled:
+            raised.append(True)
+
+    with llm.request() as handle:
+        thread = threading.Thread(target=contextvars.copy_context().run, args=(ask,), daemon=True)
+        thread.start()
+        until(lambda: waiting(llm))
+        handle.cancel()
+    thread.join(120)
+    assert raised == [True]
+    assert decoded == []
+    until(lambda: not waiting(llm))
+    answer += [next(held) for _ in range(3)]
+    assert answer == right(WORDS[:60], 4)
+    if slots == 1:
+        held.close()
+    assert take(llm, PROMPT) == right(PROMPT)
+    held.close()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import llama_cpp
 import pytest
 
-from tests.request.asking import DEADLINE, WORDS, said
+from llamahybrid.errors import RequestCancelled
+from tests.request.asking import DEADLINE, WORDS, said, until
 
 MESSAGES = [{"role": "user", "content": "x"}]
 ASKED: dict[str, Any] = {"max_tokens": 8, "temperature": 0.0}
@@ -92,3 +94,71 @@ def test_a_cancel_reaches_what_a_handler_asks(opened: Opened, slots: int) -> Non
     thread.join(DEADLINE)
     assert made[0]["choices"][0]["finish_reason"] == "cancelled"
     assert len(seen) < 900
+
+
+def test_a_cancel_of_a_chat_that_waits_ends_no_other(opened: Opened, slots: int) -> None:
+    llm, made, made_handles = opened(n_parallel=slots), list[Any](), list[Any]()
+    begun, waits = threading.Event(), threading.Event()
+
+    def handler(llama: Any, **_: Any) -> Any:
+        stream = llama.create_completion(WORDS[:20], stream=True, **ASKED)
+        text = next(stream)["choices"][0]["text"]
+        begun.set()
+        assert waits.wait(DEADLINE)
+        return text + "".join(chunk["choices"][0]["text"] for chunk in stream)
+
+    def wait_and_be_cancelled() -> None:
+        with suppress(RequestCancelled), llm.request() as handle:
+            made_handles.append(handle)
+            llm.create_chat_completion(MESSAGES)
+
+    right = llm.create_completion(WORDS[:20], **ASKED)["choices"][0]["text"]
+    llm.chat_handler = handler
+    first = threading.Thread(target=lambda: made.append(llm.create_chat_completion(MESSAGES)))
+    first.start()
+    assert begun.wait(DEADLINE)
+    second = threading.Thread(target=wait_and_be_cancelled)
+    second.start()
+    until(lambda: made_handles)
+    until(lambda: made_handles[0].cancel() or not second.is_alive())
+    waits.set()
+    first.join(DEADLINE)
+    assert made == [right]
+
+
+def test_a_chat_cancelled_before_its_handler_asks_decodes_nothing(opened: Opened, slots: int) -> None:
+    llm, made = opened(n_parallel=slots), list[Any]()
+
+    def handler(llama: Any, **_: Any) -> Any:
+        llm.cancel()  # as Ctrl-C in the caller's thread, while an image is encoded
+        made.append(llama.create_completion(WORDS[:20], **ASKED))
+        return made[0]
+
+    llm.chat_handler = handler
+    llm.create_chat_completion(MESSAGES)
+    assert made[0]["choices"][0]["finish_reason"] == "cancelled"
+    assert made[0]["usage"]["completion_tokens"] == 0
+
+
+def test_last_request_tells_of_what_a_handler_asked(opened: Opened, slots: int) -> None:
+    llm = opened(n_parallel=slots)
+    llm.create_completion(WORDS[:50], **ASKED)
+    llm.chat_handler = lambda llama, **_: llama.create_completion(WORDS[100:120], **ASKED)
+    llm.create_chat_completion(MESSAGES)
+    assert llm.last_request.total == 20
+
+
+def test_what_on_request_raises_inside_a_handler_reaches_its_caller(opened: Opened, slots: int) -> None:
+    llm, told = opened(n_parallel=slots), list[Any]()
+
+    def on_request(report: Any) -> None:
+        told.append(report)
+        raise LookupError("on_request")
+
+    llm.chat_handler = lambda llama, **_: llama.create_completion(WORDS[:20], **ASKED)
+    llm.on_request = on_request
+    with pytest.raises(LookupError, match="on_request"):
+        llm.create_chat_completion(MESSAGES)
+    llm.on_request = None
+    assert len(told) == 1
+    assert said(llm.create_chat_completion(MESSAGES)) == said(llm.create_completion(WORDS[:20], **ASKED))

@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import llama_cpp
 import pytest
 
 from llamahybrid import Llama
@@ -59,3 +60,31 @@ def test_a_format_that_is_no_template_takes_none(model: str) -> None:
         pytest.raises(ValueError, match="chatml"),
     ):
         llm.create_chat_completion(HELLO, chat_template_kwargs={"enable_thinking": False}, **ASKED)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_loop_samples_a_chat_and_hands_over_no_token_one_by_one(model: str, stream: bool) -> None:
+    """Upstream gives each chat by a template a stopping criterion, which no answer needs."""
+    with closing(Llama(model, **OPTIONS)) as llm:
+        loop, ran = llm.requests.loop, list[Any]()
+        assert loop is not None
+        run = loop.run
+        loop.run = lambda *args: ran.append(args) or run(*args)  # type: ignore[method-assign, func-returns-value]
+        made = llm.create_chat_completion(HELLO, stream=stream, max_tokens=20, temperature=0.0)
+        text = (
+            "".join(each["choices"][0]["delta"].get("content", "") for each in made)
+            if stream
+            else made["choices"][0]["message"]["content"]
+        )
+        assert len(text) > 10
+        assert len(ran) < 5
+
+
+def test_a_prompt_that_ends_with_the_end_token_has_no_answer(tiny_model: Any, tmp_path: Path) -> None:
+    """As upstream's: its criterion looks at the last token of the prompt, too."""
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}<|im_end|>"
+    path = with_template(tiny_model("qwen35"), tmp_path / "ends.gguf", template)
+    with closing(Llama(str(path), **OPTIONS)) as llm, closing(llama_cpp.Llama(str(path), **OPTIONS)) as stock:
+        said = [each.create_chat_completion(HELLO, **ASKED)["choices"][0] for each in (llm, stock)]
+        assert said[0] == said[1]
+        assert said[0]["message"]["content"] == ""

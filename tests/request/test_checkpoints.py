@@ -333,13 +333,13 @@ def test_no_token_is_decoded_twice(open_one, arch):
 
 def test_logits_are_asked_for_at_the_end_of_a_prompt_only(open_one, monkeypatch):
     llm, asked = open_one(), []
-    decode = NativeContext.decode
+    decode = NativeContext.decode_parts
 
-    def noted(self, tokens, first, outputs):
-        asked.append(outputs)
-        decode(self, tokens, first, outputs)
+    def noted(self, parts):
+        asked.extend(outputs for *_, outputs in parts)
+        return decode(self, parts)
 
-    monkeypatch.setattr(NativeContext, "decode", noted)
+    monkeypatch.setattr(NativeContext, "decode_parts", noted)
     take(llm, TWO, 1)
     assert len(asked) > 3
     assert asked == ["none"] * (len(asked) - 1) + ["last"]

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from llamahybrid.client import completion, requests
-from llamahybrid.core import loop, messages
+from llamahybrid.core import admission, loop, messages
 
 pytestmark = [
     pytest.mark.xdist_group("serial"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 PROMPT = [(7 * i + 1) % 200 for i in range(20)]
-TURNS = {module.__file__ for module in (completion, requests, loop, messages)}
+TURNS = {module.__file__ for module in (completion, requests, loop, admission, messages)}
 
 
 def ask(llm: Any, more: tuple[int, ...] = ()) -> str:
@@ -30,7 +30,7 @@ def ask(llm: Any, more: tuple[int, ...] = ()) -> str:
 def test_request_that_is_over_keeps_no_other_thread_out(
     open_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "PATIENCE", 600.0)
+    monkeypatch.setattr(admission, "PATIENCE", 600.0)
     llm = open_model(wait=False)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(ask, llm).result()

@@ -39,7 +39,11 @@ def heard():
 
 
 def ctrl_c(*_):
-    signal.raise_signal(signal.SIGINT)
+    """The main thread is interrupted, wherever it waits, as by the terminal."""
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+    else:
+        signal.raise_signal(signal.SIGINT)
 
 
 def interrupt(batches, number, before):
@@ -215,3 +219,22 @@ def test_interrupt_at_any_line_leaves_the_model_usable(opened, stock, impatient,
         for other in (True, False) if number % 2 else (False, True):
             answer = in_thread(take, llm, SECOND, 2) if other else take(llm, SECOND, 2)
             assert answer == right(SECOND, 2), (number, other)
+
+
+@pytest.mark.parametrize("step", [61, pytest.param(3, marks=pytest.mark.full)])
+@pytest.mark.parametrize("slots", [1, 2])
+def test_interrupt_at_any_line_of_a_models_first_request_leaves_it_usable(opened, stock, slots, step):
+    """Its thread starts, or does not, or has just been started."""
+    lines = number = 1
+    while number <= lines:
+        llm = opened(n_parallel=slots)
+
+        def ask(llm=llm):
+            with contextlib.closing(llm.generate(FIRST, temp=0.0)) as stream:
+                list(islice(stream, 2))
+
+        lines = max(lines, at_line(number, ask) if number > 1 else at_line(0, ask))
+        assert take(llm, SECOND, 2) == stock()(SECOND, 2), number
+        llm.close()
+        number += step
+    assert lines > 300

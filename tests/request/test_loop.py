@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -13,9 +14,15 @@ from typing import Any
 
 import pytest
 
-from llamahybrid.errors import ModelClosed
+from llamahybrid.core.messages import Call
+from llamahybrid.core.reply import Reply
+from llamahybrid.core.request import Request
+from llamahybrid.core.runner import Runner
+from llamahybrid.core.slots import Slots
+from llamahybrid.core.view import View
+from llamahybrid.errors import LlamaHybridError, ModelClosed
 from llamahybrid.memory.shared import SharedContext
-from tests.request.asking import DEADLINE, WORDS, each, take
+from tests.request.asking import DEADLINE, WORDS, begin, each, take
 
 Opened = Callable[..., Any]
 
@@ -54,6 +61,24 @@ def test_streams_that_take_turns_at_every_token(opened: Opened, stock: Opened) -
     assert [list(each) for each in zip(*said, strict=True)] == [right(prompt, 250) for prompt in prompts]
 
 
+def test_calls_take_turns_with_the_batches_of_a_prompt(opened: Opened) -> None:
+    llm, seen, replies = opened(), list[int](), list[Reply]()
+
+    def told(progress: Any) -> None:
+        if not replies:
+            replies.extend(Reply() for _ in range(3))
+            for reply in replies:
+                llm.requests.loop.post(Call(Request(View()), lambda: seen.append(llm.runner.live.n), reply))
+
+    llm.on_progress = told
+    take(llm, WORDS[:400], 1)
+    for reply in replies:
+        reply.get()
+    assert len(set(seen)) == 3
+    assert seen == sorted(seen)
+    assert seen[-1] < 400, "they did not wait for all of it"
+
+
 def test_answers_whose_batches_in_common_are_found_faulty_are_decoded_alone(
     opened: Opened, stock: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,6 +87,8 @@ def test_answers_whose_batches_in_common_are_found_faulty_are_decoded_alone(
 
     def faulty(shared: Any, parts: Any) -> list[str | None]:
         faults = together(shared, parts)
+        if len(parts) == 1:
+            return faults
         for live, _, _ in parts:
             live.invalidate_tip()
         return ["another size" for _ in faults]
@@ -69,6 +96,77 @@ def test_answers_whose_batches_in_common_are_found_faulty_are_decoded_alone(
     monkeypatch.setattr(SharedContext, "decode_parts", faulty)
     prompts = [WORDS[:40], WORDS[100:150]]
     assert each(lambda prompt: take(llm, prompt, 6), prompts) == [right(prompt, 6) for prompt in prompts]
+
+
+def test_a_state_that_cannot_be_stored_ends_no_request(
+    opened: Opened, stock: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm, right, failed = opened(), stock(), list[int]()
+    stream, said = begin(llm, WORDS[:60], 3)
+    save_tip = Runner.save_tip
+
+    def fail(runner: Runner, stays: int = 0) -> None:
+        if failed:
+            save_tip(runner, stays)
+            return
+        failed.append(runner.live.n)
+        raise MemoryError("there is no room for a state")
+
+    monkeypatch.setattr(Runner, "save_tip", fail)
+    assert take(llm, WORDS[100:160], 4) == right(WORDS[100:160], 4)
+    assert failed
+    assert [*said, *islice(stream, 3)] == right(WORDS[:60], 6)
+
+
+def test_a_slot_that_cannot_be_given_fails_one_request(
+    opened: Opened, stock: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm, right = opened(n_parallel=2), stock()
+    stream, said = begin(llm, WORDS[:60], 3)
+
+    def fail(slots: Slots, request: Any) -> None:
+        raise MemoryError("there is no room to look for one")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Slots, "best", fail)
+        with pytest.raises(MemoryError):
+            take(llm, WORDS[100:160])
+    assert [*said, *islice(stream, 3)] == right(WORDS[:60], 6)
+    assert take(llm, WORDS[100:160], 4) == right(WORDS[100:160], 4)
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_finalizer_in_the_loops_thread_changes_no_answer(opened: Opened, stock: Opened, slots: int) -> None:
+    """The collector runs in any thread: in that of the loop, `reset` would come between two batches."""
+    llm, right, raised = opened(n_parallel=slots), stock(), list[str]()
+
+    class Finalized:
+        def __init__(self) -> None:
+            self.cycle = self
+
+        def __del__(self) -> None:
+            try:
+                llm.eval([7, 7, 7])
+            except LlamaHybridError as error:
+                raised.append(str(error))
+
+    def leave_garbage(progress: Any) -> None:
+        if 100 < progress.processed < progress.total and not raised:
+            gc.disable()
+            Finalized()
+            gc.set_threshold(1)  # collected by the loop's thread, as the caller's waits
+            gc.enable()
+        else:
+            gc.set_threshold(*threshold)
+
+    threshold, prompt = gc.get_threshold(), WORDS[:300]
+    try:
+        with llm.request(on_progress=leave_garbage):
+            assert take(llm, prompt) == right(prompt)
+    finally:
+        gc.set_threshold(*threshold)
+        gc.enable()
+    assert len(raised) == 1
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
@@ -82,7 +180,7 @@ def test_a_stream_goes_on_in_a_forked_child(opened: Opened) -> None:
         text = next(stream)["choices"][0]["text"]
         child = os.fork()
         if child == 0:
-            signal.alarm(60)  # a child that hangs is red, too
+            signal.alarm(DEADLINE)  # a child that hangs is red, too
             try:
                 text += "".join(chunk["choices"][0]["text"] for chunk in stream)
                 os._exit(0 if text == whole else 1)

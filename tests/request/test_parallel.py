@@ -4,7 +4,6 @@ import gc
 import pickle
 import random
 import threading
-import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -19,7 +18,7 @@ from llamahybrid.core.runner import Runner
 from llamahybrid.engine import loaded
 from llamahybrid.errors import Busy, ContextOverflow, DecodeError
 from llamahybrid.memory.shared import SharedContext
-from tests.lab.inside import MergedBatches, set_patience
+from tests.lab.inside import MergedBatches, set_wait, waiting
 from tests.lab.integrity import check_integrity
 from tests.request.asking import ARCHS, CUTS, DEADLINE, WORDS, Batches, begin, each, in_thread, take, until
 
@@ -276,21 +275,28 @@ def test_answers_have_a_token_beside_each_chunk_of_a_prompt(opened, monkeypatch)
     llm, over, begun = opened(), threading.Event(), threading.Event()
 
     def answer():
-        for _ in llm.generate(WORDS[:50], temp=0.0):
-            begun.set()
-            if over.is_set():
-                break
+        while not over.is_set():
+            for _ in islice(llm.generate(WORDS[300:350], temp=0.0), 500):
+                begun.set()
+                if over.is_set():
+                    return
 
     thread = threading.Thread(target=answer)
     thread.start()
     assert begun.wait(DEADLINE)
-    merged, batches = MergedBatches(llm), Batches(llm)
-    take(llm, WORDS[50:350], 1)
-    mixed, prompts = merged.batches, sum(size > 1 for size in batches.sizes)
-    over.set()
-    thread.join(DEADLINE)
-    assert prompts > 4
-    assert mixed >= prompts // 2, "a token of the answer goes with a chunk of the prompt"
+    try:
+        for start in range(20):  # on a busy machine the answer's reader comes too late now and then
+            merged, batches = MergedBatches(llm), Batches(llm)
+            take(llm, WORDS[start : start + 300], 1)
+            mixed, prompts = merged.batches, sum(size > 1 for size in batches.sizes)
+            llm.prompt_cache.clear()
+            if prompts > 4 and mixed >= prompts // 2:
+                break
+        else:
+            pytest.fail("a token of the answer goes with a chunk of the prompt")
+    finally:
+        over.set()
+        thread.join(DEADLINE)
 
 
 # -- whose it is -----------------------------------------------------------------------------------
@@ -416,14 +422,32 @@ def test_answer_beside_a_prompt_whose_logits_are_no_numbers(opened, stock, monke
     assert rejected
 
 
-def test_request_that_was_let_in_before_is_never_refused(opened, stock):
-    llm, right = opened(wait=0.2), stock()
-    set_patience(llm, 0.1)
-    first, other = begin(llm, WORDS[:50]), in_thread(begin, llm, WORDS[100:150])
-    late = time.monotonic() + 0.3
-    until(lambda: time.monotonic() > late)  # both are older than anybody may wait
-    said = [first[1] + [next(first[0])], other[1] + [in_thread(next, other[0])]]
-    assert said == [right(WORDS[:50], 2), right(WORDS[100:150], 2)]
+def test_request_that_was_let_in_before_is_never_refused(opened, stock, patient):
+    """Its time to wait is over; it lost its slot, and asks for the next token while another one has that."""
+    llm, right = opened(n_parallel=1, wait=False), stock()
+    first, said = begin(llm, WORDS[:50])
+    set_wait(llm, True)
+    second, others = begin(llm, WORDS[100:150])
+    with ThreadPoolExecutor(1) as pool:
+        token = pool.submit(next, first)
+        until(lambda: waiting(llm) or token.done())
+        others.append(next(second))
+        second.close()
+        said.append(token.result(DEADLINE))
+    assert said == right(WORDS[:50], 2)
+    assert others == right(WORDS[100:150], 2)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_answer_whose_reader_is_away_while_buffers_are_zeroed_goes_on_right(opened, stock, arch):
+    """What was forgotten is zeroed with all that other slots hold, and these are emptied."""
+    llm, right = opened(arch), stock(arch)
+    stream, said = begin(llm, WORDS[:50], 3)
+    take(llm, WORDS[200:240])
+    llm.prompt_cache.forget(WORDS[200:240])
+    for prompt in ([*WORDS[200:240], 5], WORDS[300:340]):
+        assert take(llm, prompt) == right(prompt)
+    assert [*said, *islice(stream, 5)] == right(WORDS[:50], 8)
 
 
 def test_what_a_criterion_raises_is_its_own_requests(opened, stock):

@@ -76,6 +76,17 @@ def test_loops_of_eval_and_sample(llm, fresh, threads):
     assert each(lambda prompt: loop(llm, prompt, step.wait), prompts) == wanted
 
 
+def test_loop_after_a_stream_samples_as_it_says_itself(llm, fresh):
+    seen = []
+    processors = llama_cpp.LogitsProcessorList([lambda _, scores: seen.append(1) or scores])
+    stream = llm.generate(WORDS[:30], temp=5.0, logits_processor=processors)
+    assert len(list(islice(stream, 3))) == 3
+    stream.close()
+    seen.clear()
+    assert loop(llm, WORDS[40:80]) == loop(fresh(), WORDS[40:80])
+    assert not seen
+
+
 def test_loop_goes_on_where_its_slot_was_given_away(llm, fresh):
     """Sampling, evaluating and saving: others had every slot between any two of its calls."""
     stock = fresh()
@@ -280,8 +291,6 @@ def test_text_and_tokens_while_others_run(llm, fresh):
 
 
 def test_embeddings_are_refused_as_clearly_as_upstream_does(llm, opened, arch):
-    with pytest.raises(ValueError, match="n_parallel"):
-        opened(arch, n_parallel=2, embedding=True)
     for ask_for in (llm.embed, llm.create_embedding):
         with pytest.raises(RuntimeError, match="embedding=True"):
             ask_for("some words")

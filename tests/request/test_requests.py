@@ -45,6 +45,16 @@ def test_streams_by_turns(opened, stock, arch):
     assert said == [right(p, len(s)) for p, s in zip(PROMPTS, said, strict=True)]
 
 
+def test_stream_that_was_never_advanced_does_nothing(opened, stock):
+    llm = opened()
+    unstarted = llm.generate(words(2), temp=0.0)
+    answer = take(llm, words(1), 4)
+    del unstarted
+    gc.collect()
+    assert answer == stock()(words(1), 4)
+    assert llm.input_ids[: llm.n_tokens].tolist() == words(1) + answer[:-1]
+
+
 @every_arch
 def test_sampled_streams_keep_their_own_sampler(opened, arch):
     llm = opened(arch)
@@ -102,6 +112,19 @@ def test_rows_of_logits_by_turns(opened, arch):
             ours, theirs = ours["logprobs"], theirs["logprobs"]
             assert ours["tokens"] == theirs["tokens"]
             assert np.allclose(ours["token_logprobs"], theirs["token_logprobs"], atol=1e-3)
+
+
+@every_arch
+def test_a_chat_that_grows_keeps_its_array_of_rows(opened, arch):
+    """Upstream has one array of n_ctx rows: as many bytes as a second one would be copied at each turn."""
+    llm = opened(arch, logits_all=True)
+    llm.create_completion(PROMPTS[0], max_tokens=3, temperature=0.0)
+    rows, ids = llm.scores, llm.input_ids[: llm.n_tokens].tolist()
+    llm.create_completion([*ids, 5, 6, 7], max_tokens=3, temperature=0.0)
+    assert np.shares_memory(rows, llm.scores)
+    alone = opened(arch, llama_cpp.Llama, logits_all=True)
+    alone.eval(llm.input_ids[: llm.n_tokens].tolist())
+    assert np.allclose(llm.scores[: llm.n_tokens], alone.scores[: llm.n_tokens], atol=1e-3)
 
 
 @every_arch

@@ -289,6 +289,17 @@ def test_saved_state_is_of_its_salt(opened: Opened, stock: Opened, n_parallel: i
             assert llm.sample(temp=0.0) == stock()(SECRET, 1)[0]
 
 
+def test_state_that_is_saved_from_another_slot_is_stored_for_nobody_else(opened: Opened) -> None:
+    """The whole context is asked for: what is live anywhere moves to the first slot, which was A's."""
+    llm = opened(n_parallel=2)
+    ask(llm, A, OTHER)
+    with llm.request(B):
+        llm.eval(SECRET)
+        assert llm.save_state().n_tokens == len(SECRET)
+    assert told(ask(llm, A, [*SECRET, 5])[1]) == UNKNOWN
+    assert ask(llm, B, [*SECRET, 5])[1].cached >= len(SECRET) - 1
+
+
 def test_cache_of_upstreams_is_given_nothing_of_a_salt(opened: Opened) -> None:
     llm, cache = opened(), llama_cpp.LlamaRAMCache()
     llm.set_cache(cache)

@@ -49,7 +49,7 @@ def claude(server: Serving) -> Iterator[anthropic.Anthropic]:
 @pytest.fixture
 def http(server: Serving) -> Iterator[httpx.Client]:
     """A plain client of it."""
-    with httpx.Client(base_url=server.url, timeout=60, trust_env=False) as client:
+    with httpx.Client(base_url=server.url, timeout=180, trust_env=False) as client:
         yield client
 
 

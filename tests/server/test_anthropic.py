@@ -403,7 +403,7 @@ def test_thinking_and_calls_are_blocks_of_their_own() -> None:
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "image_url"),
         ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "document"),
         ({"messages": []}, "messages"),
-        ({"messages": [QUESTION, {"role": "assistant", "content": "It is"}]}, "messages"),
+        ({"messages": [QUESTION, CALLED[1]]}, "continue_final_message"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "tool"),
         (
             {

@@ -124,7 +124,7 @@ def test_numbers_are_numbers(value: float) -> None:
         (CompletionRequest, {"prompt": "a", "stop": ["x"] * 1001}),
         (CompletionRequest, {"prompt": "a", "guided_choice": ["x"] * 10_001}),
         (CompletionRequest, {"prompt": "a", "stop_token_ids": ["x"] * 5000}),
-        (EmbeddingRequest, {"input": [1] * 5000}),
+        (EmbeddingRequest, {"input": [None] * 5000}),
         (DetokenizeRequest, {"tokens": ["a"] * 5000}),
     ],
 )

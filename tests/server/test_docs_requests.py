@@ -1,4 +1,4 @@
-"""The requests that docs/server.md gives to paste are answered."""
+"""The requests that docs/guide/server.md gives to paste are answered."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.lab.serving import serving
 
 from .conftest import TinyModel
 
-PAGE = (Path(__file__).parents[2] / "docs" / "server.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "guide" / "server.md").read_text(encoding="utf-8")
 ASKED = re.compile(
     r"^(?:ask (?P<path>\S+)|curl .*?127\.0\.0\.1:8000(?P<url>/\S+).*? -d) '(?P<body>.*?)'$", re.S | re.M
 )
@@ -36,7 +36,7 @@ def requests() -> list[Any]:
 @pytest.fixture(scope="module")
 def http(tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     model = with_template(tiny_model("qwen35"), tmp_path_factory.mktemp("docs") / "switch.gguf")
-    options: Any = {"model": {"logits_all": True}, "open_page": True}
+    options: Any = {"model": {"logits_all": True, "embedding": True}, "open_page": True}
     with serving(model, **options) as server, server.client() as client:
         yield client
 

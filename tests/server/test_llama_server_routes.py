@@ -237,6 +237,7 @@ def test_a_template_is_applied(http: httpx.Client) -> None:
     chat = http.post("/v1/chat/completions", json={"messages": messages, **options}).json()
     completion = http.post("/v1/completions", json={"prompt": prompt, **options}).json()
     assert completion["choices"][0]["text"] == chat["choices"][0]["message"]["content"]
+    del chat["usage"]["completion_tokens_details"]
     assert completion["usage"] == chat["usage"] | {
         "prompt_tokens_details": {"cached_tokens": chat["usage"]["prompt_tokens"]}
     }
@@ -259,17 +260,51 @@ def test_properties(http: httpx.Client, server: Serving) -> None:
 def test_slots(http: httpx.Client, server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     told = http.get("/slots").json()
     assert [slot["id"] for slot in told] == [0, 1, 2]
-    assert not any(slot["is_processing"] for slot in told)
+    assert {slot["state"] for slot in told} == {"idle"}
+    assert {slot["n_ctx"] for slot in told} == {server.llm.n_ctx()}
     held = Held(monkeypatch, after=2)
     with ThreadPoolExecutor(1) as threads:
-        asked = threads.submit(http.post, "/completion", json={"prompt": "Slots", "n_predict": 8})
+        asked = threads.submit(http.post, "/completion", json={"prompt": "Slots and more", "n_predict": 8})
         wait_until(lambda: held.batches > 2)
-        busy = [slot["is_processing"] for slot in http.get("/slots").json()]
+        told = http.get("/slots").json()
         held.go_on()
-        assert asked.result().status_code == 200
-    assert sum(busy) == 1
+        answer = asked.result().json()
+    (busy,) = [slot for slot in told if slot["is_processing"]]
+    assert busy["state"] == "processing"
+    assert busy["n_prompt_tokens"] == answer["tokens_evaluated"]
+    assert busy["n_prompt_tokens_cache"] + busy["n_prompt_tokens_processed"] <= busy["n_prompt_tokens"]
+    (following,) = busy["next_token"]
+    assert following["has_next_token"]
+    assert 0 <= following["n_decoded"] <= 8
+    assert following["n_decoded"] + following["n_remain"] >= 8
+    assert "more" not in json.dumps(told), "no text of clients"
     server.await_settled()
-    assert http.get("/slots?fail_on_no_slot=1").status_code == 200
+    told = http.get("/slots?fail_on_no_slot=1").json()
+    assert max(slot["n_past"] for slot in told) >= busy["n_prompt_tokens"]
+    assert "more" not in json.dumps(told)
+
+
+def test_slots_show_text_where_the_operator_says_so_as_to_llama_server(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    http.post("/completion", json={"prompt": "a text to be seen", "n_predict": 4})
+    monkeypatch.setenv("LLAMA_SERVER_SLOTS_DEBUG", "1")
+    assert any("a text to be seen" in slot.get("prompt", "") for slot in http.get("/slots").json())
+    monkeypatch.setenv("LLAMA_SERVER_SLOTS_DEBUG", "0")
+    assert not any("prompt" in slot for slot in http.get("/slots").json())
+
+
+def test_slots_tell_a_tenant_nothing_of_others(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMA_SERVER_SLOTS_DEBUG", "1")
+    options: dict[str, Any] = {"api_keys": ["mine", "yours"], "salt_by_key": True}
+    with serving(tiny_model("qwen35"), model={"n_parallel": 1}, **options) as server, server.client() as http:
+        mine, yours = ({"Authorization": f"Bearer {key}"} for key in ("mine", "yours"))
+        http.post("/completion", json={"prompt": "a secret text", "n_predict": 2}, headers=mine)
+        (own,), (other,) = (http.get("/slots", headers=key).json() for key in (mine, yours))
+    assert "a secret text" in own["prompt"]
+    assert other.keys() == {"id", "n_ctx", "speculative", "is_processing", "state"}
 
 
 def test_open_webui_chats(http: httpx.Client) -> None:

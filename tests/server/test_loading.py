@@ -56,10 +56,23 @@ def test_flash_attention_is_on_with_several_slots_on_a_gpu_unless_the_settings_s
 
 def test_one_slot_where_there_cannot_be_more(opened: Callable[..., Llama]) -> None:
     assert opened(draft_model="prompt-lookup-decoding").n_parallel == 1
-    assert opened(embedding=True).n_parallel == 1
     assert opened(n_batch=2).n_parallel == 1
     with pytest.raises(ValueError, match="n_parallel"):
         opened(n_batch=2, n_parallel=2)
+
+
+def test_model_that_embeds_chats_too(opened: Callable[..., Llama]) -> None:
+    llm = opened(embedding=True)
+    assert llm.n_parallel == DEFAULT_SLOTS
+    assert llm.prompt_cache is not None
+
+
+def test_model_of_embeddings_alone_has_no_slots_for_chats(
+    opened: Callable[..., Llama], tiny_model: TinyModel
+) -> None:
+    llm = opened("bert", embedding=True)
+    assert llm.n_parallel == 1
+    assert llm.prompt_cache is None
 
 
 def test_a_prompt_may_be_too_long_for_the_operator(opened: Callable[..., Llama]) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
+from llamahybrid.client.markers import Markers
+from llamahybrid.client.template_probe import probe
+from llamahybrid.client.thought import ThoughtMarkers
 from llamahybrid.engine.sdist import member
-from llamahybrid.server.markers import Markers, probe
 from llamahybrid.server.reading import Reader
 from llamahybrid.tiny.vocab import CHAT_TEMPLATE
 
@@ -114,7 +116,13 @@ def test_several_calls() -> None:
     assert read(markers(JSON), lines)[2] == [("list", {}), ("list", {})]
 
 
+def template_of(name: str) -> str:
+    return member(f"vendor/llama.cpp/models/templates/{name}.jinja").read_text(encoding="utf-8")
+
+
 OF_MODELS = (
+    *("mistralai-Ministral-3-14B-Reasoning-2512", "Mistral-Small-3.2-24B-Instruct-2506"),
+    *("mistralai-Mistral-Nemo-Instruct-2407", "moonshotai-Kimi-K2"),
     *("Qwen3-Coder", "Qwen-Qwen3-0.6B", "Qwen-Qwen2.5-7B-Instruct", "GLM-4.6", "MiniMax-M2"),
     *("NousResearch-Hermes-3-Llama-3.1-8B-tool_use", "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"),
     *("ibm-granite-granite-4.0", "meta-llama-Llama-3.1-8B-Instruct", "ByteDance-Seed-OSS"),
@@ -125,7 +133,7 @@ OF_MODELS = (
     "name", ["Qwen3.5-4B", *(pytest.param(name, marks=pytest.mark.full) for name in OF_MODELS)]
 )
 def test_calls_are_read_as_templates_of_models_write_them(name: str) -> None:
-    template = member(f"vendor/llama.cpp/models/templates/{name}.jinja").read_text(encoding="utf-8")
+    template = template_of(name)
     found = markers(template)
     formatter = Jinja2ChatFormatter(template, "<eos>", "<bos>")
     arguments = {"path": "a b.py", "text": "if a < b:\n    return 1\n"}
@@ -138,7 +146,8 @@ def test_calls_are_read_as_templates_of_models_write_them(name: str) -> None:
         return formatter(messages=messages, tools=tools).prompt
 
     head, _, tail = prompt().partition("Said.")
-    whole = prompt(tool_calls=[{"id": "call12345", "type": "function", "function": function}])
+    call_id = "functions.edit:0" if "Kimi-K2" in name else "call12345"
+    whole = prompt(tool_calls=[{"id": call_id, "type": "function", "function": function}])
     answer = whole.partition("Said.")[2] or whole.removeprefix(head.rstrip())
     assert read(found, answer.removesuffix(tail), 7) == ("", "", [("edit", arguments)])
 
@@ -176,7 +185,7 @@ def test_a_call_that_the_answer_s_end_cuts_off_after_its_object() -> None:
 @pytest.mark.parametrize("size", [1, 3, 10**6])
 def test_thinking_is_told_apart(size: int) -> None:
     found = markers(THINKS)
-    assert found.think == ("<think>", "</think>")
+    assert found.think == ThoughtMarkers("<think>", "</think>", "\n", "\n</think>\n\n")
     assert read(found, "<think>\nHm.\nSo\n</think>\n\nYes.", size) == ("Hm.\nSo", "Yes.", [])
     assert read(found, "Hm.\n</think>\n\nYes.", size, thinking=True) == ("Hm.", "Yes.", [])
     assert read(found, "Hm, and", size, thinking=True) == ("Hm, and", "", [])
@@ -188,7 +197,9 @@ def test_markers_of_templates() -> None:
     tiny = markers(CHAT_TEMPLATE)
     assert tiny.call is not None
     assert (tiny.call.form, tiny.call.begin, tiny.call.end) == ("object", "<tool_call>", "</tool_call>")
-    assert (tiny.think, tiny.mapping) == (("<think>", "</think>"), False)
+    assert tiny.think is not None
+    assert (tiny.think.begin, tiny.think.end, tiny.mapping) == ("<think>", "</think>", False)
+    assert tiny.think.close == "\n</think>\n\n"
     assert markers(NONE) == Markers()
     assert markers("{{ raise_exception('no') }}") == Markers()
     assert [markers(template).mapping for template in (JSON, NAMED, TAGGED)] == [True, False, True]
@@ -200,3 +211,42 @@ def test_markers_that_answers_do_not_spell_are_none() -> None:
         lambda messages, tools: formatter(messages=messages, tools=tools).prompt, lambda text: False
     )
     assert found.call is None
+
+
+CONTROL_TOKENS = {
+    "mistralai-Ministral-3-14B-Reasoning-2512": ("[THINK]", "[/THINK]", "parts"),
+    "Kimi-K2-Thinking": ("<think>", "</think>", "reasoning_content"),
+    "openai-gpt-oss-120b": ("<|channel|>analysis<|message|>", "<|end|>", "thinking"),
+    "Qwen-Qwen3-0.6B": ("<think>", "</think>", "reasoning_content"),
+    "GLM-4.6": ("<think>", "</think>", "reasoning_content"),
+    "ByteDance-Seed-OSS": ("<seed:think>", "</seed:think>", "reasoning_content"),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", CONTROL_TOKENS)
+def test_thoughts_are_read_as_templates_of_models_write_them(name: str) -> None:
+    found = markers(template_of(name))
+    assert found.think is not None
+    begin, end, taken = CONTROL_TOKENS[name]
+    assert (found.think.begin, found.think.end, found.taken) == (begin, end, taken)
+    assert end in found.think.closing
+
+
+@pytest.mark.full
+def test_several_calls_of_mistral_and_kimi() -> None:
+    calls = [("edit", {"path": "x", "text": "[TOOL_CALLS]"}), ("list", {})]
+    for name, written in {
+        "mistralai-Ministral-3-14B-Reasoning-2512": "[TOOL_CALLS]{0[0]}[ARGS]{0[1]}"
+        "[TOOL_CALLS]{1[0]}[ARGS]{1[1]}",
+        "Mistral-Small-3.2-24B-Instruct-2506": "[TOOL_CALLS]{0[0]}[CALL_ID]a8Bc0d123[ARGS]{0[1]}[TOOL_CALLS]"
+        "{1[0]}[CALL_ID]123456789[ARGS]{1[1]}",
+        "moonshotai-Kimi-K2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.{0[0]}:3"
+        "<|tool_call_argument_begin|>{0[1]}<|tool_call_end|><|tool_call_begin|>functions.{1[0]}:4"
+        "<|tool_call_argument_begin|>{1[1]}<|tool_call_end|><|tool_calls_section_end|>",
+        "mistralai-Mistral-Nemo-Instruct-2407": '[TOOL_CALLS][{{"name": "{0[0]}", "arguments": {0[1]}, "id": '
+        '"abc"}}, {{"name": "{1[0]}", "arguments": {1[1]}, "id": "abd"}}]',
+    }.items():
+        spelt = [(call, json.dumps(arguments)) for call, arguments in calls]
+        answer = "Look." + written.format(*spelt)
+        assert read(markers(template_of(name)), answer, 5) == ("", "Look.", calls), name

@@ -13,6 +13,7 @@ from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
 from llamahybrid.server.request_fields import FIELDS, Effect, Route, effect
+from llamahybrid.server.thinking import BUDGETS
 from tests.lab.gguf_edits import with_template
 from tests.lab.serving import serving
 
@@ -101,6 +102,10 @@ OBEYED: dict[str, dict[str, Any]] = {
     "enable_thinking": {"enable_thinking": False},
     "reasoning_effort": {"reasoning_effort": "none"},
     "documents": {"documents": [{"text": "a"}]},
+    **{name: {name: -2} for name in BUDGETS},
+    "reasoning_budget_message": {"reasoning_budget_message": 5},
+    "continue_final_message": {"continue_final_message": True},
+    "add_generation_prompt": {"add_generation_prompt": False},
     "return_progress": {"return_progress": True},
     "prompt_cache_key": {"prompt_cache_key": 1},
     "reasoning_format": {"reasoning_format": "deepseek"},

@@ -87,7 +87,8 @@ def test_a_streamed_chat(client: openai.OpenAI, stock: Stock) -> None:
     *others, last = chunks
     assert last.choices == []
     assert last.usage
-    assert last.usage.model_dump(exclude_none=True, exclude={"prompt_tokens_details"}) == right["usage"]
+    details = {"prompt_tokens_details", "completion_tokens_details"}
+    assert last.usage.model_dump(exclude_none=True, exclude=details) == right["usage"]
     assert last.usage.prompt_tokens_details
     assert all(chunk.usage is None for chunk in others)
     assert others[-1].choices[0].finish_reason == "length"

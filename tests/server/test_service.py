@@ -156,7 +156,7 @@ def test_embeddings_that_nobody_waits_for_are_given_up(
     told: list[httpx.Response] = []
     options: dict[str, Any] = {"model": {"embedding": True, "n_parallel": 1}, "shutdown_seconds": 0.0}
     with ExitStack() as stack:
-        server = stack.enter_context(serving(tiny_model("llama"), **options))
+        server = stack.enter_context(serving(tiny_model("bert"), **options))
         client = stack.enter_context(server.client())
         stack.callback(held.enough.set)
 

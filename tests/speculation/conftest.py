@@ -37,17 +37,14 @@ def fresh(open_model) -> Callable[..., list[int]]:
 def drafting(open_model) -> Callable[..., Any]:
     """`drafting(arch, text, …)`: drafts `text` (prompt and answer) whatever it costs, wrong now and then.
 
-    `planes`: rollback planes, made with the context on either engine. `buys`: more when a draft needs them.
+    `planes`: rollback planes.
     """
 
-    def opener(
-        arch: str, text: list[int], *, planes: int = 0, buys: bool = False, seed: int = 1, **more: Any
-    ) -> Any:
+    def opener(arch: str, text: list[int], *, planes: int = 0, seed: int = 1, **more: Any) -> Any:
         draft = Prescribed(random.Random(seed), 200)
         draft.text = text
         llm = open_model(arch, draft_model=draft, draft_planes=planes, **more)
         llm.drafts.policy = EveryDraft(llm.runner.meter)
-        llm.drafts.policy.buys = buys
         return llm
 
     return opener

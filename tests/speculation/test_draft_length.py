@@ -1,10 +1,10 @@
-"""The account: drafts pay where they are right and cheap, and cost no more than promised where not."""
+"""The account: drafts pay where they are right and cheap, and stop where they cost more than they save."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 
@@ -14,7 +14,7 @@ from llamahybrid.speculation.draft_length import DraftLengthPolicy
 pytestmark = pytest.mark.usefixtures("measured_costs")
 
 TOKEN = 0.02
-PROMISED = 1.05
+BEARABLE = 1.08
 
 
 @dataclass
@@ -44,8 +44,7 @@ def answer(
 ) -> tuple[float, int]:
     """Say `tokens` tokens as `Drafts` would, after so many of a prompt: seconds, and batches."""
     policy.begin()
-    if prompt:
-        policy.prefilled(prompt, prompt * world.more * TOKEN)
+    policy.prefilled(prompt * world.more * TOKEN)
     right: list[bool] = []
     """What is left of the guess, by what will become of it."""
     said = gained = pending = owed = batches = 0
@@ -61,27 +60,23 @@ def answer(
                 right = right[1:] if right[0] else []
         back = pending > gained and pending > world.planes
         owed = gained + 1 if back else 0
-        spent, length = 0.0, 0
-        if right or policy.due(said):
-            length = policy.length(said, world.offers, owed, world.planes)
-        if len(right) < max(1, length):
-            wanted = length or (policy.due(said) and policy.watch(said))
-            if wanted:
-                right = [world.right(rng, said + i) for i in range(wanted if world.each else world.offers)]
-                spent = (world.ask + len(right) * world.each) * TOKEN
-                policy.asked(spent, len(right) if world.each else 0)
+        spent, length = 0.0, policy.length(world.offers)
+        if len(right) < max(1, length) and (wanted := length or policy.watch(said)):
+            right = [world.right(rng, said + i) for i in range(wanted if world.each else world.offers)]
+            spent = (world.ask + len(right) * world.each) * TOKEN
+            policy.asked(spent)
         pending = min(length, len(right))
         gained = next((i for i in range(pending) if not right[i]), pending)
         if back:
-            policy.loaded(world.load * TOKEN, owed)
+            policy.undone(world.load * TOKEN)
             spent += world.load * TOKEN
         if pending > world.planes:
-            policy.saved(world.save * TOKEN)
+            policy.undone(world.save * TOKEN)
             spent += world.save * TOKEN
         size = 1 + owed + pending
         batch = (1 + (world.second if size > 1 else 0) + world.more * (size - 1)) * TOKEN
         if size > 1:
-            policy.decoded(size, batch)
+            policy.decoded(batch)
         else:
             meter.decoded(1, batch)
         seconds += spent + batch
@@ -95,7 +90,6 @@ def usual(
     meter, rng = CostMeter(512), random.Random(seed)
     meter.decoded(1, TOKEN)
     meter.decoded(512, 512 * world.more * TOKEN)
-    meter.saved(1, world.save * TOKEN)
     policy = DraftLengthPolicy(meter)
     for _ in range(7):
         answer(policy, meter, before or world, 100, rng)
@@ -134,35 +128,24 @@ HOPELESS = {
     "right in stretches": World(right=in_stretches, more=0.4),
     "right in stretches, batches that cost first": World(right=in_stretches, more=0.25, second=1.1),
 }
+GOOD = [
+    (World(), 0.45),
+    (World(planes=10), 0.45),
+    (World(right=often), 0.75),
+    (World(right=often, planes=10), 0.7),
+    (World(right=in_stretches), 0.85),
+    (World(right=quoted, more=0.25, second=1.1), 0.9),
+    (World(each=0.05), 0.6),
+]
 
 
-@pytest.mark.parametrize("tokens", [10, 50, 400])
 @pytest.mark.parametrize("world", HOPELESS.values(), ids=HOPELESS)
-def test_drafts_never_cost_more_than_promised(world: World, tokens: int) -> None:
-    for seed in range(2):
-        assert usual(world, tokens, seed)[0] <= PROMISED
+def test_drafts_that_cost_more_than_they_save_stop(world: World) -> None:
+    ratios = [usual(world, 400, seed)[0] for seed in range(4)]
+    assert sum(ratios) / len(ratios) <= BEARABLE
 
 
-@pytest.mark.parametrize("world", HOPELESS.values(), ids=HOPELESS)
-def test_drafts_cost_no_more_behind_a_long_prompt_or_where_they_were_right(world: World) -> None:
-    good = replace(world, right=lambda rng, at: True)
-    for prompt, tokens in ((0, 5), (0, 100), (100, 30), (5000, 3), (5000, 300)):
-        assert usual(world, tokens, prompt=prompt)[0] <= PROMISED
-        assert usual(world, tokens, before=good, prompt=prompt)[0] <= PROMISED
-
-
-@pytest.mark.parametrize(
-    ("world", "most"),
-    [
-        (World(), 0.45),
-        (World(planes=10), 0.45),
-        (World(right=often), 0.75),
-        (World(right=often, planes=10), 0.7),
-        (World(right=in_stretches), 0.85),
-        (World(right=quoted, more=0.25, second=1.1), 0.9),
-        (World(each=0.05), 0.6),
-    ],
-)
+@pytest.mark.parametrize(("world", "most"), GOOD)
 def test_drafts_that_are_right_pay(world: World, most: float) -> None:
     ratio, per_batch = usual(world, 200)
     assert ratio <= most
@@ -170,32 +153,4 @@ def test_drafts_that_are_right_pay(world: World, most: float) -> None:
 
 
 def test_nothing_is_drafted_before_a_token_was_measured() -> None:
-    assert DraftLengthPolicy(CostMeter(512)).length(1000, 8, 0, 8) == 0
-
-
-def measured(prefill: float = 0.1) -> tuple[DraftLengthPolicy, CostMeter]:
-    """One that knows what tokens cost, and that guesses were right."""
-    meter = CostMeter(512)
-    meter.decoded(1, TOKEN)
-    meter.decoded(512, 512 * prefill * TOKEN)
-    policy = DraftLengthPolicy(meter)
-    for _ in range(12):
-        policy.chance.saw(True)
-    return policy, meter
-
-
-def test_planes_are_bought_once_snapshots_have_cost_as_much() -> None:
-    policy, _ = measured()
-    policy.length(1000, 8, 0, 0)
-    assert not policy.planes_pay()
-    for _ in range(100):
-        policy.saved(0.2 * TOKEN)
-    assert policy.planes_pay()
-    policy.planes_made(TOKEN, True)
-    assert not policy.planes_pay(), "paid for, and the account starts anew"
-    for _ in range(30):
-        policy.saved(0.05 * TOKEN)
-    assert not policy.planes_pay(), "the price was measured: two tokens' time"
-    for _ in range(20):
-        policy.saved(0.05 * TOKEN)
-    assert policy.planes_pay()
+    assert DraftLengthPolicy(CostMeter(512)).length(8) == 0

@@ -24,7 +24,7 @@ def keep(name, value):
     if isinstance(value, dict):
         value = {k: v for k, v in value.items() if k not in ("id", "created")}
         if "usage" in value:
-            value["usage"] = {k: v for k, v in value["usage"].items() if k != "prompt_tokens_details"}
+            value["usage"] = {k: v for k, v in value["usage"].items() if not k.endswith("_details")}
     assert name not in results
     results[name] = value
 

@@ -96,7 +96,8 @@ class Child:
             self.llm.set_cache(llama_cpp.LlamaDiskCache(self._folder.name))
         self._counter, self._whole = DecodeCounter(self.llm), DecodeCounter(self.llm)
         self._watch()
-        state = self._state_bytes()
+        with ThreadPoolExecutor(1) as apart:  # OpenMP keeps threads for one that has computed, while it lives
+            state = apart.submit(self._state_bytes).result()
         self._counter.take()
         self._whole.take()
         return {
@@ -117,8 +118,6 @@ class Child:
         import llama_cpp
         from llama_cpp import _internals
 
-        from llamahybrid.capi.openmp import team_ender
-
         params = llama_cpp.llama_context_params.from_buffer_copy(self.llm.context_params)
         params.n_ctx, params.n_seq_max = 256, 1
         context = _internals.LlamaContext(model=self.llm._model, params=params, verbose=False)
@@ -131,8 +130,6 @@ class Child:
         finally:
             batch.close()
             context.close()
-            if (end_team := team_ender()) is not None:
-                end_team()  # of this thread: where others decode, they would fight for cores
 
     def _watch(self) -> None:
         """Note what reaches `generate`, and the logits of its first token."""

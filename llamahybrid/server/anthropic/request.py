@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from llamahybrid.client.chat_template import unread
+from llamahybrid.client.model_markers import markers_of
 from llamahybrid.llama import Llama
 from llamahybrid.server.anthropic import types
 from llamahybrid.server.bodies import MOST_STOPS, MOST_TOOLS, ChatCompletionRequest
@@ -61,8 +62,6 @@ class CountTokensRequest(BaseModel):
 
     @model_validator(mode="after")
     def _answerable(self) -> CountTokensRequest:
-        if isinstance(self.messages[-1], types.AssistantMessage):
-            raise ValueError("messages: the last one is the user's; an answer cannot be begun for the model")
         choice = self.tool_choice
         if choice is not None and choice.type == "auto" and choice.disable_parallel_tool_use:
             raise ValueError("tool_choice.disable_parallel_tool_use goes with any or tool, not with auto")
@@ -76,6 +75,10 @@ class CountTokensRequest(BaseModel):
         said: dict[str, Any] = {name: getattr(self, name) for name in given}
         said.setdefault("repeat_penalty", 1.0)  # Anthropic's have none, and upstream's default is 1.1
         said["messages"] = normalized([*_system(self.system), *_chat_messages(self.messages)])
+        if isinstance(self.messages[-1], types.AssistantMessage):
+            if kind is not ChatCompletionRequest:
+                raise ValueError("messages: the last one is the user's; an answer cannot be begun here")
+            said["continue_final_message"] = True
         if self.tools:
             said["tools"] = [_tool(tool) for tool in self.tools]
         if self.tool_choice is not None:
@@ -102,6 +105,10 @@ class CountTokensRequest(BaseModel):
         given = chat.chat_template_kwargs or {}
         if effort and len(idle) < 2 and not given.keys() & {"reasoning_effort", "enable_thinking"}:
             chat.reasoning_effort = _EFFORTS.get(effort, effort)
+        if kind == "disabled" and len(idle) == 2 and markers_of(llm).think is not None:
+            chat.thinking_budget = 0
+        if kind == "enabled" and self.thinking is not None and markers_of(llm).think is not None:
+            chat.thinking_budget = self.thinking.budget_tokens
         if kind in ("enabled", "adaptive") and "enable_thinking" not in (*idle, *given):
             chat.enable_thinking = True
 

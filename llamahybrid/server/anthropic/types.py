@@ -157,10 +157,10 @@ class ToolChoice(BaseModel):
 
 
 class Thinking(BaseModel):
-    """Thinking on or off, where the chat template has a switch; `budget_tokens` bounds nothing."""
+    """Thinking on or off, and how many tokens of it, where the chat template shows how it is written."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
-    budget_tokens: int | None = None
+    budget_tokens: int | None = Field(default=None, ge=0, le=1 << 30)
     display: Literal["summarized", "omitted"] | None = None
 
 

@@ -1,4 +1,4 @@
-"""llama-server's routes: `/completion`, `/infill`, `/props`, `/slots`, `/tokenize`, `/detokenize`,
+"""llama-server's routes: `/completion`, `/infill`, `/props`, `/tokenize`, `/detokenize` and
 `/apply-template`."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from llamahybrid.client.chat_template import template_of
 from llamahybrid.llama import Llama
 from llamahybrid.server.answer import Chunk, EventAnswer
 from llamahybrid.server.bodies import CompletionRequest, Tokens
-from llamahybrid.server.errors import bad, later
+from llamahybrid.server.errors import bad
 from llamahybrid.server.job import Create
 from llamahybrid.server.llama_server.request import InfillRequest, LlamaServerRequest
 from llamahybrid.server.llama_server.told import ContentProgress, Telling
@@ -169,16 +169,3 @@ async def props(service: InService, model: str | None = None) -> dict[str, Any]:
 
 def _spelt(llm: Llama, token: int) -> str:
     return llm.detokenize([token], special=True).decode("utf-8", "replace") if token >= 0 else ""
-
-
-@router.get("/slots")
-async def slots(service: InService, fail_on_no_slot: str = "") -> list[dict[str, Any]]:
-    """Which slots are in use, in no order of theirs; who uses them is shown at `/cache`."""
-    busy, count = service.admission.running, service.admission.slots
-    if fail_on_no_slot and busy >= count:
-        raise later("no slot is available", 1)
-    n_ctx = await service.look(lambda llm: llm.n_ctx())
-    return [
-        {"id": slot, "n_ctx": n_ctx, "speculative": False, "is_processing": slot < busy}
-        for slot in range(count)
-    ]

@@ -1,0 +1,80 @@
+"""How the decode loop answers a caller's thread: one result, or the tokens of an answer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any
+
+SLICE = 0.1 if os.name == "nt" else None
+"""Longest wait in seconds without looking for Ctrl-C: on Windows a wait for a lock cannot be interrupted."""
+
+
+class Reply:
+    """The answer to one message: one result for `get`, or tokens for `Feed`."""
+
+    def __init__(self) -> None:
+        self._items: SimpleQueue[tuple[bool, Any]] = SimpleQueue()
+
+    def put(self, result: Any) -> None:
+        """Give the result."""
+        self._items.put((True, result))
+
+    def fail(self, error: BaseException) -> None:
+        """Give an error, which `get` raises."""
+        self._items.put((False, error))
+
+    def _wait(self) -> tuple[bool, Any]:
+        while True:
+            try:
+                return self._items.get(timeout=SLICE)
+            except Empty:
+                continue
+
+    def get(self, interrupted: Callable[[], object] | None = None) -> Any:
+        """Wait for the next result; raise the error that came in its place.
+
+        `interrupted` is called where the wait itself is ended, by Ctrl-C say.
+        """
+        try:
+            good, item = self._wait()
+        except BaseException:
+            if interrupted is not None:
+                interrupted()
+            raise
+        if good:
+            return item
+        try:
+            raise item
+        finally:
+            del item  # no cycle of the error, its traceback and this frame
+
+
+class Feed(Reply):
+    """The tokens of one answer, from the decode loop, which samples them, to their reader.
+
+    The loop decodes a token while the reader processes it: at most one decoded token is not used, and a fast
+    reader does not wait for a switch of threads.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+        """Number of tokens that the reader has asked for."""
+        self.given = 0
+        """Number of tokens that were published."""
+        self.needs = 0
+        """Number of tokens that the reader must have asked for before the loop continues."""
+        self.paused = False
+        """The loop waits for the reader, which has to send `Resume`."""
+
+    @property
+    def due(self) -> bool:
+        """The reader has asked for enough tokens for the loop to continue."""
+        return self.asked >= self.needs
+
+    def publish(self, token: int) -> None:
+        """Publish a token; called by the loop alone."""
+        self.given += 1
+        self.put(token)

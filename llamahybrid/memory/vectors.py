@@ -1,0 +1,169 @@
+"""Vectors: texts embedded in a context of its own, over the weights of a model that chats.
+
+A context that embeds marks every token as an output and forgets the last text for the next one: the context
+of the chats is left alone. This one is made on first use, with the parameters of upstream's embedding context
+(llama_cpp/llama.py, `Llama.__init__` and `Llama.embed`), and holds one batch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+from llama_cpp._internals import LlamaBatch, LlamaContext, LlamaModel
+
+from llamahybrid.capi.gguf import Gguf
+from llamahybrid.errors import LlamaHybridError
+from llamahybrid.memory.context import GuardedContext
+
+logger = logging.getLogger("llamahybrid")
+
+FLOAT_BYTES = 4
+
+
+def embeds_only(model_path: str, options: Mapping[str, Any]) -> bool:
+    """A model of embeddings alone: its file names a pooling type, or its attention is not causal.
+
+    `options`: upstream's arguments.
+    """
+    if options.get("attention_type") == llama_cpp.LLAMA_ATTENTION_TYPE_NON_CAUSAL:
+        return True
+    try:
+        with Gguf(Path(model_path)) as gguf:
+            architecture = gguf.read("general.architecture").get("general.architecture", "")
+            pooling = gguf.read(f"{architecture}.pooling_type")
+            causal = gguf.read(f"{architecture}.attention.causal")
+    except OSError:  # upstream says what is wrong with it
+        return False
+    return any(pooling.values()) or not all(causal.values())
+
+
+class Vectors:
+    """Embeds tokens, batch by batch. One thread at a time."""
+
+    def __init__(
+        self, chats: LlamaContext, params: Any, n_batch: int, flash: bool, lora: tuple[Any, float], watch: Any
+    ) -> None:
+        """`chats`: the context of the chats, made with `params`; `lora`: the adapter on it, and its scale.
+
+        `n_batch`: tokens of a batch, which is the longest text. `flash`: flash attention was asked for.
+        """
+        self.n_batch = n_batch
+        self.pooling: int = chats.pooling_type()
+        self._model: LlamaModel = chats.model
+        self._chats = chats
+        self._changes = chats.changes if isinstance(chats, GuardedContext) else 0
+        self._lora = lora
+        self._watch = watch
+        self._params = self._params_of(params, flash)
+        self._context: GuardedContext | None = None
+        self._batch: LlamaBatch | None = None
+
+    def _params_of(self, params: Any, flash: bool) -> Any:
+        """Upstream's parameters of an embedding context; of a recurrent state there is one."""
+        made = llama_cpp.llama_context_params.from_buffer_copy(params)
+        native = self._model.model
+        recurrent = llama_cpp.llama_model_is_recurrent(native) or llama_cpp.llama_model_is_hybrid(native)
+        most = 1 if recurrent else llama_cpp.llama_max_parallel_sequences()
+        n_ctx = llama_cpp.llama_n_ctx_seq(self._chats.ctx)
+        made.n_ctx = n_ctx if n_ctx > _trained_ctx(self._model) else self.n_batch
+        made.n_batch = self.n_batch
+        # The library pools each native batch by itself (src/llama-graph.cpp, build_pooling).
+        made.n_ubatch = self.n_batch if self.pooling else min(self.n_batch, params.n_ubatch)
+        made.n_seq_max, made.kv_unified, made.n_rs_seq = min(self.n_batch, most), True, 0
+        made.embeddings = True
+        on, off = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED, llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        made.flash_attn_type = on if flash else off
+        return made
+
+    def batches(self, texts: Iterable[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
+        """Texts by batches, as upstream packs them; without pooling, one by one."""
+        batch: list[Sequence[int]] = []
+        most = self._params.n_seq_max if self.pooling else 1
+        for tokens in texts:
+            if batch and (len(batch) >= most or sum(map(len, batch)) + len(tokens) > self.n_batch):
+                yield batch
+                batch = []
+            batch.append(tokens)
+        if batch:
+            yield batch
+
+    def embed(self, texts: Sequence[Sequence[int]]) -> list[Any]:
+        """The vectors of the texts of one batch: one each, or without pooling one for each token.
+
+        Raises LlamaHybridError where an adapter, or a mode, was put on the context of the chats since it was
+        opened; ValueError for a text without tokens; DecodeError, DeviceLost.
+        """
+        if isinstance(self._chats, GuardedContext) and self._chats.changes != self._changes:
+            raise LlamaHybridError(
+                "what was put on the context of this model since it was opened is not on that of its "
+                "embeddings: open it with lora_path, or with prompt_cache=False"
+            )
+        if not all(map(len, texts)):
+            if not self.pooling:
+                return [[] for _ in texts]  # it is alone in its batch
+            raise ValueError("there is nothing to embed: a text has no tokens")
+        context, batch = self._made()
+        batch.reset()
+        for number, tokens in enumerate(texts):
+            batch.add_sequence(tokens, number, True)
+        try:
+            context.decode(batch)
+            return self._read(context, texts)
+        finally:
+            context.kv_cache_clear()
+
+    def _read(self, context: GuardedContext, texts: Sequence[Sequence[int]]) -> list[Any]:
+        width = self._model.n_embd()
+        if not self.pooling:
+            rows = np.ctypeslib.as_array(context.get_embeddings(), (len(texts[0]), width))
+            return [rows.tolist()]
+        if self.pooling == llama_cpp.LLAMA_POOLING_TYPE_RANK:
+            width = min(width, llama_cpp.llama_model_n_cls_out(self._model.model))
+        found = (context.get_embeddings_seq(number) for number in range(len(texts)))
+        return [np.ctypeslib.as_array(vector, (width,)).tolist() for vector in found]
+
+    def _made(self) -> tuple[GuardedContext, LlamaBatch]:
+        """The context, which goes with its model, and the batch."""
+        if self._context is None or self._batch is None:
+            try:
+                made = LlamaContext(model=self._model, params=self._params, verbose=False)
+            except ValueError as error:
+                raise LlamaHybridError(
+                    f"no context for embeddings of {self.n_batch} tokens could be made beside the chats: "
+                    "a smaller n_batch takes less memory"
+                ) from error
+            adapter, scale = self._lora
+            if adapter:
+                adapters = (llama_cpp.llama_adapter_lora_p_ctypes * 1)(adapter)
+                if llama_cpp.llama_set_adapters_lora(made.ctx, adapters, 1, (ctypes.c_float * 1)(scale)):
+                    raise LlamaHybridError("the LoRA adapter of the model cannot be put on its embeddings")
+            self._batch = LlamaBatch(n_tokens=self.n_batch, embd=0, n_seq_max=1, verbose=False)
+            self._context = GuardedContext.guard(made)
+            self._context.watch = self._watch
+            logger.info(
+                "embeddings beside chats: a context of their own for %d tokens, with outputs of %d MiB",
+                self.n_batch,
+                self.output_bytes >> 20,
+            )
+        return self._context, self._batch
+
+    @property
+    def output_bytes(self) -> int:
+        """What a full batch of outputs takes: logits, which the library computes too, and vectors; twice, in
+        the graph and out of it."""
+        row = self._model.n_vocab() + self._model.n_embd()
+        return int(2 * FLOAT_BYTES * row * self.n_batch)
+
+
+def _trained_ctx(model: LlamaModel) -> int:
+    """Context size up to which a model's positions are computed in one way (src/llama-model.cpp,
+    get_rope_factors)."""
+    known = model.metadata()
+    name = f"{known.get('general.architecture')}.rope.scaling.original_context_length"
+    return int(known.get(name, model.n_ctx_train()))

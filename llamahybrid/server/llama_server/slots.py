@@ -1,0 +1,101 @@
+"""`/slots`: what each slot of a model does, in llama-server's form.
+
+As `server_slot::to_json` of tools/server/server-context.cpp, without `params`, and with `state` and `n_past`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from llamahybrid.core.request import NO_LIMIT
+from llamahybrid.core.slots import Slot
+from llamahybrid.llama import Llama
+from llamahybrid.memory.fingerprint import salt_tag
+from llamahybrid.prompt_cache.base import Tokens
+from llamahybrid.server.errors import later
+from llamahybrid.server.routes import SECURED, InService
+from llamahybrid.server.viewers import Viewer, tag_of
+
+SHOW_TEXT = "LLAMA_SERVER_SLOTS_DEBUG"
+"""The environment variable by which an operator has llama-server show prompts and answers: a number but 0."""
+
+router = APIRouter(dependencies=SECURED, tags=["llama-server"])
+
+
+@router.get("/slots")
+async def slots(
+    request: Request, service: InService, fail_on_no_slot: str = "", model: str | None = None
+) -> list[dict[str, Any]]:
+    """What each slot of a model does; of other tenants' requests, that there are some.
+
+    `model`: an alias; None for the open model that was used last. An empty list where it is not open.
+    """
+    viewer = service.viewers.of(getattr(request.state, "api_key", None))
+    alias = None if model is None else service.models.alias(model)
+    running = service.admission.running
+    told = await service.look(lambda llm: slots_told(llm, viewer, running), alias) or []
+    if fail_on_no_slot and all(slot["is_processing"] for slot in told):
+        raise later("no slot is available", 1)
+    return told
+
+
+def slots_told(llm: Llama, viewer: Viewer, running: int) -> list[dict[str, Any]]:
+    """All slots; of a model of embeddings alone one, in use where any request runs."""
+    common = {"n_ctx": llm.n_ctx(), "speculative": bool(llm.draft_model)}
+    if not llm.slots.all:
+        return [{"id": 0, **common, "is_processing": running > 0, "state": _state(running > 0)}]
+    text = os.environ.get(SHOW_TEXT, "0").strip() not in ("", "0")
+    return [
+        {"id": number, **common, **_told(llm, slot, viewer, text)}
+        for number, slot in enumerate(llm.slots.all)
+    ]
+
+
+def _state(busy: bool) -> str:
+    return "processing" if busy else "idle"
+
+
+def _told(llm: Llama, slot: Slot, viewer: Viewer, text: bool) -> dict[str, Any]:
+    request = slot.request
+    busy = request is not None
+    name, live = slot.glimpse()
+    tag = tag_of(name) if request is None else salt_tag(request.salt)
+    told: dict[str, Any] = {"is_processing": busy, "state": _state(busy)}
+    if not viewer.sees(tag):
+        return told
+    told["n_past"] = len(live) if viewer.sees(tag_of(name)) else 0
+    progress = None if request is None else request.progress
+    reads = text and (not tag or viewer.reads(tag))
+    if request is None or progress is None:
+        return {**told, "prompt": _text(llm, live), "generated": ""} if reads and not busy else told
+    plan, most = progress.plan, request.most
+    decoded = max(progress.generated, len(progress.said))
+    done = max(plan.cached, progress.reached) if progress.prefilling else plan.total
+    told |= {
+        "id_task": request.born,
+        "n_prompt_tokens": plan.total,
+        "n_prompt_tokens_processed": done - plan.cached,
+        "n_prompt_tokens_cache": plan.cached,
+        "next_token": [
+            {
+                "has_next_token": not progress.over,
+                "n_remain": most - decoded if most < NO_LIMIT else -1,
+                "n_decoded": decoded,
+            }
+        ],
+    }
+    if reads:
+        said = live[plan.total if tag_of(name) == tag else len(live) :]
+        told |= {"prompt": _text(llm, progress.prompt), "generated": _text(llm, said)}
+    return told
+
+
+def _text(llm: Llama, ids: Tokens) -> str:
+    known = [
+        token for token in ids.tolist() if 0 <= token < llm.n_vocab()
+    ]  # others stand for images and sound
+    text: bytes = llm._model.detokenize(known, special=True)
+    return text.decode("utf-8", errors="replace")

@@ -1,0 +1,104 @@
+"""Thinking: how long an answer thinks, and whether it goes on from a message, as requests say it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import BaseModel, Field, model_validator
+from typing_extensions import Self
+
+from llamahybrid.client.chat_template import unread
+from llamahybrid.client.model_markers import markers_of
+from llamahybrid.client.thought import Thinking
+from llamahybrid.llama import Llama
+from llamahybrid.server.errors import bad
+
+Budget: TypeAlias = Annotated[int, Field(ge=-1, le=1 << 30)]
+
+BUDGETS = (
+    *("thinking_budget", "thinking_budget_tokens", "thinking_token_budget"),
+    *("reasoning_budget", "reasoning_budget_tokens"),
+)
+"""Names of one field."""
+
+
+class ThinkingOptions(BaseModel):
+    """How long an answer thinks, by the names that llama-server, vLLM and others have for it."""
+
+    thinking_budget: Budget | None = Field(
+        default=None, description="Tokens of a thought, which is ended then; 0: at once, -1: no bound."
+    )
+    thinking_budget_tokens: Budget | None = Field(default=None, description="The same (llama-server).")
+    reasoning_budget: Budget | None = Field(default=None, description="The same.")
+    reasoning_budget_tokens: Budget | None = Field(default=None, description="The same (llama-server).")
+    thinking_token_budget: Budget | None = Field(default=None, description="The same (vLLM).")
+    reasoning_budget_message: str = Field(
+        default="",
+        max_length=1000,
+        description="Text that a thought ends with where it is ended (llama-server).",
+    )
+
+    @model_validator(mode="after")
+    def _one_budget(self) -> Self:
+        given = {name: getattr(self, name) for name in BUDGETS if getattr(self, name) is not None}
+        if len(set(given.values())) > 1:
+            raise ValueError(f"{' and '.join(given)} are the same field; give one")
+        return self
+
+    @property
+    def budget(self) -> int | None:
+        """Tokens of a thought; None: no bound."""
+        found = next((each for name in BUDGETS if (each := getattr(self, name)) is not None), None)
+        return None if found == -1 else found
+
+
+class ContinuationOptions(BaseModel):
+    """Whether an answer goes on from the assistant's message that comes last."""
+
+    continue_final_message: bool | None = Field(
+        default=None, description="null: where there is one, as llama-server; false: a new answer, as vLLM."
+    )
+    add_generation_prompt: bool | None = Field(
+        default=None, description="The opposite of continue_final_message, which vLLM asks for, too."
+    )
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        goes_on, new = self.continue_final_message, self.add_generation_prompt
+        if goes_on and new:
+            raise ValueError("continue_final_message and add_generation_prompt cannot both be true")
+        if new is False and goes_on is False:
+            raise ValueError(
+                "add_generation_prompt: an answer is a new one, or goes on from the last message"
+            )
+        return self
+
+
+def thinking_of(llm: Llama, body: Any) -> Thinking | None:
+    """How the answers to a prompt think. Raises Refusal for a budget where no thinking is known."""
+    if body.budget is None:
+        return None
+    think = markers_of(llm).think
+    if think is None:
+        name = next(name for name in BUDGETS if getattr(body, name) is not None)
+        raise bad("the chat template of this model shows no thinking that could be ended", name)
+    return Thinking(think, body.budget, body.reasoning_budget_message)
+
+
+def closes_thought(llm: Llama, name: str, value: Any) -> bool:
+    """A variable asks for no thinking, and the template, which has no switch, shows how a thought ends."""
+    off = {"enable_thinking": False, "reasoning_effort": "none"}
+    asked = name in off and type(value) is type(off[name]) and value == off[name]
+    return asked and len(unread(llm, (*off,))) == len(off) and markers_of(llm).think is not None
+
+
+def budget_of(llm: Llama, body: Any) -> int | None:
+    """Tokens of a thought of a chat: its budget, and 0 where thinking is off without a switch.
+
+    Raises Refusal as `thinking_of`.
+    """
+    if any(
+        closes_thought(llm, name, getattr(body, name)) for name in ("enable_thinking", "reasoning_effort")
+    ):
+        return 0
+    return None if (thinking := thinking_of(llm, body)) is None else thinking.budget

@@ -1,0 +1,219 @@
+"""Vectors and chats from one model: upstream's numbers, and chats that keep their state."""
+
+import pickle
+import threading
+from itertools import islice
+
+import llama_cpp
+import numpy as np
+import pytest
+from llama_cpp import llama_cpp as native
+
+from llamahybrid.capi.gguf import Gguf
+from llamahybrid.errors import LlamaHybridError, ModelClosed, RequestCancelled
+from llamahybrid.memory.vectors import embeds_only
+from tests.memory.conftest import write_lora
+from tests.request.asking import DEADLINE, WORDS, begin, take
+
+ARCHS = ("qwen35", "gemma3")
+TEXTS = ["one", "of the second text a little more", "three", "word " * 40, "and the last of them"]
+POOLING = {
+    "none": llama_cpp.LLAMA_POOLING_TYPE_NONE,
+    "mean": llama_cpp.LLAMA_POOLING_TYPE_MEAN,
+    "first": llama_cpp.LLAMA_POOLING_TYPE_CLS,
+    "last": llama_cpp.LLAMA_POOLING_TYPE_LAST,
+}
+
+
+def close_to(one, other):
+    return np.allclose(one, other, rtol=1e-3, atol=1e-4 * np.abs(other).max())
+
+
+@pytest.mark.parametrize("pooling", POOLING)
+@pytest.mark.parametrize("arch", ARCHS)
+def test_vectors_are_those_of_upstream(opened, arch, pooling):
+    options = {"embedding": True, "pooling_type": POOLING[pooling]}
+    llm, stock = opened(arch, **options), opened(arch, llama_cpp.Llama, **options)
+    alone = [stock.embed(text) for text in TEXTS]
+    assert [llm.embed(text) for text in TEXTS] == alone
+    assert llm.embed(TEXTS[1], normalize=True, return_count=True) == stock.embed(
+        TEXTS[1], normalize=True, return_count=True
+    )
+    together = llm.embed(TEXTS)
+    if pooling != "none":  # where upstream reads the wrong numbers
+        assert together == stock.embed(TEXTS)
+    assert all(close_to(np.array(a), np.array(b)) for a, b in zip(together, alone, strict=True))
+    made, theirs = llm.create_embedding(TEXTS, model="x"), stock.create_embedding(TEXTS, model="x")
+    assert made["usage"] == theirs["usage"]
+    assert [each["index"] for each in made["data"]] == list(range(len(TEXTS)))
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_texts_longer_than_a_batch_are_cut_off_or_refused_as_upstream_does(opened, arch):
+    llm, stock = opened(arch, embedding=True), opened(arch, llama_cpp.Llama, embedding=True)
+    text = "word " * 200
+    assert llm.embed(text, return_count=True) == stock.embed(text, return_count=True)
+    for each in (llm, stock):
+        with pytest.raises(ValueError, match="exceed batch size of 64"):
+            each.embed(text, truncate=False)
+
+
+def test_a_text_is_pooled_as_a_whole_whatever_the_ubatch_is(opened):
+    options = {"embedding": True, "pooling_type": POOLING["mean"]}
+    whole, cut = opened("gemma3", **options), opened("gemma3", n_ubatch=16, **options)
+    assert cut.embed(TEXTS) == whole.embed(TEXTS)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_chat_keeps_its_state_when_texts_are_embedded_between_its_turns(opened, stock, arch):
+    llm = opened(arch, embedding=True)
+    said = take(llm, WORDS[:300], 8)
+    llm.embed(TEXTS)
+    prompt = [*WORDS[:300], *said, *WORDS[300:340]]
+    assert take(llm, prompt, 8) == stock(arch)(prompt, 8)
+    assert llm.last_request.cached >= 300
+    assert llm.embeds
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("arch", ARCHS)
+def test_texts_are_embedded_while_a_stream_is_open(opened, stock, arch, slots):
+    llm = opened(arch, embedding=True, n_parallel=slots)
+    wanted = opened(arch, embedding=True).embed(TEXTS)
+    stream, said = begin(llm, WORDS[:100], 3)
+    for _ in range(4):
+        assert llm.embed(TEXTS) == wanted
+        said += islice(stream, 2)
+    assert said == stock(arch)(WORDS[:100], 11)
+    assert llm.last_request.decoded <= 100 + 11, "the stream had its slot all the time"
+
+
+def test_threads_embed_while_others_chat(opened, stock):
+    llm = opened("gemma3", embedding=True, n_parallel=2, pooling_type=POOLING["last"])
+    wanted = [llm.embed(text) for text in TEXTS]
+    prompts = [WORDS[seed : seed + 120] for seed in range(3)]
+    expected = [stock("gemma3")(prompt, 12) for prompt in prompts]
+    wrong = []
+
+    def run(work, right):
+        for _ in range(4):
+            if work() != right:
+                wrong.append(right)
+
+    jobs = [
+        *((lambda p=p: take(llm, p, 12), right) for p, right in zip(prompts, expected, strict=True)),
+        *((lambda t=t: llm.embed(t), right) for t, right in zip(TEXTS, wanted, strict=True)),
+    ]
+    threads = [threading.Thread(target=run, args=job) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE)
+    assert not any(thread.is_alive() for thread in threads)
+    assert not wrong
+
+
+def test_a_processor_may_embed_inside_its_own_request(opened):
+    llm = opened(embedding=True)
+    wanted, found = llm.embed("x"), []
+
+    def processor(_, row):
+        found.append(llm.embed("x"))
+        return row
+
+    processors = llama_cpp.LogitsProcessorList([processor])
+    llm.create_completion([5, 6, 7], max_tokens=3, temperature=0, logits_processor=processors)
+    assert found == [wanted] * 3
+
+
+@pytest.mark.parametrize("by", ["model", "handle"])
+def test_embedding_is_cancelled_between_two_batches(opened, by):
+    llm = opened(embedding=True)
+    begun = []
+
+    def texts(cancel):
+        for text in TEXTS:
+            begun.append(text)
+            yield text
+            if len(begun) == 3:
+                cancel()
+
+    with llm.request() as handle, pytest.raises(RequestCancelled):
+        llm.embed(texts(llm.cancel if by == "model" else handle.cancel))
+    assert len(begun) < len(TEXTS)
+    assert len(llm.embed(TEXTS)) == len(TEXTS)
+
+
+def test_embedding_ends_with_its_model(opened):
+    llm = opened(embedding=True)
+    closing = threading.Thread(target=llm.close)
+
+    def texts():
+        yield from TEXTS
+        closing.start()
+        while True:  # until the loop takes no more of them
+            yield "more"
+
+    with pytest.raises(ModelClosed):
+        llm.embed(texts())
+    closing.join(DEADLINE)
+    assert not closing.is_alive()
+    with pytest.raises(ModelClosed):
+        llm.embed("x")
+
+
+def test_texts_without_tokens(opened):
+    llm, pooled = opened(embedding=True), opened(embedding=True, pooling_type=POOLING["mean"])
+    assert llm.embed([]) == []
+    assert llm.embed(["", "x"]) == [[], llm.embed("x")]
+    for nothing in ("", ["x", ""]):
+        with pytest.raises(ValueError, match="nothing to embed"):
+            pooled.embed(nothing)
+
+
+def test_an_adapter_of_the_model_is_on_its_embeddings(opened, tmp_path):
+    path = write_lora(tmp_path / "lora.gguf", "qwen35", 1)
+    options = {"embedding": True, "lora_path": str(path), "lora_scale": 0.5}
+    made = opened(**options).embed("some words")
+    assert made == opened("qwen35", llama_cpp.Llama, **options).embed("some words")
+    assert made != opened(embedding=True).embed("some words")
+
+
+def test_what_was_put_on_the_context_later_is_not_left_out_silently(opened):
+    llm = opened("gemma3", embedding=True)
+    llm.embed("x")
+    native.llama_set_causal_attn(llm._ctx.ctx, False)
+    with pytest.raises(LlamaHybridError, match="open it with"):
+        llm.embed("x")
+
+
+def test_pickled_model_embeds(opened):
+    llm = opened(embedding=True)
+    copy = pickle.loads(pickle.dumps(llm))
+    assert copy.embed("x") == llm.embed("x")
+    copy.close()
+
+
+@pytest.mark.parametrize(
+    ("told", "alone"),
+    [
+        ({}, False),
+        ({"qwen3.pooling_type": 0, "qwen3.attention.causal": True}, False),
+        ({"qwen3.pooling_type": 3}, True),
+        ({"qwen3.attention.causal": False}, True),
+    ],
+)
+def test_a_file_tells_that_its_model_does_not_chat(tmp_path, told, alone):
+    path = tmp_path / "head.gguf"
+    with Gguf() as gguf:
+        gguf.set({"general.architecture": "qwen3", **told})
+        gguf.write(path)
+    assert embeds_only(str(path), {}) is alone
+
+
+def test_models_that_do_not_chat_are_upstreams(opened):
+    asked = {"embedding": True, "attention_type": llama_cpp.LLAMA_ATTENTION_TYPE_NON_CAUSAL}
+    llm, stock = opened("gemma3", **asked), opened("gemma3", llama_cpp.Llama, **asked)
+    assert llm.prompt_cache is None
+    assert llm.embeds
+    assert llm.embed("some words") == stock.embed("some words")

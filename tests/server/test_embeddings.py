@@ -1,0 +1,125 @@
+"""/v1/embeddings of a model that chats, too."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import llama_cpp
+import pytest
+
+from llamahybrid.llama import Llama
+from tests.lab.serving import SMALL, Serving, serving, wait_until
+
+TinyModel = Callable[..., Path]
+SYSTEM = {"role": "system", "content": "You answer from notes. " * 12}
+
+
+@pytest.fixture
+def server(tiny_model: TinyModel) -> Iterator[Serving]:
+    with serving(tiny_model("qwen35"), model={"embedding": True, "n_parallel": 1}) as server:
+        yield server
+        server.await_settled()
+
+
+@pytest.fixture
+def http(server: Serving) -> Iterator[httpx.Client]:
+    with server.client() as client:
+        yield client
+
+
+def vectors(http: httpx.Client, texts: Any) -> list[Any]:
+    answer = http.post("/v1/embeddings", json={"input": texts})
+    assert answer.status_code == 200, answer.text
+    return [each["embedding"] for each in answer.json()["data"]]
+
+
+def upstream(tiny_model: TinyModel, text: str) -> Any:
+    options = {name: value for name, value in SMALL.items() if name != "n_parallel"}
+    stock = llama_cpp.Llama(str(tiny_model("qwen35")), embedding=True, verbose=False, **options)
+    try:
+        return stock.embed(text)
+    finally:
+        stock.close()
+
+
+def test_chat_is_reused_with_embeddings_between_its_turns(http: httpx.Client, tiny_model: TinyModel) -> None:
+    messages = [SYSTEM]
+    for turn in range(3):
+        question = f"what do the notes say of item {turn}?"
+        (vector,) = vectors(http, question)
+        assert vector == upstream(tiny_model, question)
+        messages.append({"role": "user", "content": question})
+        asked = {"messages": messages, "max_tokens": 6, "temperature": 0}
+        told = http.post("/v1/chat/completions", json=asked).json()
+        messages.append({"role": "assistant", "content": told["choices"][0]["message"]["content"]})
+        if turn:
+            usage = told["usage"]
+            assert usage["prompt_tokens_details"]["cached_tokens"] > usage["prompt_tokens"] / 2
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "bert"])
+def test_token_ids_are_embedded_as_the_text_that_they_are_of(tiny_model: TinyModel, arch: str) -> None:
+    """LangChain's OpenAIEmbeddings sends them."""
+    with (
+        serving(tiny_model(arch), model={"embedding": True, "n_parallel": 1}) as server,
+        server.client() as client,
+    ):
+        texts = ["one", "two words"]
+        ids = [server.llm.tokenize(text.encode()) for text in texts]
+        assert vectors(client, ids) == vectors(client, texts)
+        assert vectors(client, ids[1]) == vectors(client, texts[1])
+        for wrong in ([[1 << 70]], [[-1]], [1, 10**6], [[]], [[1], []]):
+            refused = client.post("/v1/embeddings", json={"input": wrong})
+            assert refused.status_code == 400, wrong
+            assert refused.json()["error"]["param"] == "input"
+
+
+def test_texts_are_embedded_while_every_slot_is_taken(server: Serving, http: httpx.Client) -> None:
+    texts = ["one", "two words", "three other words"]
+    wanted = vectors(http, texts)
+    asked = {"prompt": "Tell me", "max_tokens": 300, "temperature": 0, "stream": True}
+    with ThreadPoolExecutor(4) as pool, http.stream("POST", "/v1/completions", json=asked) as response:
+        lines = response.iter_lines()
+        next(lines)
+        assert all(made == wanted for made in pool.map(lambda _: vectors(http, texts), range(8)))
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+
+
+def test_no_more_are_embedded_at_once_than_may_wait(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = [], threading.Event()
+
+    def embed(_: Llama, input: list[str]) -> Any:
+        begun.append(input)
+        assert go_on.wait(120)
+        return {"data": [], "usage": {}}
+
+    monkeypatch.setattr(Llama, "create_embedding", embed)
+    path, asked = "/v1/embeddings", {"input": "x"}
+    with (
+        serving(tiny_model("qwen35"), model={"embedding": True}, max_queue=1) as server,
+        server.client() as client,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        waiting = [pool.submit(client.post, path, json=asked) for _ in range(2)]
+        try:
+            wait_until(lambda: len(begun) == 2)
+            refused = client.post(path, json=asked)
+        finally:
+            go_on.set()
+        assert refused.status_code == 429
+        assert int(refused.headers["retry-after"]) > 0
+        assert [each.result().status_code for each in waiting] == [200, 200]
+
+
+def test_a_model_that_was_not_opened_for_it_embeds_nothing(tiny_model: TinyModel) -> None:
+    with serving(tiny_model("qwen35")) as server, server.client() as client:
+        refused = client.post("/v1/embeddings", json={"input": "x"})
+    assert refused.status_code == 400
+    assert "embedding" in refused.json()["error"]["message"]
