@@ -80,8 +80,6 @@ class Entry:
     """A request came along its path and parted from it before here, for the first time there."""
     deeper_gone: bool = False
     """A deeper one is gone since the last request came by: what it served will come here."""
-    worth: tuple[int, float] | None = field(default=None, repr=False)
-    """What it was worth at which count of `Tree.changes`; None: something near it went since."""
 
     def take_over(self, old: Entry) -> None:
         """Go on with the history of the one that was at the same place."""
@@ -179,13 +177,6 @@ class Node:
             return 0
         deepest = max(self.entries, default=self.start)
         return sum(s.start >= deepest for s in self.segments)
-
-    def only_entry(self) -> Entry:
-        """The one checkpoint here or below, where `weight` is 1."""
-        node = self
-        while not node.entries:
-            node = next(child for child in node.children.values() if child.weight)
-        return next(iter(node.entries.values()))
 
     def leaf(self) -> Node:
         """One of the leaves below this node; itself if it is one."""

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llamahybrid.prompt_cache.base import Costs, LiveView, Outline, Plan, Range, Tokens
-from llamahybrid.prompt_cache.eviction import LivePath
 from llamahybrid.prompt_cache.nodes import Entry, Match, common_prefix
 from llamahybrid.prompt_cache.placement import prefill_cuts
 from llamahybrid.prompt_cache.ram_store import RamStore
@@ -61,7 +60,6 @@ def plan_request(
         tree.splitters[view.namespace] = view.split
     store.let_names_go(view.namespace)
     store.release_collected()
-    store.live = LivePath(entries)
     store.eviction.learn(tree, match, entries)
     tree.visit(match, entries)
     tree.touch(match)

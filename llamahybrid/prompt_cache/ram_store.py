@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from llamahybrid.prompt_cache.base import (
     Logits,
     Tokens,
 )
-from llamahybrid.prompt_cache.eviction import Eviction, LivePath, Spare, Tail, bytes_to_stay
+from llamahybrid.prompt_cache.eviction import Eviction, Tail, bytes_to_stay
 from llamahybrid.prompt_cache.nodes import Entry, Match, Node
 from llamahybrid.prompt_cache.pins import Pins, Prefixes, User, pinned_before
 from llamahybrid.prompt_cache.ram import Account
@@ -57,8 +57,6 @@ class RamStore:
         self.pins = Pins()
         self.doomed: set[Entry] = set()
         """Out of the tree, but pinned."""
-        self.live = LivePath()
-        """Checkpoints on the path last seen live, shallowest first."""
         self.tails: dict[str, int] = {}
         """See `Outline.tail`; by namespace."""
         self.boundaries: dict[str, frozenset[int]] = {}
@@ -92,11 +90,6 @@ class RamStore:
         doomed = sum(e.nbytes for e in self.doomed)
         stored = self.tree.token_bytes + self.tree.entry_bytes + self.tree.segment_bytes
         return stored + doomed + self.account.nbytes + self.prefixes.nbytes
-
-    def staying(self, path: Match | None = None, *, ladder: bool = True) -> int:
-        """Bytes that no eviction frees: in use, handed out, or pinned by the user; see `make_room`."""
-        held = bytes_to_stay(self.pins.entries() | self.kept, path, set(self.live) if ladder else ())
-        return held + self.account.reserved_bytes() + self.prefixes.nbytes
 
     def let_names_go(self, namespace: str) -> None:
         """Forget what is known of namespaces without a path, but this one, where those are many."""
@@ -137,7 +130,6 @@ class RamStore:
             if above is not None:
                 above.deeper_gone = True
         self.kept.discard(entry)
-        self.live.discard(entry)
         if entry.pins:
             self.doomed.add(entry)
         else:
@@ -239,48 +231,42 @@ class RamStore:
         self,
         need: int,
         path: Match | None = None,
-        incoming: int | None = None,
         *,
-        ladder: bool = True,
+        keep: Collection[Entry] = (),
         reuse: int | None = None,
         seconds: float = math.inf,
     ) -> bool | None:
-        """Free `need` bytes: idle buffers, then by `eviction`'s order; False if pins or `ladder` forbid it.
+        """Free `need` bytes: idle buffers, then by `eviction`'s order; False if that cannot be.
 
         Nothing goes for what pins leave no room for. `path`: tokens that must stay, with the nodes they lie
-        on. `ladder`: checkpoints of the live path may go. `reuse`: an idle buffer of this size is as good as
-        room for one. None: it has taken so many `seconds` already, and is not done.
+        on. `keep`: checkpoints; nothing goes once no others are left. `reuse`: an idle buffer of this size is
+        as good as room for one. None: it has taken so many `seconds` already, and is not done.
         """
-        end = time.monotonic() + seconds
+        end, keep = time.monotonic() + seconds, frozenset(keep)
         self.release_collected()
-        if need > 0 and self.cannot_hold(need, path, ladder=ladder):
+        if need > 0 and self.cannot_hold(need, path):
             return False
         while (over := self.used() + need - self.account.limit - self.account.excess) > 0:
             if reuse is not None and self.account.has_idle(reuse):
                 return True
-            if not self._free_some(over, path, incoming, ladder):
+            if not self._free_some(over, path, keep):
                 return False
             if time.monotonic() >= end:
                 return None
         return True
 
-    def _free_some(self, over: int, path: Match | None, incoming: int | None, ladder: bool) -> bool:
+    def _free_some(self, over: int, path: Match | None = None, keep: Collection[Entry] = ()) -> bool:
         """Free idle buffers, or what goes first; False if nothing may."""
         if self.account.idle_bytes:
             self.account.free(over)
             return True
-        victim = self.eviction.victim(self.tree, path, self.live, incoming, ladder)
-        match victim:
-            case None:
-                return False
-            case Entry():
-                self.remove(victim)
-                self.counts.evictions += 1
-            case Tail():
-                self.tree.trim(victim.node, path.needs(victim.node) if path else 0)
-            case Spare():
-                self.tree.shorten(victim.node, self.live[-1].checkpoint.namespace, victim.keep)
-        return True
+        victim = self.eviction.victim(self.tree, path, keep)
+        if isinstance(victim, Entry):
+            self.remove(victim)
+            self.counts.evictions += 1
+        elif isinstance(victim, Tail):
+            self.tree.trim(victim.node, path.needs(victim.node) if path else 0)
+        return victim is not None
 
     def shrink(self, seconds: float) -> bool:
         """Free what lies beyond the limit, for so long at most; whether more is to go.
@@ -290,13 +276,13 @@ class RamStore:
         self.release_collected()
         account, end = self.account, time.monotonic() + seconds
         account.excess = 0
-        while (over := self.used() - account.limit) > 0 and self._free_some(over, None, None, True):
+        while (over := self.used() - account.limit) > 0 and self._free_some(over):
             if time.monotonic() >= end:
                 account.excess = max(0, self.used() - account.limit)
                 return account.excess > 0
         return False
 
-    def room_for(self, need: int, path: Match, position: int, old: Entry | None) -> bool:
+    def room_for(self, need: int, path: Match, old: Entry | None) -> bool:
         """`make_room` for a checkpoint on a path. `old`: the one at its place, to be replaced afterwards.
 
         Until then that one stays, and what the user pinned with it.
@@ -306,14 +292,19 @@ class RamStore:
         if old is not None:
             need -= 0 if old.pins else old.nbytes
             self.pins.use(user, old)
-        fits = not self.cannot_hold(need, path) and bool(self.make_room(need, path, position))
+        fits = not self.cannot_hold(need, path) and bool(self.make_room(need, path))
         self.release(user)
         return fits
 
-    def cannot_hold(self, need: int, path: Match | None = None, *, ladder: bool = True) -> bool:
-        """More than pins leave room for, whatever else went; see `make_room`."""
+    def cannot_hold(self, need: int, path: Match | None = None) -> bool:
+        """Return whether pins leave no room for `need` bytes, whatever else went; see `make_room`."""
         limit = self.account.limit
-        return self.used() + need > limit and self.staying(path, ladder=ladder) + need > limit
+        return self.used() + need > limit and self.staying(path) + need > limit
+
+    def staying(self, path: Match | None = None) -> int:
+        """Bytes that no eviction frees: in use, handed out, or pinned by the user; see `make_room`."""
+        held = bytes_to_stay(self.pins.entries() | self.kept, path)
+        return held + self.account.reserved_bytes() + self.prefixes.nbytes
 
     def stats(self, restarts: int) -> CacheStats:
         """See `RamTier.stats`."""

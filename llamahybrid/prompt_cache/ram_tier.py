@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import weakref
-from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -30,7 +29,7 @@ from llamahybrid.prompt_cache.base import (
     clipped,
     part_of,
 )
-from llamahybrid.prompt_cache.eviction import Eviction, LivePath
+from llamahybrid.prompt_cache.eviction import Eviction
 from llamahybrid.prompt_cache.guard import SLICE_SECONDS, Guard, guarded, in_slices, no, nothing, zero
 from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.prompt_cache.pins import User
@@ -149,11 +148,9 @@ class RamTier:
             logits = old.checkpoint.logits
         new_bytes = snapshot.nbytes + (0 if logits is None else logits.nbytes)
         self.guard.changing = True
-        whole = match if len(path) == len(view.tokens) else tree.match(view.namespace, view.tokens)
-        store.live = LivePath(whole.entries())
         growth = 4 * (position - match.length)
         counted = store.account.reserved(snapshot)
-        if not store.room_for(new_bytes - counted + growth, match, position, old):
+        if not store.room_for(new_bytes - counted + growth, match, old):
             store.counts.refused += 1
             return False
         if old is not None:
@@ -169,7 +166,6 @@ class RamTier:
         match.end_prompt(asked)
         if old is not None:
             entry.take_over(old)
-        insort(store.live, entry, key=lambda e: e.position)
         store.make_room(0)
         return entry.node is not None
 
@@ -197,8 +193,7 @@ class RamTier:
             return None
         match = self.tree.match(view.namespace, view.tokens)
         self.guard.changing = True
-        store.live = LivePath(match.entries())
-        fits = store.make_room(n_bytes, match, ladder=False)
+        fits = store.make_room(n_bytes, match, keep=match.entries())
         store.counts.refused += not fits
         self.guard.changing = False  # running out of memory costs nothing
         return store.account.reserve(new_buffer(n_bytes)) if fits else None
@@ -211,9 +206,8 @@ class RamTier:
             return False
         match = tree.match(view.namespace, view.tokens)
         self.guard.changing = True
-        store.live = LivePath(match.entries())
         counted = store.account.reserved(segment.record)
-        fits = store.make_room(segment.nbytes - counted, match, ladder=False)
+        fits = store.make_room(segment.nbytes - counted, match, keep=match.entries())
         match = tree.match(view.namespace, view.tokens)
         needed = any(e.position > segment.start for e in match.entries())
         stored = bool(fits and needed and match.length >= segment.end and tree.store(match, segment))
@@ -233,8 +227,7 @@ class RamTier:
             return
         match = self.tree.match(namespace, tokens)
         self.guard.changing = True
-        self.store.live = LivePath(match.entries())
-        if self.store.make_room(4 * (len(tokens) - match.length), match, ladder=False):
+        if self.store.make_room(4 * (len(tokens) - match.length), match, keep=match.entries()):
             self.tree.insert(namespace, tokens).end_prompt(prompt_end(tokens, state))
             self.store.make_room(0)
 
@@ -331,7 +324,7 @@ class RamTier:
         store, match = self.store, self.tree.match(namespace, path)
         growth = 4 * (len(path) - match.length)
         self.guard.changing = True
-        fits = store.make_room(n_bytes + growth, match, len(path))
+        fits = store.make_room(n_bytes + growth, match)
         store.counts.refused += not fits
         return store.account.reserve(Expected(n_bytes)) if fits else None
 

@@ -42,8 +42,6 @@ class Tree:
         self._line: OrderedDict[Entry, None] = OrderedDict()  # whose value is looked at next first
         self.requests = 0
         """How many were planned: the time that values are measured in."""
-        self.changes = 0
-        """Counts what may change any entry's value. What goes changes few: theirs is asked for anew."""
         self.splitters: dict[str, Splitter] = {}
         """How the segments of a namespace are cut in two."""
         self.damaged = 0
@@ -91,7 +89,6 @@ class Tree:
     def visit(self, match: Match, entries: Sequence[Entry]) -> None:
         """A request comes along a path with these checkpoints: the deepest one's, and passing the others."""
         self.requests += 1
-        self.changes += 1
         for entry in entries:
             entry.seen, entry.deeper_gone, entry.abandoned = self.requests, False, False
             entry.passes += 1
@@ -137,7 +134,6 @@ class Tree:
 
     def attach(self, match: Match, checkpoint: Checkpoint, marked: bool = False) -> Entry:
         """Index a checkpoint on an inserted path; its place must be free."""
-        self.changes += 1
         node = next(n for n in match.path if n.start < checkpoint.position <= n.end)
         entry = Entry(checkpoint, node, marked, born=self.requests, seen=self.requests)
         self._link(entry, node.above(entry.position), node.below(entry.position))
@@ -154,12 +150,8 @@ class Tree:
         assert entry.node is not None
         self._unlink(entry)
         del entry.node.entries[entry.position]
-        alone: Node | None = None
         for above in entry.node.path():
             above.weight -= 1
-            alone = above if above.weight == 1 else alone
-        if alone is not None:  # what leads there goes with it from now on
-            alone.only_entry().worth = None
         entry.node = None
         del self._entries[entry], self._line[entry]
         self.entry_bytes -= entry.nbytes
@@ -171,7 +163,6 @@ class Tree:
             return False
         if any(s.start < segment.end and segment.start < s.end for s in node.segments):
             return False
-        self.changes += 1
         node.segments = sorted([*node.segments, segment], key=lambda s: s.start)
         self.segment_bytes += segment.nbytes
         return True
@@ -203,20 +194,15 @@ class Tree:
             if above.weight:
                 break
 
-    def shorten(self, node: Node, namespace: str = "", keep: int = 0) -> None:
-        """Drop the deepest segment of a node, but for what lies before `keep`, if it can be cut there."""
-        if node.segments[-1].start < keep:
-            self._divide(namespace, node, node.segments[-1], keep)
-        self.changes += 1
-        if node.segments and node.segments[-1].start >= keep:
-            self.segment_bytes -= node.segments.pop().nbytes
+    def shorten(self, node: Node) -> None:
+        """Drop the deepest segment of a node."""
+        self.segment_bytes -= node.segments.pop().nbytes
 
     def remove_segment(self, segment: Segment) -> bool:
         """Drop exactly this segment object; False if it is not there."""
         node = next((n for n in self._nodes if any(s is segment for s in n.segments)), None)
         if node is None:
             return False
-        self.changes += 1
         node.segments = [s for s in node.segments if s is not segment]
         self.segment_bytes -= segment.nbytes
         return True
@@ -258,9 +244,8 @@ class Tree:
         if entry.above is not None:
             del entry.above.below[entry]
             entry.above.below |= entry.below
-            entry.above.worth = None
         for deeper in entry.below:
-            deeper.above, deeper.worth = entry.above, None
+            deeper.above = entry.above
         entry.above, entry.below = None, {}
 
     def _divide(self, namespace: str, node: Node, segment: Segment, position: int) -> None:
@@ -268,7 +253,6 @@ class Tree:
 
         By none where it is damaged, or there is no memory for them.
         """
-        self.changes += 1
         splitter = self.splitters.get(namespace)
         at = node.segments.index(segment)
         parts: tuple[Segment, ...] = ()
@@ -289,7 +273,6 @@ class Tree:
     def _split(self, namespace: str, node: Node, position: int) -> Node:
         """Divide an edge at `position`; returns the new upper node, `node` keeps the lower part."""
         assert node.parent is not None
-        self.changes += 1
         crossing = next((s for s in node.segments if s.start < position < s.end), None)
         if crossing is not None:
             self._divide(namespace, node, crossing, position)
@@ -314,10 +297,6 @@ class Tree:
     def _merge(self, node: Node) -> None:
         """Join a node with its only child."""
         (child,) = node.children.values()
-        for entry in (*node.entries.values(), *child.entries.values()):
-            entry.worth = None
-        if child.weight == 1:
-            child.only_entry().worth = None
         node.edge += child.edge
         node.entries |= child.entries
         node.prompts |= child.prompts

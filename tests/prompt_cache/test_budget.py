@@ -132,57 +132,14 @@ def test_of_equal_conversations_the_longest_unused_goes_first() -> None:
     assert kept(cache, live, 10) == [10]
 
 
-def test_on_the_live_path_gaps_grow_with_the_distance_and_both_ends_stay() -> None:
+def test_a_prompt_alone_keeps_its_newest_checkpoint_and_others_all_along_it() -> None:
     cache = PromptCache(8 * SIZE + 4 * 4000)
     path = list(range(4000))
     fill(cache, path, *range(100, 4001, 100))
     left = kept(cache, path, *range(100, 4001, 100))
     assert len(left) == 8
-    assert (left[0], left[-1]) == (100, 4000)
-    assert 3900 in left
-    gaps = np.diff(left)
-    assert gaps[0] == max(gaps)
-    assert gaps[-1] == min(gaps)
-
-
-def test_with_room_for_two_the_first_and_the_newest_stay() -> None:
-    cache = PromptCache(2 * SIZE + 4 * 50)
-    path = list(range(50))
-    fill(cache, path, 10, 20, 30, 40, 50)
-    assert kept(cache, path, 10, 20, 30, 40, 50) == [10, 50]
-
-
-def test_distances_are_measured_from_the_checkpoint_that_comes_in() -> None:
-    """Seen from 400, losing 180 leaves a gap of 100 at distance 220; losing 100 one of 170 at 300."""
-    cache = PromptCache(4 * SIZE + 4 * 400)
-    path = list(range(400))
-    fill(cache, path, 10, 100, 180, 200)
-    assert cache.admit(view(path), 400, np.full(SIZE, 400 % 251, np.uint8))
-    assert kept(cache, path, 10, 100, 180, 200, 400) == [10, 100, 200, 400]
-
-
-@pytest.mark.parametrize("likely", ["message start", "prompt end"])
-def test_message_starts_and_prompt_ends_outlive_nearer_checkpoints(likely: str) -> None:
-    """As above, but 180 is worth four times as much."""
-    cache = PromptCache(4 * SIZE + 4 * 400 + 40)
-    path = list(range(400))
-    if likely == "message start":
-        cache.release(cache.plan(np.array(path, np.int32), view([0]), (180,), NO_COSTS))
-    fill(cache, path, 10, 100)
-    logits = np.zeros(10, np.float32) if likely == "prompt end" else None
-    cache.admit(view(path[:180]), 180, np.full(SIZE, 180, np.uint8), logits)
-    fill(cache, path, 200)
-    assert cache.admit(view(path), 400, np.full(SIZE, 400 % 251, np.uint8))
-    assert kept(cache, path, 10, 100, 180, 200, 400) == [10, 180, 200, 400]
-
-
-def test_prompt_ends_outlive_what_lies_around_them() -> None:
-    cache = PromptCache(6 * SIZE + 4 * 2000 + 40)
-    path = list(range(2000))
-    for position in range(100, 2001, 50):
-        logits = np.zeros(10, np.float32) if position == 1500 else None
-        cache.admit(view(path[:position]), position, cache.buffer(SIZE), logits)
-    assert cache.plan(np.array(path[:1500], np.int32), view([0]), (), NO_COSTS).cached == 1500
+    assert left[-1] == 4000
+    assert max(np.diff([0, *left])) <= 2 * 4000 / 8
 
 
 def test_pinned_snapshots_stay_until_released() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import pytest
@@ -58,9 +58,9 @@ def test_tokens_of_paths_stay_while_they_are_few() -> None:
     tree.insert("m", ids(*[7] * 50))
     entry = put(tree, [1] * 50, 50)
     tree.insert("m", ids(*[8] * 10))
-    assert order.victim(tree, None, (), None, True) is entry
+    assert order.victim(tree, None, ()) is entry
     tree.insert("m", ids(*[9] * 2000))
-    victim = order.victim(tree, None, (), None, True)
+    victim = order.victim(tree, None, ())
     assert isinstance(victim, Tail)
     assert victim.node.tokens[0] == 7
 
@@ -85,11 +85,8 @@ class Lru:
     def learn(self, tree: Tree, match: Match, entries: Sequence[Entry]) -> None:
         """Nothing is learned; the tree keeps the order of use."""
 
-    def victim(
-        self, tree: Tree, path: Match | None, live: Sequence[Entry], incoming: int | None, thin: bool
-    ) -> eviction.Victim | None:
-        stays = set() if thin else set(live)
-        free = (e for e in tree.oldest_entries() if not e.pins and not e.user_pinned and e not in stays)
+    def victim(self, tree: Tree, path: Match | None, keep: Collection[Entry]) -> eviction.Victim | None:
+        free = (e for e in tree.oldest_entries() if not e.pins and not e.user_pinned and e not in keep)
         entry = next(free, None)
         return bare_tail(tree, path, entry) or entry
 

@@ -82,9 +82,10 @@ def test_a_chat_is_forgotten_with_an_end_that_was_never_decoded(cache: BasePromp
 @pytest.mark.parametrize("kind", ["recurrent", "hybrid"])
 def test_a_chat_is_forgotten_whose_end_was_evicted(kind: Kind) -> None:
     cache = PromptCache(AMPLE)
-    engine = FakeEngine(cache, kind, snapshot_tokens=16, pages=False)
-    engine.prefill(SECRET[:2])
-    cache.ram_bytes = 300  # for one checkpoint
+    FakeEngine(cache, kind, pages=False).prefill(SECRET[:2])
+    cache.ram_bytes = 0
+    cache.ram_bytes = AMPLE
+    engine = FakeEngine(cache, kind, pages=False)
     engine.prefill(SECRET[:1])
     assert engine.checkpoint()
     assert known(cache) == 1

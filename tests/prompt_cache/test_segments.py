@@ -242,13 +242,6 @@ def test_no_segment_is_kept_at_the_price_of_another_of_its_path() -> None:
     assert cache.missing(view(PATH)) == [(150, 300)]
 
 
-def test_attention_of_the_live_path_goes_before_its_checkpoints() -> None:
-    cache = PromptCache(1 << 20)
-    store(cache, PATH, 100, 200)
-    cache.ram_bytes = cache.stats().bytes_ram - 4 * 100 - 1  # the bare tail, and a byte
-    assert (cache.stats().entries, cache.stats().segments) == (2, 0)
-
-
 def test_attention_that_another_chat_needs_stays() -> None:
     cache = PromptCache(1 << 20)
     one, two = PATH[:200], PATH[:100] + [-1] * 100
