@@ -11,8 +11,8 @@ from llamahybrid.prompt_cache.block_store import BlockStore
 from llamahybrid.prompt_cache.nodes import ID_BYTES, Entry, Node, tokens_of
 from llamahybrid.prompt_cache.pins import Pins
 from llamahybrid.prompt_cache.ram import Account
-from llamahybrid.prompt_cache.ram_store import RamStore
 from llamahybrid.prompt_cache.reader import Late
+from llamahybrid.prompt_cache.store import RamStore
 from llamahybrid.prompt_cache.tier import Tier
 from llamahybrid.prompt_cache.tree import Tree
 from tests.lab.naive import NaivePromptCache
@@ -29,8 +29,8 @@ def _(cache: PromptCache) -> None:
     guard = cache.ram.guard
     if not guard.inside():  # else it is in the middle of a change
         with guard.lock:
-            guard.enter(cache.ram)
-            check_integrity(cache.ram.store)
+            guard.enter()
+            check_integrity(cache.ram)
     if cache.disk is not None:
         check_integrity(cache.disk)
 
