@@ -39,7 +39,7 @@ mutations: venv ## plants faults in copies of the package, one at a time: which 
 llama-server: venv ## llama-server of the pinned source, stock and patched
 	LLAMAHYBRID_ENGINE=stock $(BIN)/python -m tests.lab.server_build
 
-lint: venv ## ruff, mypy, line and subject lengths; hints on wording
+lint: venv ## ruff, mypy, line lengths; hints on wording and subjects
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -70,10 +70,11 @@ fuzz: venv ## random histories, alone and several at once, threads, interrupts, 
 	$(BIN)/python -m tests.lab.remote_fuzz --blows 50 --seconds $(TIME)
 	$(BIN)/python -m tests.lab.draft_fuzz --seconds $(TIME)
 
-soak: venv ## one long chat for TIME seconds, watching memory; 500 short ones against their budget; a server under load, hung up on and killed
+soak: venv ## one long chat for TIME seconds, watching memory; 500 short ones against their budget; a server under load, hung up on and killed; thousands of requests, two models in turn
 	$(BIN)/python -m tests.lab.soak --seconds $(TIME)
 	$(BIN)/python -m tests.lab.footprint
 	$(BIN)/python -m tests.lab.server_load
+	$(BIN)/python -m tests.lab.server_turns
 
 bench: venv ## overhead against stock, and what drafts gain
 	$(BIN)/python -m benchmarks.overhead

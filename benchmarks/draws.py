@@ -1,10 +1,9 @@
-"""What a schedule for any sizes loses: tokens decoded over the least possible, conversations of random sizes.
+"""Losses of the checkpoint schedule: tokens decoded over the least possible, conversations of random sizes.
 
 Draws of `benchmarks.conversations` on a Qwen3.5-architecture model of about 100M parameters, by llama.cpp's
 own counters. Raw tokens; requests that have nothing to reuse are left out, the first divergence counts.
-`--tiny` runs them on one of 7 MB that is told what was measured on the large one (`--costs`): the same
-decisions in far less time. `--simulate` plays them with tokens alone. `--longest` caps first prompts; say so
-with figures.
+`--tiny` runs them on a model of 7 MB with the costs of the large one (`--costs`): the same decisions in far
+less time. `--simulate` plays them with tokens alone. `--longest` caps first prompts; say so with figures.
 Run: python -m benchmarks.draws [--draws N] [--first SEED] [--longest N] [--tiny | --simulate] [--json FILE]
 Exits with 1 where the bounds are missed.
 """

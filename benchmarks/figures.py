@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
+
+from tests.lab.habits import LINE
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -38,6 +41,11 @@ def load(name: str, command: str) -> Any:
     return max(shown, key=lambda each: each["made"])
 
 
+def wrapped(text: str) -> str:
+    """Return a paragraph in lines as long as those of the pages."""
+    return textwrap.fill(text, LINE, break_long_words=False, break_on_hyphens=False) + "\n"
+
+
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table; all columns but the first are aligned to the right."""
     rule = ["---", *["---:"] * (len(head) - 1)]
@@ -59,11 +67,15 @@ RATIOS = (
 )
 """Workloads that are shown, and their names in the table."""
 
+RATIOS_COMMAND = (
+    "LLAMAHYBRID_ENGINE=stock python -m benchmarks.ratios --json benchmarks/results/ratios-stock.json"
+)
+
 
 def ratios() -> str:
     """Tokens decoded over the least possible, mean and worst of the models."""
     cells: Mapping[str, list[Any]] = defaultdict(list)
-    for cell in load("ratios-stock.json", "python -m benchmarks.ratios")["cells"]:
+    for cell in load("ratios-stock.json", RATIOS_COMMAND)["cells"]:
         cells[cell["workload"]].append(cell)
 
     def row(workload: str, words: str) -> Sequence[str]:
@@ -112,19 +124,17 @@ def short() -> str:
 
     head = ("", "tokens, stock", "llamahybrid", "seconds, stock", "llamahybrid")
     machine, model = found["machine"], found["model"]
-    return (
-        markdown(head, map(row, workloads))
-        + f"\n{model['name']}, threads: {model['n_threads']}, rounds: {found['rounds']}, "
-        + f"{machine['system']} {machine['processor']}, {machine['cores']} cores, {found['made'][:10]}.\n"
+    settings = (
+        f"{model['name']}, threads: {model['n_threads']}, rounds: {found['rounds']}, "
+        f"{machine['system']} {machine['processor']}, {machine['cores']} cores, {found['made'][:10]}."
     )
+    return markdown(head, map(row, workloads)) + "\n" + wrapped(settings)
 
 
 def clients() -> str:
     """Medians of what `benchmarks.clients` measured of several clients, by subject."""
-    path = RESULTS / "clients.json"
-    if not path.exists():
-        raise Stale("python -m benchmarks.clients --json benchmarks/results/clients.json")
-    found = json.loads(path.read_text(encoding="utf-8"))
+    command = "python -m benchmarks.clients --clients 1 4 8 --json benchmarks/results/clients.json"
+    found = load("clients.json", command)
     names = list(dict.fromkeys(name for part in found["parts"] for name in part["runs"]))
 
     def rows() -> Iterable[Sequence[str]]:
@@ -132,9 +142,10 @@ def clients() -> str:
             for measure in next(iter(part["runs"].values()))[0]:
                 each = [[run[measure] for run in part["runs"].get(name, ())] for name in names]
                 cells = (f"{median(values):.4g}" if values else "" for values in each)
-                yield f"{part['part']}, {part['clients']} clients: {measure}", *cells
+                yield f"{part['title']}: {measure}", *cells
 
-    return markdown(("", *names), rows()) + f"\n{found['machine']}.\n"
+    settings = f"Threads: {found['threads']}, rounds: {found['rounds']}, {found['made']}; {found['machine']}."
+    return markdown(("", *names), rows()) + "\n" + wrapped(settings)
 
 
 TABLES: Mapping[str, Callable[[], str]] = {
@@ -150,7 +161,7 @@ def table(name: str) -> str:
     try:
         return TABLES[name]()
     except Stale as command:
-        return f"*To measure: `{command}`, then `make docs`.*\n"
+        return wrapped(f"*To measure: `{command}`, then `make docs`.*")
 
 
 def filled(text: str) -> str:

@@ -1,9 +1,9 @@
-"""What a GPU does: is it right there, and how fast, beside the stock library and a plain copy.
+"""Correctness and speed on a GPU, beside the stock library and a plain copy.
 
 With all layers offloaded: the hazards, campaigns against fresh stock contexts on the same GPU (histories,
 drafts, several requests at once), then prefill, decode, snapshot and restore of a Qwen3.5-architecture
 model of about 100M parameters, next to llama_cpp's own class in the same process and to a copy of as many
-bytes from the device. Writes benchmarks/results/gpu-DEVICE.json. Where there is no GPU, one line says so.
+bytes from the device. Writes benchmarks/results/gpu-DEVICE.json. Without a GPU it prints one line.
 Run: python -m benchmarks.gpu [--seconds N] [--rpc HOST:PORT] [--json FILE]
 --rpc takes an RPC server for the GPU: the same numbers of a machine without one, for trying this program.
 """
@@ -73,12 +73,17 @@ def fast(place: dict[str, Any], device: ggml.Device) -> dict[str, float]:
     """Medians: seconds of a prompt, of an answer, of a snapshot, of its restore, of a plain copy."""
     with tempfile.TemporaryDirectory() as folder:
         model = str(make("qwen35", Path(folder, "model.gguf"), params=PARAMETERS, context=PROMPT * 2))
-        shape = {"n_ctx": PROMPT + 2 * ANSWER, "n_batch": 2048, "n_gpu_layers": -1, "verbose": False}
+        shape: dict[str, Any] = {
+            "n_ctx": PROMPT + 2 * ANSWER,
+            "n_batch": 2048,
+            "n_gpu_layers": -1,
+            "verbose": False,
+        }
         found: dict[str, list[float]] = {}
         with closing(Llama(model, **shape, **place)) as ours:
             stock = None if place else llama_cpp.Llama(model, **shape)
             plain = Plain(device.handle, _state_size(ours))
-            speech = Speech(ours.n_vocab(), 1)
+            speech = Speech(ours, 1)
             for _ in range(ROUNDS + 1):
                 prompt = speech.words(PROMPT)
                 for name, llm in (("stock", stock), ("ours", ours)):
@@ -172,7 +177,7 @@ def main(seconds: float, rpc: str, out: Path | None) -> int:
     place = {RPC: rpc} if rpc else {LAYERS: "-1"}
     device = connect(endpoints(rpc))[0] if rpc else ggml.local()[0]
     shown = [f"{f.topic}: {f.text}" for f in examine(lambda: (), True, ggml.gpus) if f.topic != "engine"]
-    report = {
+    report: dict[str, Any] = {
         "device": devices,
         "engine": str(loaded_from()),
         "doctor": shown,

@@ -96,7 +96,7 @@ def look(folder: Path) -> list[tuple[str, float, str]]:
     store = opened(folder)
     took = 1e3 * (time.perf_counter() - started)
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    prompt = np.append(tokens(-1 % 2**31, LONG), np.int32([1, 2]))
+    prompt = np.append(tokens(-1 % 2**31, LONG), np.array([1, 2], np.int32))
     first = timed(lambda: store.look(NAMESPACE, prompt), 1)
     seen = store.look(NAMESPACE, prompt)
     assert seen.length == LONG

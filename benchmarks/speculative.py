@@ -20,6 +20,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from llamahybrid import Llama
 
@@ -103,7 +104,7 @@ def measure(model: Path, rounds: int, tokens: int, clock: Clock, threads: int | 
     """Times by case, interleaved so that a busy machine slows both alike."""
     times = {case: Times() for case in CASES}
     count = {"n_threads": threads, "n_threads_batch": threads}
-    common = {"n_ctx": 2048, "verbose": False, **(count if threads else {})}
+    common: dict[str, Any] = {"n_ctx": 2048, "verbose": False, **(count if threads else {})}
     draft = LlamaPromptLookupDecoding(num_pred_tokens=GUESSES)
     rng = random.Random(1)
     with (

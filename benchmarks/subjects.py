@@ -1,7 +1,8 @@
-"""What `benchmarks.clients` measures: stock, llamahybrid in process and served, and llama-server.
+"""The subjects of `benchmarks.clients`: stock, llamahybrid in process and served, and llama-server.
 
 Each gives `stream(prompt, n)`, greedy and unpenalised, of token ids: the vocabulary of `tiny` has a token for
-each byte and "</think>", so that the text of a stream tells them. Only the subject of a process is imported.
+each byte and "</think>", so that tokens are read from the text of a stream. Each process imports one
+subject.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Stream = Callable[[list[int], int], Iterator[int]]
 
 @dataclass(frozen=True)
 class Shape:
-    """How a subject is opened; everything else is its default."""
+    """Options of a subject; all others keep their defaults."""
 
     model: Path
     slots: int

@@ -37,13 +37,13 @@ FOR_USERS = {
     llamahybrid.PromptCache: ("ram_bytes", "pin", "unpin", "forget", "clear", "flush", "close", "stats"),
     RequestHandle: ("cancel", "reports"),
 }
-"""What of a class is for its users, where the rest is between it and the models that use it."""
+"""Members of a class for its users; the others are for the models that use the class."""
 
 SEAMS = {"drafts", "evaluation", "requests", "runner"}
-"""What of `Llama` is for the package itself and its tests."""
+"""Members of `Llama` for the package itself and its tests."""
 
 AS_UPSTREAM = {"input_ids", "n_tokens", "scores", "model_params", "context_params", "reset"}
-"""What of `Llama` upstream's documentation describes."""
+"""Members of `Llama` that upstream's documentation describes."""
 
 SET_BY_UPSTREAM = {"cache", "context_params", "draft_model"}
 """Attributes that upstream's constructor sets, and that are properties here."""
@@ -161,7 +161,7 @@ def markdown(text: str) -> str:
 
 
 def _members(owner: type) -> Iterator[str]:
-    """One section a member; those that upstream's class has, too, come last."""
+    """Yield a section for each member; those that upstream's class has, too, come last."""
     chosen = members(owner)
     chosen = {name: chosen[name] for name in FOR_USERS.get(owner, chosen)}
     if owner is llamahybrid.Llama:
@@ -223,7 +223,7 @@ def _class(owner: type, name: str) -> type:
 
 
 def is_property(thing: object) -> bool:
-    """It is read without a call."""
+    """A member that is read without a call."""
     return isinstance(thing, property | cached_property)
 
 

@@ -1,4 +1,4 @@
-"""A stop button: another thread ends one stream, with a handle, and nobody else's request.
+"""A stop button: another thread cancels one stream by its handle; other requests continue.
 
 Run: python examples/cancel.py model.gguf
 """
@@ -12,7 +12,7 @@ MESSAGES = [{"role": "user", "content": "Tell me a very long story about a light
 
 
 def main(model: str) -> None:
-    """Stream an answer; when ten pieces of it are there, the button is pressed."""
+    """Stream an answer and press the button after ten pieces."""
     llm = Llama(model, n_ctx=4096, verbose=False)
     pressed = Event()
 
@@ -21,7 +21,7 @@ def main(model: str) -> None:
 
     def button() -> None:
         pressed.wait()
-        handle.cancel()  # from wherever, whenever: one that comes too late ends nobody
+        handle.cancel()  # from any thread, at any time; a late call does nothing
 
     thread = Thread(target=button)
     thread.start()

@@ -1,4 +1,4 @@
-"""A restart goes on where the last run stopped: what was said is kept in a folder.
+"""A restart continues where the last run stopped: the state of the conversation is kept in a folder.
 
 Run: python examples/disk.py model.gguf [folder]
 """
@@ -13,18 +13,18 @@ MESSAGES = [{"role": "user", "content": f"{LETTER}\nSum this letter up."}]
 
 
 def run(model: str, folder: str) -> None:
-    """One run of a program: open the model, ask, close it."""
+    """Open the model, ask, and close it, as one run of a program does."""
     cache = PromptCache(disk_dir=folder, disk_bytes=4 << 30)
     llm = Llama(model, n_ctx=4096, verbose=False, prompt_cache=cache)
     llm.create_chat_completion(MESSAGES, max_tokens=24, temperature=0)
 
     request = llm.last_request
     print(f"{request.left} of {request.total} prompt tokens decoded, state from: {request.source}")
-    llm.close()  # waits until all is written
+    llm.close()  # waits until everything is written
 
 
 def main(model: str, folder: str) -> None:
-    """Two runs on one folder; the second one stands for the next start of your program."""
+    """Run twice on one folder; the second run stands for the next start of your program."""
     run(model, folder)
     run(model, folder)
 

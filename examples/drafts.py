@@ -2,12 +2,12 @@
 
 Run: python examples/drafts.py model.gguf [small.gguf]
 
-How long guesses are is found out while running; where none can pay, as with a tiny model, none is made.
+The length of drafts is chosen at run time. With a tiny model drafts save no time, and none is made.
 """
 
 import sys
 
-from llamahybrid import Llama, ModelDraft  # before llama_cpp: it decides which engine that loads
+from llamahybrid import Llama, ModelDraft  # before llama_cpp: chooses the engine that llama_cpp loads
 
 # isort: split
 from llama_cpp.llama_speculative import LlamaDraftModel, LlamaPromptLookupDecoding
@@ -17,7 +17,7 @@ PROMPT = f"Repeat this poem without a change. {POEM * 3}\nThe poem: {POEM}"
 
 
 def answer(model: str, draft: LlamaDraftModel | None) -> str:
-    """The answer's text; prints what the drafts were worth."""
+    """Return the answer's text; print the batches and the share of accepted drafts."""
     llm = Llama(model, n_ctx=2048, verbose=False, draft_model=draft)
     text: str = llm.create_completion(PROMPT, max_tokens=96, temperature=0)["choices"][0]["text"]
     request = llm.last_request
@@ -31,7 +31,7 @@ def answer(model: str, draft: LlamaDraftModel | None) -> str:
 
 
 def main(model: str, small: str) -> None:
-    """The same answer without drafts, guessed from the prompt, and guessed by a second model."""
+    """Answer without drafts, with drafts from the prompt, and with those of a second model."""
     plain = answer(model, None)
     looked_up = answer(model, LlamaPromptLookupDecoding(num_pred_tokens=10))
     with_model = answer(model, ModelDraft(Llama(small, n_ctx=2048, verbose=False), num_pred_tokens=8))

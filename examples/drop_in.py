@@ -1,4 +1,4 @@
-"""Swap the import, keep the code: a chat that decodes only what is new.
+"""Swap the import, keep the code: a chat that decodes only the new part of each prompt.
 
 Run: python examples/drop_in.py model.gguf
 """
@@ -11,7 +11,7 @@ QUESTIONS = ("Which rivers flow through Vienna?", "And through Graz?", "Which of
 
 
 def main(model: str) -> None:
-    """Ask three questions and print what each of them had to decode."""
+    """Ask three questions and print the number of prompt tokens decoded for each."""
     llm = Llama(model, n_ctx=4096, verbose=False)
     messages = [{"role": "system", "content": "You are a geography teacher. Answer in one sentence."}]
     for question in QUESTIONS:

@@ -2,7 +2,7 @@
 
 Run: python examples/regression_test.py model.gguf
 
-Exit status 1 where a text differs or a request decodes more than stock did, so that it can stand in a CI job.
+Exit status 1 if a text differs or a request decodes more than on stock: made for a CI job.
 """
 
 import sys
@@ -18,7 +18,7 @@ QUESTIONS = ("How long may I keep a book?", "May I renew it?", "What if I lose i
 
 
 def help_desk(_: Speech) -> Conversation:
-    """A conversation as your program has it: each request is built from the answers that were given."""
+    """A conversation as your program has it: each request is built from the answers before."""
     messages = [{"role": "system", "content": SYSTEM}]
     for question in QUESTIONS:
         messages = [*messages, {"role": "user", "content": question}]
@@ -27,7 +27,7 @@ def help_desk(_: Speech) -> Conversation:
 
 
 def main(model: str) -> int:
-    """Run it on both, greedily; print request by request what was decoded."""
+    """Run the workload on both, greedily; print the decoded tokens of each request."""
     workload = Workload("help desk", help_desk, n_ctx=4096, measured_from=0, template=True)
     comparison = Comparer(Path(model)).run(workload)
     stock, ours = comparison.stock, comparison.ours

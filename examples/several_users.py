@@ -1,4 +1,4 @@
-"""Several users, one model: threads take turns, each finds the state of its own conversation again.
+"""Several users, one model: threads take turns, and each conversation finds its state again.
 
 Run: python examples/several_users.py model.gguf
 """
@@ -17,21 +17,20 @@ GUESTS = {
 
 
 def talk(llm: Llama, name: str) -> str:
-    """One guest's conversation, in a thread of its own; what was reused for it."""
+    """Hold one guest's conversation, in a thread of its own; return how much of each prompt was reused."""
     messages = [{"role": "system", "content": RULES}]
-    with llm.request() as handle:  # the requests that are made in here, and nobody else's
+    with llm.request() as handle:  # collects the reports of all requests made in the block
         for said in GUESTS[name]:
             messages.append({"role": "user", "content": said})
             answer = llm.create_chat_completion(messages, max_tokens=24, temperature=0)
             messages.append(answer["choices"][0]["message"])
-    # not `llm.last_request`: that may be another guest's by now
     return f"{name}: " + ", ".join(f"{r.cached} of {r.total} tokens reused" for r in handle.reports)
 
 
 def main(model: str) -> None:
-    """Three conversations at once; all of them share the state of the system prompt."""
+    """Hold three conversations at once, which share the state of the system prompt."""
     llm = Llama(model, n_ctx=4096, verbose=False, prompt_cache=PromptCache(ram_bytes=1 << 30))
-    llm.warm([{"role": "system", "content": RULES}])  # so that the first guest need not wait for it
+    llm.warm([{"role": "system", "content": RULES}])  # decoded before the first guest asks
     with ThreadPoolExecutor() as pool:
         for line in pool.map(lambda name: talk(llm, name), GUESTS):
             print(line)

@@ -1,4 +1,4 @@
-"""What a program that cannot be edited is told about its cache: by `configure`, or by the environment.
+"""Defaults for a program that cannot be edited, by `configure` or by the environment.
 
 `LLAMAHYBRID_RAM` and `LLAMAHYBRID_DISK` are sizes ("2GiB", "0": none), the disk's also a folder;
 `LLAMAHYBRID_PARALLEL` is a number of requests, `LLAMAHYBRID_STOCK_LOGPROBS` "on" or "off". A constructor's
@@ -35,7 +35,7 @@ _ON = ("on", "yes", "true")
 
 @dataclass(frozen=True)
 class Disk:
-    """Where conversations are kept for later processes."""
+    """The folder that keeps conversations for later processes."""
 
     folder: Path
     n_bytes: int | None = None
@@ -44,12 +44,12 @@ class Disk:
 
 @dataclass(frozen=True)
 class Configuration:
-    """What was configured; None: nothing."""
+    """Settings; None: not set."""
 
     ram: int | None = None
-    """Bytes of the prompt cache, which all `Llama` objects share that were given none; 0: there is none."""
+    """Bytes of the prompt cache that all `Llama` objects without one of their own share; 0: no cache."""
     disk: Disk | bool | None = None
-    """Where it is kept on disk, too; False: nowhere."""
+    """The prompt cache's folder; False: no disk."""
     parallel: int | None = None
     """Requests that may run at once on each `Llama`."""
     stock_logprobs: bool | None = None
@@ -112,7 +112,7 @@ def configure(
 
 
 def current() -> Configuration:
-    """What is in effect: what was configured, else what the environment says.
+    """Return the settings in effect: of `configure`, else of the environment.
 
     Raises:
         ConfigurationError: a value in the environment means nothing.
@@ -121,7 +121,7 @@ def current() -> Configuration:
 
 
 def shared_cache() -> PromptCache | bool | None:
-    """The prompt cache that was configured, one for all; False: there is to be none; None: nothing was said.
+    """Return the configured prompt cache, one for the process; False: no cache; None: not configured.
 
     Raises:
         ConfigurationError: see `current`.
@@ -139,10 +139,10 @@ def shared_cache() -> PromptCache | bool | None:
 
 
 def own_cache(*, on_disk: bool = False) -> PromptCache | bool:
-    """A prompt cache of the configured size for one `Llama` that is measured; False: there is to be none.
+    """Return a prompt cache of the configured size for one `Llama` that is measured; False: no cache.
 
-    Not `shared_cache`: that knows what the process asked before. Nor, but with `on_disk`, the configured
-    folder: the user's conversations lie there.
+    Unlike `shared_cache` the cache is empty. The configured folder, with the user's conversations, is used
+    with `on_disk` only.
 
     Raises:
         ConfigurationError: see `current`.
@@ -162,9 +162,9 @@ def _made(wanted: Configuration) -> PromptCache:
 
 
 def cache_for(given: bool | PromptCache | None, reusing: bool = True) -> PromptCache | None:
-    """The prompt cache of a `Llama`, by what it was given; None: it has none.
+    """Return the prompt cache of a `Llama` for its argument `given`; None: no cache.
 
-    `reusing`: the model is opened for what can reuse anything.
+    `reusing`: False for a model opened for its vocabulary or for embeddings alone.
 
     Raises:
         TypeError: given was something else, a folder, say.
@@ -185,7 +185,7 @@ def cache_for(given: bool | PromptCache | None, reusing: bool = True) -> PromptC
 
 
 def patience(given: bool | float | None) -> bool | float:
-    """`wait` of a `Llama`: True for ever, False not at all, else seconds; None: as if it was not given.
+    """Return `wait` of a `Llama`: True for ever, False not at all, else seconds; None: the default.
 
     Raises:
         TypeError: that is no number.
@@ -315,7 +315,7 @@ def _switch(value: object, said: str) -> bool:
 
 
 def _forked() -> None:
-    """In a child: whoever was opening a cache in another thread is not there to give the lock up."""
+    """Replace the lock in a forked child, where the thread that held it does not exist."""
     global _lock
     _lock = threading.Lock()
 

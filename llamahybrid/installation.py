@@ -1,13 +1,13 @@
-"""install: from then on every `llama_cpp.Llama` is ours, also where the class was bound before.
+"""`install`: make every `llama_cpp.Llama` opened from then on ours, also where the class was bound before.
 
-The existing class stays the one that it is; only its `__init__` is replaced, by one that makes the object an
-instance of ours (which derives from it) before anything is in it, and goes on there. So whatever holds the
-class makes ours, `isinstance` and `except` clauses see no difference, and everything else is inheritance as
-Python has it: our methods' `super()` is upstream's methods, as it always was. A subclass `Mine` of
-`llama_cpp.Llama` gets a class of its own, in which methods are looked up in `Mine`, then in ours, then in
-upstream's: what `Mine` overrides comes first, and its `super()` is ours.
+The class stays the same object; only its `__init__` is replaced, by one that turns the new, empty object into
+an instance of ours (which derives from it) and continues there. So every holder of the class makes ours,
+`isinstance` and `except` clauses see no difference, and all else is Python's inheritance: `super()` in our
+methods is upstream's methods. For a subclass `Mine` of `llama_cpp.Llama` a class is made in which methods are
+looked up in `Mine`, then in ours, then in upstream's: overrides in `Mine` come first, and their `super()` is
+ours.
 
-What was tried, or thought through, and is not done:
+Alternatives that fail:
 - Replacing each method of the class by ours: `super()` in ours would find ours again; what exists as an
   instance, or was made by `__new__` alone, would lack what our methods need. The few that would be wrong on
   one of ours when a subclass calls them by name (`_BY_NAME`), not by `super()`, lead there.
@@ -39,14 +39,14 @@ STOCK: Any = Llama.__base__
 
 _lock = threading.RLock()
 _defaults: Mapping[str, Any] | None = None
-"""What the program's constructor calls are completed with; None: nothing is installed."""
+"""Arguments that complete the program's constructor calls; None: nothing is installed."""
 _replaced: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-"""Each function that was put into upstream's class, and what it stands before."""
+"""Each function that was put into upstream's class -> the function that it replaces."""
 _adapted: WeakValueDictionary[type, type] = WeakValueDictionary()
 """Class of the program's -> ours that stands for it."""
 _OPENING = "_llamahybrid_opening"
 _ATTRIBUTES = {"offload", "on_progress", "on_request", "requests", "slots", "stock_logprobs", "user_cache"}
-"""What ours keeps in an instance under names that others may think of, too."""
+"""Attributes of our instances whose names a subclass may use, too."""
 
 
 class Installed(Llama):
@@ -158,14 +158,14 @@ def _existing() -> list[Any]:
 
 
 def _leads_to_ours(function: Any) -> bool:
-    """It was put there by us, or is somebody's around that."""
+    """Tell whether a function is one of ours, or wraps one."""
     while function is not None and function not in _replaced:
         function = getattr(function, "__wrapped__", None)
     return function is not None
 
 
 def _constructor(original: Any) -> Any:
-    """Upstream's `__init__`, for whom ours is not to be."""
+    """Return the `__init__` that opens ours, or upstream's where ours is not wanted."""
 
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
@@ -182,7 +182,7 @@ def _constructor(original: Any) -> Any:
 
 
 def _by_name(name: str, ours_takes_over: Callable[[Llama], bool]) -> Callable[[Any], Any]:
-    """Upstream's method of this name; called on one of ours where ours does not come here itself: ours."""
+    """Return a wrapper of upstream's method that runs ours on one of ours, if `ours_takes_over` says so."""
 
     def replacement(original: Any) -> Any:
         @functools.wraps(original)
@@ -211,7 +211,7 @@ _REPLACEMENTS: Mapping[str, Callable[[Any], Any]] = {
 
 
 def _adapt(llm: Any) -> bool:
-    """Make an instance one of ours; False where that cannot be, or is not wanted."""
+    """Make an instance one of ours; False if that is impossible or not wanted."""
     kind = type(llm)
     if not getattr(kind, "llamahybrid_install", True):
         return False
@@ -247,6 +247,6 @@ def _ours(kind: type) -> type:
 
 @functools.cache
 def _own_names() -> frozenset[str]:
-    """What our class has and upstream's has not, by which ours is run."""
+    """Return the names that our class and its instances have and upstream's class has not."""
     ours = {name for each in (Installed, Llama) for name in vars(each)} | _ATTRIBUTES
     return frozenset(name for name in ours if not hasattr(STOCK, name))

@@ -264,7 +264,11 @@ def user_cache() -> Any:
     """`cache` of `Llama`."""
 
     def get(llm: Any) -> Any:
-        """Upstream's whole-state cache, if one was set; consulted only where it knows more than we do."""
+        """Upstream's whole-state cache, if one was set.
+
+        A request loads a state from it only if the state serves more of the prompt than live memory and
+        checkpoints do; not with several slots or a salt.
+        """
         useful, inside = llm.user_cache, llm.requests.inside
         if inside is None:
             return useful.inner if isinstance(useful, UsefulStates) else useful

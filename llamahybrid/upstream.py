@@ -258,13 +258,10 @@ NEEDS = (
 OPTIONAL = (
     "llama_n_rs_seq",
     "llama_set_abort_callback",
-    "llama_set_n_rs_seq",
-    "llama_get_memory_buffer_size",
     "llama_state_seq_get_data_range",
-    "llama_state_seq_write_ext",
 )
-"""Functions that not every libllama has: rollback planes, stops inside a decode; and of the patched engine,
-planes resized at run time, the size of memory, attention of a range, states in pieces."""
+"""Functions that llamahybrid uses and not every libllama has: rollback planes, stops inside a decode, and the
+patched engine's attention of a range."""
 
 
 @dataclass(frozen=True)

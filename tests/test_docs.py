@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import llamahybrid
+
+# isort: split
+import llama_cpp
 import pytest
+import typer
 
 from benchmarks.figures import filled
+from llamahybrid.cli.main import app
+from llamahybrid.server.settings import Settings
 from tests.conftest import TinyModel
 
 ROOT = Path(__file__).parents[1]
@@ -79,6 +88,79 @@ def test_files_and_modules_that_a_page_names_exist(page: Path) -> None:
         assert (ROOT / path).exists() or (ROOT / "llamahybrid" / path).exists(), path
     for module in re.findall(r"-m ((?:benchmarks|tests)\.[\w.]+\w)", text):
         assert (ROOT / module.replace(".", "/")).with_suffix(".py").exists(), module
+
+
+COMMAND = re.compile(
+    r"(?:^|[`(])(?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?llamahybrid ([a-z-][^`#|)\n]*)", re.MULTILINE
+)
+OF_SERVE = {"help", "config_file", *Settings.model_fields}
+
+
+def commands_of(page: Path) -> list[str]:
+    """Command lines of llamahybrid in a page's shell blocks and in its text."""
+    text = page.read_text(encoding="utf-8")
+    code = re.findall(r"^```sh\n(.*?)^```|(`[^`\n]+`)", text, re.DOTALL | re.MULTILINE)
+    return [line.split(" -- ")[0] for parts in code for line in COMMAND.findall("".join(parts))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_commands_and_options_that_a_page_names_exist(page: Path) -> None:
+    for line in commands_of(page):
+        command: Any = typer.main.get_command(app)
+        words = line.split()
+        while words and words[0] in getattr(command, "commands", ()):
+            command = command.commands[words.pop(0)]
+        assert words == line.split() or command.name, line
+        known = {option for each in command.params for option in (*each.opts, *each.secondary_opts)}
+        for option in (word for word in words if re.match(r"--?[a-z]", word)):
+            named = option.lstrip("-").replace("-", "_")
+            assert option in known or (command.name == "serve" and named in OF_SERVE), line
+
+
+def test_commands_of_the_pages_are_found() -> None:
+    assert sum(len(commands_of(page)) for page in PAGES) > 60
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_make_targets_that_a_page_names_exist(page: Path) -> None:
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    named = re.findall(r"(?:^|`)make ([a-z-]+)\b", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(named) <= set(targets)
+
+
+def test_names_in_the_table_of_settings_exist() -> None:
+    page = (ROOT / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8")
+    arguments = re.findall(r"`(\w+)\((\w+)=\)", page)
+    assert len(arguments) > 15
+    for owner, name in arguments:
+        known = {*inspect.signature(getattr(llamahybrid, owner)).parameters}
+        known |= {*inspect.signature(llama_cpp.Llama).parameters} if owner == "Llama" else set()
+        assert name in known, f"{owner}({name}=)"
+    rows = [line.split("|") for line in page.splitlines() if line.startswith("| ")][1:]
+    options = {name for row in rows for name in re.findall(r"`([a-z_]+)`", row[3])}
+    assert options - OF_SERVE == {"cache_salt"}, "a field of requests"
+
+
+def test_own_options_of_the_server_are_in_the_pages() -> None:
+    from llama_cpp.server.settings import ModelSettings, ServerSettings
+
+    own = (
+        Settings.model_fields.keys() - ModelSettings.model_fields.keys() - ServerSettings.model_fields.keys()
+    )
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    assert {name for name in own if not re.search(rf"\b{name.replace('_', '[_-]')}\b", text)} == set()
+
+
+def test_variables_of_the_environment_are_in_the_table_of_settings() -> None:
+    page = (ROOT / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8")
+    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "llamahybrid").rglob("*.py"))
+    named = re.compile(r"\bLLAMAHYBRID_[A-Z_]*[A-Z]\b")
+    assert {*named.findall(code), "LLAMAHYBRID_TEST_LIB"} == {*named.findall(page)}
+
+
+def test_the_page_of_public_names_is_that_of_the_docstrings() -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "api_page.py"))
+    assert made["page"]() == made["PAGE"].read_text(encoding="utf-8"), "run `make docs`"
 
 
 def test_every_page_is_in_the_readme() -> None:

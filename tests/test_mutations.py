@@ -23,6 +23,7 @@ nobody asks for thirds
 def test_every_fault_can_be_planted() -> None:
     faults = list(faults_in((ROOT / "tests/lab/planted_faults.txt").read_text(encoding="utf-8")))
     assert len({fault.name for fault in faults}) == len(faults) >= 45
+    assert len({(fault.file, fault.edits) for fault in faults}) == len(faults), "one edit under two names"
     for fault in faults:
         compile(planted(fault, (ROOT / fault.file).read_text(encoding="utf-8")), fault.file, "exec")
 

@@ -64,7 +64,7 @@ class TokenBatch:
         )
 
     def fill(self, parts: Sequence[Part]) -> list[int]:
-        """Put the tokens of some sequences one after the other; where the last of each lies."""
+        """Put the tokens of some sequences one after the other; return the index of each one's last token."""
         at, rows = 0, []
         for seq, position, tokens, outputs in parts:
             n = len(tokens)
@@ -113,10 +113,10 @@ class NativeContext:
         self.decode_parts([(self.seq, first_position, tokens, outputs)])
 
     def decode_parts(self, parts: Sequence[Part]) -> list[int]:
-        """Decode tokens of some sequences; where the last output row of each lies.
+        """Decode tokens of some sequences; return the index of each one's last output row.
 
-        Through the context object, so that whoever wraps its `decode` sees every batch. Raises RuntimeError
-        naming the native result when it is not 0.
+        Calls the context object's `decode`, so that wrappers of it see every batch. Raises RuntimeError that
+        names the native result when it is not 0.
         """
         rows = self._batch.fill(parts)
         self._ctx.decode(self._batch)
@@ -199,7 +199,7 @@ class NativeContext:
     def counters(self) -> tuple[float, ...]:
         """Tokens and milliseconds decoded by this context, in batches and singly, by the library's count.
 
-        Time is told too because each count reads max(1, n) (src/llama-context.cpp,
+        The times are needed because each count reads max(1, n) (src/llama-context.cpp,
         perf_get_data).
         """
         self.synchronize()

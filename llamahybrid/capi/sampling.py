@@ -31,11 +31,11 @@ MAX_DEPTH = 4_000
 """The library reads a grammar recursively: 20,000 parentheses, or 100,000 rules in a row, end the process."""
 
 _LITERAL = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*')
-"""What a grammar spells, and comments: parentheses in it open nothing."""
+"""A literal, a character class or a comment of a grammar: parentheses in it open nothing."""
 
 
 def deep(grammar: str) -> bool:
-    """A grammar is nested deeper than the library's stack takes, or may be by its rules."""
+    """Return True for a grammar that may nest deeper than the library's stack takes."""
     bare = _LITERAL.sub("", grammar)
     return bare.count("(") > MAX_DEPTH or bare.count("::=") > MAX_DEPTH
 
@@ -43,7 +43,7 @@ def deep(grammar: str) -> bool:
 def require_grammar(vocab: Any, grammar: Any) -> None:
     """Raise ValueError for a `LlamaGrammar` that the library cannot read.
 
-    It returns no sampler then, which upstream puts into its chain, and the process ends when one samples
+    The library returns NULL then, which upstream puts into its chain, and the process ends at the next sample
     (src/llama-sampler.cpp, llama_sampler_init_grammar; llama_cpp/_internals.py, LlamaSampler.add_grammar).
     """
     if deep(grammar._grammar):
@@ -86,7 +86,7 @@ class Constrains(Protocol):
 
 
 class Limits(Protocol):
-    """What an answer has in place of sampled tokens at times."""
+    """Tokens that an answer has in place of sampled ones."""
 
     @property
     def free(self) -> bool:
@@ -108,7 +108,7 @@ class Processors:
 
     def __init__(self, given: Iterable[Any]) -> None:
         self.row = -1
-        """Whose logits are processed, counted from the last one that was decoded."""
+        """The token whose logits are processed, counted from the last one that was decoded."""
         self._given = given
 
     def __iter__(self) -> Iterator[Callable[[Any, Any], Any]]:
@@ -129,7 +129,7 @@ class CheckedSampler(LlamaSampler):  # type: ignore[misc]
     limits: Limits | None = None
 
     def limit(self, limits: Limits) -> None:
-        """Have an answer limited, whose grammar then holds where that says so."""
+        """Set the limits of an answer, whose grammar holds where `limits.free` is False."""
         self.limits = limits
         if self.constraint is not None:
             self.constraint.waits = lambda: limits.free
@@ -174,8 +174,7 @@ class CheckedSampler(LlamaSampler):  # type: ignore[misc]
         nameless = {index for index, _ in self.custom_samplers}
         for index in range(llama_cpp.llama_sampler_chain_n(self.sampler)):
             part = llama_cpp.llama_sampler_chain_get(self.sampler, index)
-            # with marks of its state before it
-            if index in nameless or llama_cpp.llama_sampler_name(part).lstrip(b"+?") != b"grammar":
+            if index in nameless or llama_cpp.llama_sampler_name(part) != b"grammar":
                 yield part
 
     def _sampled(self, ctx: Any, idx: int) -> int:
@@ -238,7 +237,7 @@ class RowSampler(CheckedSampler):
         return self._sample_from(np.ctypeslib.as_array(_row(ctx, place), (n_vocab,)))
 
     def _sample_from(self, row: Logits) -> int:
-        """What llama_sampler_sample does with a row of the context (src/llama-sampler.cpp)."""
+        """Sample from a row as llama_sampler_sample does from one of the context (src/llama-sampler.cpp)."""
         if self._candidates is None or len(self._candidates) != len(row):
             self._candidates = np.zeros(len(row), _CANDIDATE)
             self._ids = np.arange(len(row), dtype=np.int32)
@@ -262,7 +261,7 @@ class RowSampler(CheckedSampler):
 
 
 def sampler_for(llm: Any, make: Callable[..., LlamaSampler], *args: Any, **kwargs: Any) -> CheckedSampler:
-    """What `make(*args, **kwargs)`, upstream's `_init_sampler`, gives, checked.
+    """Return the sampler that `make(*args, **kwargs)`, upstream's `_init_sampler`, gives, checked.
 
     Raises ValueError for a grammar that cannot be read, ModelClosed.
     """
@@ -294,9 +293,9 @@ def sampler_for(llm: Any, make: Callable[..., LlamaSampler], *args: Any, **kwarg
 
 
 def sampled(llm: Any, sample: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
-    """What `llm.sample` gives; a sampler that it has made for a call that failed goes."""
+    """Return the token that `llm.sample` gives; drop the sampler of a call that failed."""
     try:
         return int(llm._calls.run(partial(sample, *args, **kwargs)))
     except LlamaHybridError:
-        llm._sampler = None  # upstream would go on with it, whatever it is told next
+        llm._sampler = None  # upstream would use it for the next call, too
         raise

@@ -53,7 +53,7 @@ class Library:
                 f"the loaded libllama lacks {', '.join(missing)}; install llama-cpp-python 0.3.36 or newer"
             )
         self.optional = frozenset(name for name in OPTIONAL if self._address(name) is not None)
-        """Those of `OPTIONAL` that this library has."""
+        """The functions of `OPTIONAL` that this library has."""
         addresses = [self._address(name) for name in REQUIRED]
         if _shim is not None and not _shim.lib.llh_bind(*addresses, _layout(llama_cpp.llama_batch)):
             raise EngineError(
@@ -138,34 +138,24 @@ def patched_function(name: str, result: Any, *arguments: Any) -> Any:
 
 
 def range_function(what: str, *arguments: Any) -> Any:
-    """One for the attention of a range, (context, ..., sequence, start, end); it gives bytes."""
+    """`llama_state_seq_{what}_range`: (context, `arguments`, sequence, start, end), returns bytes."""
     name = f"llama_state_seq_{what}_range"
     return patched_function(name, ctypes.c_size_t, *arguments, *[ctypes.c_int32] * 3)
 
 
 class Stop:
-    """A stop that belongs to one request, so that it can never end another; safe from any thread.
+    """A stop that belongs to one request and never ends another; safe from any thread.
 
-    >>> stop = Stop()
-    >>> first = stop.begin()
-    >>> stop.request(first)
-    >>> stop.requested
-    True
-    >>> second = stop.begin()
-    >>> stop.requested
-    False
+    Native code reads it while it decodes. Without the shim nothing does.
     """
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
-        self._requested: set[int] = set()
         self._block = (
             None if _shim is None else _shim.ffi.gc(_shim.lib.llh_stop_new(), _shim.lib.llh_stop_free)
         )
         self.running = 0
         """Number of the request that runs now; 0: none."""
-        self.armed = False
-        """Native code that polls is stopped."""
 
     @property
     def address(self) -> int | None:
@@ -174,13 +164,8 @@ class Stop:
 
     @property
     def data(self) -> int | None:
-        """What the callback is to be given; valid as long as this object lives."""
+        """The argument of the callback, valid as long as this object lives; None without the shim."""
         return None if _shim is None else _integer(self._block)
-
-    @property
-    def requested(self) -> bool:
-        """The request that runs now is to stop."""
-        return self.running in self._requested
 
     def begin(self) -> int:
         """Start the next request; its number."""
@@ -193,21 +178,16 @@ class Stop:
         self._run(0)
 
     def arm(self, armed: bool) -> None:
-        """Whether native code that polls is stopped; Python's `requested` says what was asked either way."""
-        self.armed = armed
+        """Let native code see a requested stop, or not."""
         if _shim is not None:
             _shim.lib.llh_stop_arm(self._block, armed)
 
     def request(self, number: int) -> None:
         """Stop request `number` if it is the one that runs; nothing happens to any other."""
-        if number != self.running or not number:
-            return
-        self._requested.add(number)
-        if _shim is not None:
+        if number and number == self.running and _shim is not None:
             _shim.lib.llh_stop_request(self._block, number)
 
     def _run(self, number: int) -> None:
-        self._requested.discard(self.running)
         self.running = number
         if _shim is not None:
             _shim.lib.llh_stop_begin(self._block, number)

@@ -41,7 +41,7 @@ def list_(
 ) -> None:
     """Show what is stored: tokens, checkpoints, bytes and age, the newest last.
 
-    Where requests had a salt, a column says which: one name for one salt, from which it cannot be told.
+    A column names the salts of requests, if there are any; the salt cannot be told from its name.
     """
     from rich.console import Console
     from rich.markup import escape
@@ -86,11 +86,11 @@ def show(
     preview: Preview = None,
     most: Annotated[int, typer.Option(min=1, help="branches to show")] = MOST_SHOWN,
 ) -> None:
-    """Show what is stored as a tree: what conversations have in common is there once, and counts once.
+    """Show the records as a tree, in which a common beginning of conversations stands and counts once.
 
-    Each checkpoint has its reason: tip, prompt, system, branch or rung (docs/guide/caching.md). What goes
-    first when room is needed is marked, as far as the folder tells: a process that has it open spares what
-    its requests rest on."""
+    Each checkpoint has its reason: tip, prompt, system, branch or rung (docs/guide/caching.md). The records
+    that go first when room is needed are marked, as far as the folder tells: a process that has it open
+    spares those that its requests use."""
     from rich.console import Console
     from rich.markup import escape
 
@@ -159,9 +159,9 @@ def prune(
         str | None, typer.Option(help="remove what requests of this salt stored, as `list` names it")
     ] = None,
 ) -> None:
-    """Remove records: by size, age, model, salt; several together remove what any of them names.
+    """Remove records by size, age, model, salt; with several, those that any of them names.
 
-    By size what was used longest ago goes first. What is damaged stays: `verify --remove` removes it.
+    By size the least recently used records go first. Damaged ones stay: `verify --remove` removes them.
     Exit status 1 if something could not be removed.
     """
     from llamahybrid.cli.cache_folder import CacheFolder, Found
@@ -177,7 +177,7 @@ def prune(
     stored, before, removed = CacheFolder(folder), time.time() - 86400 * (older_than or 0), 0
 
     def named(one: Found) -> bool:
-        """It is old, or of the model or the salt."""
+        """Tell whether a record is old, or of the model or the salt."""
         old = older_than is not None and one.item.written < before
         return old or (model is not None and one.namespace.startswith(model)) or one.salt == salt
 

@@ -1,9 +1,9 @@
 """One answer, whole or as a stream of chunks, with the same text, end and log-probabilities either way.
 
 Upstream's own stream (`Llama._create_completion`) loses characters of several tokens, all that follows a byte
-which is no UTF-8, and what might have begun a stop string. What comes before the first token is upstream's,
-and so is a whole answer, but for one that fills the context inside a character (upstream goes on), one that
-ends on a token of the request's own, and log-probabilities and the echo of a prompt.
+which is no UTF-8, and text that might have begun a stop string. Upstream's code still runs up to the first
+token, and makes whole answers, except for one that fills the context inside a character (upstream goes on),
+one that ends on a token of the request's own, log-probabilities and the echo of a prompt.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from llamahybrid.client.logprobs import (
     logprobs_of_answer,
     logprobs_with_prompt,
 )
+from llamahybrid.client.stand_in import StandIn
 
 _DEFAULTS = {
     name: each.default
@@ -83,11 +84,6 @@ def _generate(
         yield token, ends
 
 
-def _ends(llm: Any, token: int) -> bool:
-    """The model ends its answers with this token. Raises ModelClosed."""
-    return bool(llm._calls.run(llama_cpp.llama_vocab_is_eog, llm._model.vocab, token))
-
-
 class _Processors(llama_cpp.LogitsProcessorList):  # type: ignore[misc]
     """Upstream extends the caller's list by the biases, and takes what `list.extend` returns for it: none."""
 
@@ -97,7 +93,7 @@ class _Processors(llama_cpp.LogitsProcessorList):  # type: ignore[misc]
 
 
 class Bounds:
-    """What ends an answer beside the model: its stop strings, the number of its tokens, and the context."""
+    """Ends of an answer beside the model's: stop strings, the number of tokens, and the context."""
 
     def __init__(self, llm: Any, options: Mapping[str, Any], prompt: Sequence[int]) -> None:
         stop = options["stop"]
@@ -107,9 +103,9 @@ class Bounds:
         self._lacking = 0
         most = options["max_tokens"]
         self.room = llm._n_ctx - len(prompt)
-        """Tokens of an answer that the context takes. One more can be sampled, behind the last of them."""
+        """Tokens of an answer that the context takes; one more can be sampled."""
         self.tokens: int = self.room if most is None or most <= 0 else min(most, self.room)
-        """At most so many, with the one that upstream puts before the answer to an empty prompt."""
+        """The largest number of tokens, the BOS before the answer to an empty prompt included."""
 
     def asked(self, text: bytes) -> bool:
         """After one more token, that made this text: upstream asks for a stop string and for `max_tokens`.
@@ -127,17 +123,16 @@ class Bounds:
         return True
 
     def stop(self, text: bytes, start: int) -> int | None:
-        """Where in a text the stop string begins that ends it, none of them before `start`; None: nowhere."""
+        """Return the position of the stop string that ends a text, from `start` on; None: there is none."""
         for each in self.stops:
             if (at := text.find(each, start)) >= 0:
                 return at
         return None
 
     def held(self, text: bytes, start: int) -> int:
-        """From where on, behind `start`, a text may become another one; its length: nowhere.
+        """Return the position, from `start` on, where a text may still change; its length: nowhere.
 
-        It may be the beginning of a stop string, or of a character that a tokenizer of `transformers` has not
-        seen all of.
+        Its end may begin a stop string, or a character of which a tokenizer of `transformers` lacks bytes.
         """
         for at in range(max(start, len(text) - self._longest + 1), len(text)):
             if any(each.startswith(text[at:]) for each in self.stops):
@@ -146,20 +141,10 @@ class Bounds:
         return max(start, len(known))
 
 
-class _Stand:
-    """What upstream takes for the `Llama`, with a `generate` of our own."""
-
-    def __init__(self, llm: Any) -> None:
-        self.stands_for = llm
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stands_for, name)
-
-
 # -- whole -----------------------------------------------------------------------------------------------
 
 
-class _Bounded(_Stand):
+class _Bounded(StandIn):
     """Generates no more than there is room for, where upstream does not look: inside a character.
 
     An answer ends on the request's own stop tokens, too.
@@ -181,7 +166,7 @@ class _Bounded(_Stand):
 
     def generate(self, tokens: list[int], **options: Any) -> Iterator[int]:
         """See `Llama.generate`."""
-        llm, said = self.stands_for, _begun(self.stands_for, self._options)
+        llm, said = self._llm, _begun(self._llm, self._options)
         self.prompt, self.said = tokens, said
         bounds = Bounds(llm, self._options, tokens)
         room = bounds.room
@@ -258,7 +243,7 @@ class _Asked(Exception):
         self.options = options
 
 
-class _Asking(_Stand):
+class _Asking(StandIn):
     """Learns what upstream generates from."""
 
     def generate(self, tokens: list[int], **options: Any) -> Iterator[int]:
@@ -322,5 +307,5 @@ def _stream(llm: Any, options: Mapping[str, Any], extras: Extras) -> Generator[C
 
 
 def _begun(llm: Any, options: Mapping[str, Any]) -> list[int]:
-    """What upstream has an answer begin with."""
+    """Return the tokens that upstream begins an answer with."""
     return [] if len(options["prompt"]) else [llm.token_bos()]

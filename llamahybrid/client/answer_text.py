@@ -45,7 +45,7 @@ class AnswerSpelling:
 
 
 class AnswerText:
-    """What was spelt last in each thread, and how it went on.
+    """The text that each thread has spelt last.
 
     Upstream asks for each new token three times, twice by itself. No more than the last one is remembered:
     what somebody's answer was made of is nobody else's.
@@ -59,7 +59,7 @@ class AnswerText:
     def spell(self, tokens: Sequence[int], spell: Spell) -> bytes:
         """The bytes of `tokens`; `spell` is asked for those alone that this thread has not just spelt.
 
-        Where they, or the new ones, begin with `bos`, `spell` decides what of all is seen.
+        All tokens go to `spell` where they, or the new ones, begin with `bos`.
         """
         if type(tokens) is not list:  # an array, say
             return spell(tokens)
@@ -76,7 +76,7 @@ class AnswerText:
                 text += self._spell_one(more, spell) if len(more) == 1 else spell(more)
         else:
             text = spell(tokens)
-        # Whatever interrupts this leaves nothing that is half of one and half of the other.
+        # An interrupt in between must not leave the tokens of one text with the other text.
         self._thread.tokens = []
         self._thread.text = text
         self._thread.tokens = list(tokens)

@@ -213,7 +213,8 @@ def _side_by_side(
         yield from crew.parts(threads, min(count, len(llm.slots)))
     finally:
         dismiss()
-        if not collecting() and llm.requests.inside is None:
+        loop = llm.requests.loop
+        if not (collecting() or llm.requests.inside is not None or (loop is not None and loop.here)):
             for thread in threads:
                 thread.join()
 

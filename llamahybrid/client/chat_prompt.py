@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llamahybrid.client.chat_template import chat_with
+from llamahybrid.client.stand_in import StandIn
 from llamahybrid.errors import LlamaHybridError
 
 
@@ -26,16 +27,6 @@ class _Made(Exception):
 class _Written(Exception):
     def __init__(self, text: str) -> None:
         self.text = text
-
-
-class StandIn:
-    """Stands for the `Llama` in a chat format."""
-
-    def __init__(self, llm: Any) -> None:
-        self._llm = llm
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._llm, name)
 
 
 class _Prompting(StandIn):

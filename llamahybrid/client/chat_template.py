@@ -44,7 +44,7 @@ def variables(template: str) -> frozenset[str] | None:
 
 
 def unread(llm: Any, names: Collection[str]) -> list[str]:
-    """Those of the names that the chat template of a model does not read."""
+    """Return the names that the chat template of a model does not read."""
     template = template_of(llm)
     read = frozenset[str]() if template is None else variables(template)
     return [] if read is None else [name for name in names if name not in read]

@@ -1,4 +1,4 @@
-"""ChatWay: what one call of `create_chat_completion` asks for beyond upstream's arguments."""
+"""ChatWay: the arguments of one `create_chat_completion` that upstream does not have."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ChatWay:
         return bool(self.template) or self.continues
 
     def create(self, llm: Any) -> Callable[..., Any]:
-        """What makes the completion."""
+        """Return the method that makes the completion."""
         if not self.continues:
             return lambda *args, **kwargs: chat_with(llm, self.template, *args, **kwargs)
         return lambda messages, *args, **kwargs: self._continued(llm, messages, *args, **kwargs)

@@ -12,7 +12,8 @@ import numpy as np
 
 from llamahybrid.capi.sampling import RowSampler
 from llamahybrid.client.requests import Requests
-from llamahybrid.core.executor import Executor, answer_steps
+from llamahybrid.core.answering import answer_steps
+from llamahybrid.core.executor import Executor
 from llamahybrid.core.messages import Resume
 from llamahybrid.core.reply import Feed
 from llamahybrid.core.report import RequestReport
@@ -282,22 +283,25 @@ def _run_ahead(
         return sampler.sample_at(context, executor.live.row.place())
 
     pauses = request.pauses or _always  # who drives `generate` may leave at any token
-    loop.submit(request, lambda _: answer_steps(request, feed, sample, pauses), feed)
     count, last, process = 0, -1, os.getpid()
-    while True:
-        feed.asked += 1
-        if feed.paused and feed.due:
-            loop.post(Resume(request))
-        token: int = loop.result(request, feed)
-        count += 1
-        if count > 1:
-            view.input_ids[total + count - 2] = last
-            view.n_tokens = total + count - 1
-        last = token
-        sent = yield token
-        if sent is not None or os.getpid() != process:  # of a child nobody decodes ahead
-            progress.said, progress.decoded = [], 0
-            return [token, *(sent or ())]
+    try:
+        loop.submit(request, lambda _: answer_steps(request, feed, sample, pauses), feed)
+        while True:
+            feed.asked += 1
+            if feed.paused and feed.due:
+                loop.post(Resume(request))
+            token: int = loop.result(request, feed)
+            count += 1
+            if count > 1:
+                view.input_ids[total + count - 2] = last
+                view.n_tokens = total + count - 1
+            last = token
+            sent = yield token
+            if sent is not None or os.getpid() != process:  # of a child nobody decodes ahead
+                progress.said, progress.decoded = [], 0
+                return [token, *(sent or ())]
+    finally:
+        request.awaits = False
 
 
 def _always(token: int) -> bool:

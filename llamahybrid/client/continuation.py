@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llamahybrid.client.chat_prompt import StandIn
+from llamahybrid.client.stand_in import StandIn
 from llamahybrid.client.thought import ThoughtMarkers
 
 

@@ -58,7 +58,7 @@ class SchemaGrammar(llama_cpp.LlamaGrammar):  # type: ignore[misc]
         self._compiled = compiled(schema)
 
     def replaces(self, rules: str) -> bool:
-        """Whether these are the rules that upstream's chat handlers write for the schema, or fall back to."""
+        """Return True for the rules that upstream's chat handlers write for the schema, or fall back to."""
         try:
             written = llama_grammar.json_schema_to_gbnf(json.dumps(self._schema))
         except (
@@ -122,7 +122,7 @@ def _shared(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def available() -> bool:
-    """Whether llguidance is installed."""
+    """Return True where llguidance is installed."""
     return LLMatcher is not None
 
 

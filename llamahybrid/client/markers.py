@@ -78,6 +78,6 @@ class Markers:
     channels: Channels | None = None
     """None: an answer is one message."""
     taken: Literal["reasoning_content", "thinking", "parts"] = "reasoning_content"
-    """Where the template looks for the thought of an earlier answer."""
+    """The place of an earlier answer's thought in the messages that the template reads."""
     control: frozenset[int] = field(default_factory=frozenset)
     """Control tokens that markers are made of, which are spelt in an answer that is read."""

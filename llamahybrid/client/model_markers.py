@@ -49,10 +49,7 @@ def _spelt(llm: Any, text: str) -> bool:
 
 
 def _control(llm: Any, text: str) -> frozenset[int]:
-    """Of the tokens of a text, those that are not spelt, and end no answer."""
-    vocab, found = llm._model.vocab, set[int]()
-    for token in llm.tokenize(text.encode("utf-8"), add_bos=False, special=True):
-        control = llama_cpp.llama_vocab_get_attr(vocab, token) & llama_cpp.LLAMA_TOKEN_ATTR_CONTROL
-        if control and not llama_cpp.llama_vocab_is_eog(vocab, token):
-            found.add(token)
-    return frozenset(found)
+    """The control tokens of a text, which `detokenize` leaves out."""
+    vocab, tokens = llm._model.vocab, llm.tokenize(text.encode("utf-8"), add_bos=False, special=True)
+    control = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL
+    return frozenset(each for each in tokens if llama_cpp.llama_vocab_get_attr(vocab, each) & control)

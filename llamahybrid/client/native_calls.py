@@ -4,7 +4,7 @@ Any thread tokenizes at any time, without a ticket: upstream's chat handlers do 
 The library reads freed memory where the model goes meanwhile.
 
 A call leaves its frame here while it runs. One that an interrupt ended before it could take it away again
-is told by that (see `step_frames`), and no lock is waited for, so that finalisers may do all of it.
+is told by that (see `executes`), and no lock is waited for, so that finalisers may do all of it.
 """
 
 from __future__ import annotations

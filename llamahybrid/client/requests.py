@@ -49,7 +49,7 @@ class Requests:
         self.several = False
         """There is more than one slot."""
         self._calling: set[Request] = set()
-        """Those that need no slot (see `beside`)."""
+        """Requests that need no slot (see `beside`)."""
         self._shown = View()
         self._last: Request | None = None
         self._thread = threading.local()
@@ -74,7 +74,7 @@ class Requests:
         With one slot, and for a thread that has done nothing: what was done last by any.
         """
         if (request := self.inside) is not None:
-            return request.view
+            return request.aside if request.aside is not None and self._awaits(request) else request.view
         view = self._outside()
         return view.blank() if self.salted and view.salt != self.salt() else view
 
@@ -82,7 +82,10 @@ class Requests:
     def own(self) -> View:
         """The same, to be changed."""
         if (request := self.inside) is not None:
-            return request.view
+            if not self._awaits(request):
+                return request.view
+            request.aside = request.aside or request.view.fork()
+            return request.aside
         view = self._outside()
         mine = getattr(self._thread, "view", None)
         if self.several and mine is None:
@@ -94,6 +97,10 @@ class Requests:
             view.salt = self.salt()
         self.show(view)
         return view
+
+    def _awaits(self, request: Request) -> bool:
+        """A task of this request runs, and a signal handler or a finalizer asks in its caller's thread."""
+        return request.awaits and self.loop is not None and not self.loop.here
 
     def _outside(self) -> View:
         mine: View | None = getattr(self._thread, "view", None)
@@ -209,7 +216,7 @@ class Requests:
         """A request is over; what its end raises is for its caller."""
         request.view.busy = False
         if self.several:
-            request.view.sampler = None  # `sample` would go on with it, whatever it is told
+            request.view.sampler = None  # else `sample` would ignore its arguments
         if self.loop is not None:
             self.loop.end(request, wait=request.begun and not collecting())
 
@@ -220,7 +227,7 @@ class Requests:
         """
         assert self.loop is not None, "upstream decodes"
         self.require_outside_reports()
-        if (request := self.inside) is not None:
+        if (request := self.inside) is not None and not self._awaits(request):
             return self.loop.run(request, begin)
         request = Request(self.own, salt=self.salt() if salt is None else salt)
         request.prompt = request.view.ids()

@@ -138,7 +138,7 @@ def _tagged(before: str, after: str) -> CallMarkers | None:
 def _thoughts(render: Render) -> Iterator[tuple[str, Literal["reasoning_content", "parts"]]]:
     """Prompts with an answer that has a thought, and how the template was given it.
 
-    One that calls a tool keeps its thought where others lose theirs.
+    Some templates keep the thought of an answer alone that calls a tool.
     """
     thought = {"content": _SAID, "reasoning_content": _THOUGHT}
     parts = [{"type": "thinking", "thinking": _THOUGHT}, {"type": "text", "text": _SAID}]

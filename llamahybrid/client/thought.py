@@ -1,4 +1,4 @@
-"""Thought: where an answer thinks, how many tokens that takes, and its end at a budget.
+"""Thought: the tokens of an answer's thought, and its end at a budget.
 
 `Thought` follows the tokens of one answer by their text, so that markers of several tokens, or of tokens that
 hold more than the marker, are found. llama.cpp's sampler of the same purpose (common/reasoning-budget.cpp)
@@ -21,7 +21,7 @@ _LEADS = ((1, 0x00, 0x80), (2, 0xC0, 0xE0), (3, 0xE0, 0xF0), (4, 0xF0, 0xF8))
 
 @dataclass(frozen=True)
 class ThoughtMarkers:
-    """How a model's chat template writes a thought."""
+    """The markers of a thought in a model's chat template."""
 
     begin: str
     """Text that begins it."""
@@ -81,7 +81,7 @@ class Thinking:
 
 
 class Thought:
-    """Where one answer is: before, inside or behind its thought, token by token."""
+    """The place of one answer, token by token: before, inside or behind its thought."""
 
     def __init__(self, markers: ThoughtMarkers, spell: Callable[[int], bytes], inside: bool) -> None:
         """`spell`: the bytes of a token, control tokens included."""

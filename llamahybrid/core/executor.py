@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from operator import index
 
 import numpy as np
 
 from llamahybrid.capi.calls import Outputs
-from llamahybrid.core.batch import READER, Decode, Steps
+from llamahybrid.core.batch import Decode, Steps
 from llamahybrid.core.progress import Progress
-from llamahybrid.core.reply import Feed
 from llamahybrid.core.request import Request
 from llamahybrid.core.runner import Runner
 from llamahybrid.core.view import View
@@ -161,139 +160,6 @@ class Executor:
         progress.drafts = self.drafts.begin(len(prompt))
         return rest
 
-    # -- an answer -------------------------------------------------------------------------------
-
-    def append(self, token: int, progress: Progress) -> Steps[None]:
-        """Decode a token that the loop sampled; the reader updates the view."""
-        self.runner.before_token(progress)
-        if self.live.n >= self._n_ctx:
-            raise ContextOverflow(f"the context window of {self._n_ctx} is full")
-        try:
-            if self.live.n != len(progress.prompt) + progress.decoded:  # lost while its reader was away
-                raise SequenceChanged("another request had the memory zeroed")
-            yield Decode(self.live, (token,), "last")
-        except SequenceChanged:
-            yield from self.restore_answer(progress, [*progress.said[: progress.decoded], token], row=True)
-        progress.decoded += 1
-
-    def lost_row(self) -> bool:
-        """The row of logits to sample from is lost: another request had all buffers zeroed."""
-        state = self.live.state
-        return state.is_invalid or not (state.opaque or self.live.row.exists_for_tip())
-
-    def restore_answer(self, progress: Progress, said: Sequence[int], row: bool = False) -> Steps[None]:
-        """Restore the prompt and these tokens of its answer.
-
-        `row`: with the row of logits of the last token.
-        """
-        self.claim()
-        self.runner.check()
-        target = np.concatenate([progress.prompt, np.asarray(said, dtype=np.int32)])
-        if not self.live.state.holds(target) or (row and not self.live.row.exists_for_tip()):
-            yield from self._decode_anew(target)
-
-    def _decode_anew(self, target: Tokens) -> Steps[None]:
-        while True:
-            rest = self._begin_again(target)
-            try:
-                yield from self.runner.decode(None, rest, "last")
-                return
-            except SequenceChanged:
-                continue
-
-    def end(self, request: Request) -> None:
-        """End the request that has the slot, and store its checkpoints."""
-        progress = request.progress
-        if progress is None or progress.over:
-            return
-        progress.over = True
-        if self.request is not request:
-            return  # another request has the slot
-        if progress.said:
-            self._drop_ahead(progress)
-        else:
-            self.end_drafts(progress)
-        self.runner.end(progress)
-
-    def _drop_ahead(self, progress: Progress) -> None:
-        """Remove a token that was decoded ahead of the reader, if that needs no snapshot."""
-        live, n = self.live, progress.plan.total + max(0, progress.generated - 1)
-        if (
-            n < live.n
-            and not live.state.is_invalid
-            and n >= live.profile.cut_floor(live.n, live.native.positions()[0])
-        ):
-            live.cut(n)
-
-    def end_drafts(self, progress: Progress, goes_on: bool = False) -> None:
-        """Remove drafted tokens that were not handed out: the next request continues the text.
-
-        `goes_on`: the request itself continues later, and decodes its last token then.
-        """
-        live, seen = self.live, progress.plan.total + progress.generated
-        self.drafts.confirm(seen, over=True)
-        keep = seen - goes_on
-        if not goes_on and progress.generated and live.n >= seen and live.tokens[seen - 1] != progress.last:
-            keep -= 1  # the last token differs from the draft that was decoded in its place
-        try:
-            if live.n > keep and not live.state.is_invalid and not live.state.opaque:
-                certain = live.tokens[:keep].copy()
-                if self.drafts.go_back(keep):
-                    if live.n < keep:  # directly, since steps of a cancelled request raise
-                        live.decode(certain[live.n :], "last")
-                    self.mirror(certain)
-        finally:
-            self.drafts.end()
-
-    # -- preemption --------------------------------------------------------------------------------
-
-    def leave(self, request: Request) -> Tokens:
-        """Preempt a request; the ids from which it continues later."""
-        progress = self.active
-        if progress is None:
-            return self.view.ids()
-        if progress.said:
-            ids = np.concatenate([progress.prompt, np.asarray(progress.said[: progress.decoded], np.int32)])
-        else:
-            # Shorten the view by the last token: upstream's code then decodes that token again, and does not
-            # sample from a row that is lost.
-            between = not request.entered  # else the caller processes the row of the last token
-            progress.sent = request.sent
-            if not request.sent:
-                self.view.shorten(progress.plan.total + max(0, progress.generated - between))
-            self.end_drafts(progress, goes_on=between)
-            ids = self.view.ids()
-        progress.drop_records()
-        try:
-            self.runner.save_tip()
-        except Exception:  # it is decoded again later; who takes the slot has nothing to do with it
-            logger.exception("the state of a preempted request was not stored")
-        return ids
-
-    def come_back(self, request: Request) -> Steps[None]:
-        """Restore the sequence of a preempted request.
-
-        Raises RequestSuperseded where natively decoded content is lost.
-        """
-        progress = self.active
-        if progress is None:
-            return
-        if progress.sent:
-            raise RequestSuperseded("tokens were sent to this generator before another took its place")
-        try:
-            if progress.said:
-                yield from self.restore_answer(progress, progress.said[: progress.decoded])
-            else:
-                self.claim()
-                self.runner.check()
-                yield from self.decode(self.align(), None)
-        except DecodeError as error:
-            if not len(self.view.native):
-                raise
-            raise RequestSuperseded(f"another request took the place of this one: {error}") from error
-        total = progress.plan.total
-        self.drafts.resume(progress.drafts, total, total + progress.generated)
-
     # -- eval ------------------------------------------------------------------------------------
 
     def eval(self, tokens: Sequence[int]) -> Steps[None]:
@@ -394,7 +260,7 @@ class Executor:
                 raise ContextOverflow(f"the context window of {self._n_ctx} has no cells left") from error
             except SequenceChanged:  # another request had all buffers zeroed
                 whole = np.concatenate([self.view.ids()[:first], work])
-                work = self._begin_again(whole, self.view.true_rows if self.view.keeps_rows else None)
+                work = self.begin_again(whole, self.view.true_rows if self.view.keeps_rows else None)
                 self.mirror(whole[: self.live.n])
 
     def _decode(self, work: Tokens, progress: Progress | None) -> Steps[None]:
@@ -436,11 +302,11 @@ class Executor:
         elif not live.state.holds(target):
             ahead = live.n > n and live.state.starts_with(target)
             if not (ahead and self.drafts.go_back(n)):
-                self._begin_again(target)
+                self.begin_again(target)
         self.view.true_rows = min(self.view.true_rows, live.n)
         return target[live.n :]
 
-    def _begin_again(self, target: Tokens, reuse_limit: int | None = None) -> Tokens:
+    def begin_again(self, target: Tokens, reuse_limit: int | None = None) -> Tokens:
         """Make the live sequence a prefix of `target`; the tokens of `target` behind it.
 
         Raises DecodeError where natively decoded content of `target` is lost.
@@ -481,36 +347,6 @@ class Executor:
         """Raise ContextOverflow for more than `n_ctx` tokens."""
         if n > self._n_ctx:
             raise ContextOverflow(f"{n} tokens do not fit into the context window of {self._n_ctx}")
-
-
-def answer_steps(
-    request: Request, feed: Feed, sample: Callable[[Executor], int], pauses: Callable[[int], bool]
-) -> Steps[None]:
-    """Sample tokens and decode them, for a reader of `feed`.
-
-    A token is decoded once its reader has asked for it, so while the reader works on it; one that `pauses`
-    when its reader asks for the next: the answer may end there, and the state must not go beyond.
-    """
-    progress = request.progress
-    assert progress is not None, "its prompt is decoded"
-    while True:
-        assert request.slot is not None, "a task runs in a slot"
-        executor = request.slot.executor
-        if executor.lost_row():
-            yield from executor.restore_answer(progress, progress.said[: progress.decoded], row=True)
-        token = sample(executor)
-        progress.said.append(token)
-        last = feed.given + 1 >= request.most
-        feed.needs = feed.given + 1 + (last or pauses(token))
-        feed.publish(token)
-        while not feed.due:
-            feed.paused = True  # before the check: a reader that asks at this moment then sees it
-            if not feed.due:
-                yield READER
-        feed.paused = False
-        assert request.slot is not None, "a task runs in a slot"
-        executor = request.slot.executor
-        yield from executor.append(token, progress)
 
 
 def _text(tokens: Tokens) -> Tokens:

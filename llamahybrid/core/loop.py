@@ -8,15 +8,13 @@ in the main thread alone, so that no operation of the loop is interrupted.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import logging
-import os
 import sys
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -24,6 +22,8 @@ from typing import Any
 from llamahybrid.core.admission import Admission
 from llamahybrid.core.batch import Decode, Reader
 from llamahybrid.core.executor import Executor, SequenceChanged
+from llamahybrid.core.leaving import end
+from llamahybrid.core.loop_thread import LoopThread
 from llamahybrid.core.messages import Call, End, Look, Message, Resume, Run, Stop
 from llamahybrid.core.nested import NestedRequests
 from llamahybrid.core.reply import Reply
@@ -31,6 +31,7 @@ from llamahybrid.core.request import Request, Task, this_thread
 from llamahybrid.core.scheduler import Part, Scheduler
 from llamahybrid.core.slots import Slot, Slots
 from llamahybrid.core.stoppable import StoppableBatches
+from llamahybrid.core.tasks import Tasks
 from llamahybrid.errors import DecodeError, ModelClosed, RequestCancelled
 from llamahybrid.memory.shared import SharedContext
 
@@ -68,13 +69,10 @@ class DecodeLoop:
         self._scheduler = scheduler
         self._tell = tell
         self._inbox: SimpleQueue[Message] = SimpleQueue()
-        self._start = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._serving = False
-        """The thread reads messages, or did until the end."""
-        self._process = os.getpid()
+        self._thread = LoopThread()
         self._batches = StoppableBatches(slots)
         self._nested = NestedRequests(slots, self._batches, self._cancelled)
+        self._tasks = Tasks(self.admission, self._nested, self._cancelled)
         self._idle = True
         """The thread waits for a message: no operation on memory is half done."""
         self._last_words: Callable[[], None] | None = None
@@ -87,14 +85,14 @@ class DecodeLoop:
     @property
     def here(self) -> bool:
         """The calling thread is the loop's."""
-        return self._thread is threading.current_thread()
+        return self._thread.here
 
     def post(self, message: Message) -> None:
         """Send a message; after the end, it is refused in the calling thread."""
-        if self._process != os.getpid():
+        if self._thread.forked:
             self._go_on_in_child()
-        if self._thread is None or self._thread.ident is None:
-            self._begin()
+        if not self._ended:
+            self._thread.start(self._serve)
         self._inbox.put(message)
         if self._ended:  # the thread reads no more messages
             self._refuse_rest()
@@ -107,14 +105,18 @@ class DecodeLoop:
         if self.here:
             return self._nested.run(request, begin)
         reply = Reply()
-        self.submit(request, begin, reply)
-        return self.result(request, reply)
+        try:
+            self.submit(request, begin, reply)
+            return self.result(request, reply)
+        finally:
+            request.awaits = False
 
     def submit(self, request: Request, begin: Callable[[Executor], Any], reply: Reply) -> None:
         """Send a task; `reply` gets its result, or its tokens."""
         if self.closed:
             raise ModelClosed("the model is closed")
-        request.thread, request.reply = this_thread(), reply
+        request.thread, request.reply, request.aside = this_thread(), reply, None
+        request.awaits = True
         self.post(Run(Task(request, begin, reply)))
 
     def result(self, request: Request, reply: Reply) -> Any:
@@ -142,14 +144,14 @@ class DecodeLoop:
         self._batches.stop(request)
         if (reply := request.reply) is not None and request.slot is None and not request.begun:
             reply.fail(self._cancelled())  # without waiting for the running batch
-        if self._thread is not None:
+        if self._thread.asked:
             self._inbox.put(Look())
 
     def cancel_all(self) -> None:
         """Cancel all requests that run or wait; takes no lock."""
-        for request in [*self.slots.seated, *self.admission.waiting]:
+        for request in self._known():
             self.cancel(request)
-        if self._thread is not None:
+        if self._thread.asked:
             self._inbox.put(Look(cancel=True))  # those whose messages are not read yet
 
     def end(self, request: Request, wait: bool = True) -> None:
@@ -165,7 +167,7 @@ class DecodeLoop:
             if wait:
                 reply.get()
             return
-        if self._thread is None and self._process == os.getpid():
+        if not (self._thread.asked or self._thread.forked):
             request.over = True
             return
         answer = Reply() if wait else None
@@ -175,14 +177,12 @@ class DecodeLoop:
 
     def close(self, last_words: Callable[[], None]) -> None:
         """End the loop: cancel all requests, call `last_words()` in the loop's thread, and wait for that."""
-        if self._process != os.getpid():
+        if self._thread.forked:
             self._go_on_in_child()
         self.closed = True
-        for request in [*self.slots.seated, *self.admission.waiting]:
+        for request in self._known():
             self.cancel(request)
-        with self._start:
-            thread = self._thread
-        if thread is None or not thread.is_alive() or self._process != os.getpid():
+        if not self._thread.settled():
             last_words()
             return
         self._last_words = last_words
@@ -195,7 +195,7 @@ class DecodeLoop:
     def abandon(self, last_words: Callable[[], None]) -> bool:
         """As `close`, without waiting, for finalisers; False where there is no thread to do it."""
         self.closed = True
-        if self._thread is None or not self._thread.is_alive() or self._process != os.getpid():
+        if not self._thread.alive:
             return False
         self._last_words = last_words
         for request in self.slots.seated:
@@ -203,40 +203,41 @@ class DecodeLoop:
         self._inbox.put(Stop())
         return True
 
-    # -- the thread --------------------------------------------------------------------------------
+    def end_at_exit(self) -> None:
+        """End the loop at exit of the interpreter, without last words; wait for that a while."""
+        if not self._thread.alive or sys.is_finalizing():
+            return
+        self.closed = True
+        for request in self.slots.seated:
+            self.cancel(request)
+        self._inbox.put(Stop())
+        self._thread.join(EXIT_SECONDS)
 
-    def _begin(self) -> None:
-        """Start the thread. Raises RuntimeError where the system has none to give."""
-        with self._start:
-            if not self._serving and not self._ended:  # one that an interrupt left half started gives way
-                self._thread = threading.Thread(target=self._serve, name="llamahybrid-decode", daemon=True)
-                self._thread.start()
+    def _known(self) -> list[Request]:
+        """Requests that run or wait."""
+        return [*self.slots.seated, *self.admission.waiting]
+
+    # -- the thread --------------------------------------------------------------------------------
 
     def _go_on_in_child(self) -> None:
         """Begin anew in a forked process, which has no such thread; an operation it was in is lost."""
         with _fork_lock:
-            if self._process == os.getpid():
+            if not self._thread.forked:
                 return
-            self._process = os.getpid()
-            self._start, self._thread, self._serving = threading.Lock(), None, False
             self._inbox = SimpleQueue()
-            lost = not self._idle
-            self._idle = True
-            for request in [*self.slots.seated, *self.admission.waiting]:
+            for request in self._known():
                 if request.slot is not None:
                     request.parked = request.progress is not None and not request.progress.over
                     request.prompt = request.view.ids()
                     self.slots.leave(request)
             self.admission.waiting = []
             self._calls.clear()
-            if lost:
+            if not self._idle:
                 self._shared.lose_all()
+            self._idle = True
+            self._thread.renew()  # last: until then other threads of this process wait here, too
 
     def _serve(self) -> None:
-        with self._start:
-            if self._serving or not self.here:
-                return  # interrupted while it started, and replaced
-            self._serving = True
         try:
             while self._take():
                 self._admit()
@@ -308,13 +309,13 @@ class DecodeLoop:
                 if paused is not None and isinstance(paused.wanted, Reader):  # else it runs already
                     request.comes()
                     if request.slot is not None:
-                        self._advance(paused, 0)
+                        self._tasks.advance(paused, 0)
                     elif request not in self.admission.waiting:
                         self.admission.queue(request)
             case End(request, reply):
                 self._end(request, reply)
             case Look(cancel=True):
-                for request in [*self.slots.seated, *self.admission.waiting]:
+                for request in self._known():
                     self.cancel(request)
             case Call():
                 self._calls.append(message)
@@ -337,106 +338,22 @@ class DecodeLoop:
             task.reply.fail(RequestCancelled("the request is over"))
             return
         if request.task is not None:  # its caller was interrupted, and sends a new one
-            self._drop_task(request)
+            self._tasks.drop(request)
         request.task = task
         request.comes()
         if request.slot is not None:
-            self._start_task(task, request.slot)
+            self._tasks.start(task, request.slot)
         else:
             self.admission.queue(request)
-
-    def _drop_task(self, request: Request) -> None:
-        task, request.task = request.task, None
-        for steps in () if task is None else (task.return_steps, task.steps):
-            if isinstance(steps, Generator):
-                with contextlib.suppress(Exception):
-                    steps.close()
-        self.admission.drop(request)
 
     def _admit(self) -> None:
         for request, found in self.admission.admitted():
             task = request.task
             assert task is not None, "it waited with one"
             if isinstance(found, Slot):
-                self._start_task(task, found)
+                self._tasks.start(task, found)
             else:
-                self._fail(task, found or self._cancelled())
-
-    # -- tasks -------------------------------------------------------------------------------------
-
-    def _start_task(self, task: Task, slot: Slot) -> None:
-        request = task.request
-        if request.cancelled:
-            self._fail(task, self._cancelled())
-            return
-        try:
-            self.admission.running = request
-            if request.parked:
-                task.return_steps = slot.executor.come_back(request)
-            elif task.steps is None:
-                task.steps = task.begin(slot.executor)
-        except BaseException as error:
-            self._fail(task, error)
-            return
-        finally:
-            self.admission.running = None
-        if task.return_steps is not None or isinstance(task.steps, Generator):
-            self._advance(task, None)
-        else:
-            self._finish(task, task.steps)
-
-    def _came_back(self, task: Task) -> None:
-        """Continue, or begin, the task of a preempted request whose sequence is restored."""
-        request, slot = task.request, task.request.slot
-        assert slot is not None, "it has just come back to it"
-        task.return_steps, request.parked = None, False
-        if request.known is not None and request.known.forgotten:
-            slot.runner.stop_storing()
-        request.known = None
-        self._start_task(task, slot) if task.steps is None else self._advance(task, None)
-
-    def _advance(self, task: Task, count: int | None, error: BaseException | None = None) -> None:
-        """Continue a task with the number of tokens that were decoded, or with an error."""
-        steps = task.steps if task.return_steps is None else task.return_steps
-        back = result = None
-        self.admission.running = task.request
-        try:
-            task.wanted = steps.send(count) if error is None else steps.throw(error)
-            if isinstance(task.wanted, Reader):
-                task.request.asks()  # the time of its reader begins
-            return
-        except StopIteration as stop:
-            back, result = task.return_steps is not None, stop.value
-        except BaseException as raised:
-            self._fail(task, raised)
-            return
-        finally:
-            self.admission.running = None
-        if back:
-            self._came_back(task)
-        else:
-            self._finish(task, result)
-
-    def _finish(self, task: Task, result: Any) -> None:
-        request = task.request
-        request.task = None
-        request.asks()
-        if request.whole:
-            self._nested.leave()
-        if request.progress is None:  # a single operation: the slot is not needed any more
-            self.admission.leave(request)
-        task.reply.put(result)
-
-    def _fail(self, task: Task, error: BaseException) -> None:
-        request = task.request
-        request.task = None
-        if request.whole:
-            self._nested.leave()
-        if isinstance(error, (RequestCancelled, ModelClosed)) and request.progress is not None:
-            request.progress.cancelled = True
-        if request.progress is None:
-            self.admission.leave(request)
-        task.reply.fail(error)
+                self._tasks.fail(task, found or self._cancelled())
 
     def _cancelled(self) -> RequestCancelled | ModelClosed:
         """The error of a request that was ended by `cancel` or by `close`."""
@@ -449,11 +366,11 @@ class DecodeLoop:
         error: BaseException | None = None
         if not request.over:
             request.over = True
-            self._drop_task(request)
+            self._tasks.drop(request)
             try:
                 self.admission.running = request
                 if request.slot is not None:
-                    request.slot.executor.end(request)
+                    end(request.slot.executor, request)
                 elif request.progress is not None:
                     request.progress.over = True
             except Exception as raised:
@@ -480,9 +397,11 @@ class DecodeLoop:
         for part in parts:
             request, live = part.task.request, part.wanted.live
             if request.cancelled:
-                self._advance(part.task, None, self._cancelled())
+                self._tasks.advance(part.task, None, self._cancelled())
             elif live.n != part.wanted.position or live.state.is_invalid:
-                self._advance(part.task, None, SequenceChanged("memory was changed while tokens waited"))
+                self._tasks.advance(
+                    part.task, None, SequenceChanged("memory was changed while tokens waited")
+                )
             else:
                 ready.append(part)
         if len(ready) < len(parts):
@@ -499,7 +418,7 @@ class DecodeLoop:
             logger.info("a batch of several requests failed (%s): each goes on alone", error)
             for part in ready:
                 part.task.alone = True
-                self._advance(part.task, None, SequenceChanged("a batch of several requests failed"))
+                self._tasks.advance(part.task, None, SequenceChanged("a batch of several requests failed"))
             return
         self._scheduler.took(ready, time.perf_counter() - clock)
         for part, fault in zip(ready, faults, strict=True):
@@ -510,7 +429,7 @@ class DecodeLoop:
                 # A task before it had the buffers zeroed; its next batch would begin somewhere else.
                 lost = SequenceChanged("another request had the memory zeroed")
             part.task.alone = fault is not None
-            self._advance(part.task, part.count, lost)
+            self._tasks.advance(part.task, part.count, lost)
 
     def _decode_alone(self, part: Part, clock: float) -> None:
         error: BaseException | None = None
@@ -523,7 +442,7 @@ class DecodeLoop:
         else:
             part.task.alone = False
             self._scheduler.took([part], time.perf_counter() - clock)
-        self._advance(part.task, part.count, error)
+        self._tasks.advance(part.task, part.count, error)
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -533,14 +452,14 @@ class DecodeLoop:
         for request in list(self.admission.waiting):
             self.admission.drop(request)
             if request.task is not None:
-                self._fail(request.task, self._cancelled())
+                self._tasks.fail(request.task, self._cancelled())
         while self._calls:
             self._calls.popleft().reply.fail(self._cancelled())
         for request in self.slots.seated:
             if request.task is not None:
                 task = request.task
-                self._drop_task(request)
-                self._fail(task, self._cancelled())
+                self._tasks.drop(request)
+                self._tasks.fail(task, self._cancelled())
             self._end(request, None)
         error: BaseException | None = None
         self._ended = True
@@ -586,11 +505,4 @@ _fork_lock = threading.Lock()
 def _end_all() -> None:
     """End all loops at exit of the interpreter, before native code is unloaded."""
     for loop in list(_all):
-        thread = loop._thread
-        if thread is None or loop._process != os.getpid() or not thread.is_alive() or sys.is_finalizing():
-            continue
-        loop.closed = True
-        for request in loop.slots.seated:
-            loop.cancel(request)
-        loop._inbox.put(Stop())
-        thread.join(EXIT_SECONDS)
+        loop.end_at_exit()

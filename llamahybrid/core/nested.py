@@ -10,6 +10,7 @@ from typing import Any
 
 from llamahybrid.core.batch import Decode
 from llamahybrid.core.executor import Executor
+from llamahybrid.core.leaving import come_back, preempt
 from llamahybrid.core.request import Request
 from llamahybrid.core.slots import Slots
 from llamahybrid.core.stoppable import StoppableBatches
@@ -46,7 +47,7 @@ class NestedRequests:
                     request.cancelled |= slot.request is not None and slot.request.cancelled
                 slot.executor.take(request)
                 if request.progress is not None:  # another nested request was decoded since
-                    self._decode(request, slot.executor.come_back(request))
+                    self._decode(request, come_back(slot.executor))
             steps = begin(slot.executor)
             return self._decode(request, steps) if isinstance(steps, Generator) else steps
         except (RequestCancelled, ModelClosed):
@@ -82,7 +83,7 @@ class NestedRequests:
             slot = request.slot
             if not request.over and slot is not None:
                 slot.executor.request, slot.executor.view = request, request.view
-                request.prompt = slot.executor.leave(request)
+                request.prompt = preempt(slot.executor, request)
                 request.parked = request.progress is not None and not request.progress.over
                 request.inline = False
                 slot.executor.request = request.slot = None

@@ -37,7 +37,9 @@ class Request:
     __slots__ = (
         "__weakref__",
         "after",
+        "aside",
         "asked_at",
+        "awaits",
         "away",
         "born",
         "cancelled",
@@ -111,6 +113,11 @@ class Request:
         """The pending task; None between two messages of the caller."""
         self.reply: Reply | None = None
         """The reply on which its caller waits, or waited last."""
+        self.awaits = False
+        """A task was sent and its caller has not left it: signal handlers and finalizers in the calling
+        thread then make requests of their own,"""
+        self.aside: View | None = None
+        """with this view; None: none has asked for one."""
         self.known: LiveState | None = None
         """While preempted: the tokens that the cache tracks, and whether they were forgotten."""
         self.parked = False

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from llamahybrid.core.executor import Executor
+from llamahybrid.core.leaving import preempt
 from llamahybrid.core.request import Request
 from llamahybrid.core.runner import Runner
 from llamahybrid.prompt_cache.base import LiveState, Tokens
@@ -139,7 +140,7 @@ class Slots:
         """Take the slot of a request that goes on later; the cache follows its tokens meanwhile."""
         slot = request.slot
         assert slot is not None, "only a request with a slot is parked"
-        ids = slot.executor.leave(request)
+        ids = preempt(slot.executor, request)
         known = LiveState(lambda: ids)
         slot.runner.cache.follow(known, ids)
         request.known, request.prompt = known, ids

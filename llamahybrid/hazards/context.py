@@ -16,7 +16,7 @@ ABORTED = 2  # llama_decode: the abort callback said stop
 SPLIT = {"n_seq_max": 2, "kv_unified": False}
 """Two sequences, a stream of attention for each."""
 TWO, THREE = ({"n_seq_max": n, "kv_unified": True} for n in (2, 3))
-"""So many sequences in one stream."""
+"""Two sequences, and three, in one stream."""
 BOTH = {0: 12, 1: 12}
 """Two sequences of twelve tokens each, as `Context.filled` and `steps.all_go_on` take them."""
 
@@ -79,7 +79,7 @@ class Context:
         return self
 
     def filled(self, lengths: Mapping[int, int]) -> Context:
-        """This context after decoding so many tokens in each sequence, the text of its number."""
+        """Decode `lengths[seq]` tokens in each sequence, the text of its number; return this context."""
         for seq, length in lengths.items():
             self.grown(length, seq, text=seq)
         return self
@@ -91,11 +91,10 @@ class Context:
         return row
 
     def goes_on(self, length: int, seq: int = 0, *, text: int = 0) -> Gap | int:
-        """Decode the token at position `length`: how far off a clean run, or the status of a refused decode.
+        """Decode the token at position `length`; return the gap to a clean run, or a refused decode's status.
 
-        Where batches alone decide (experts, thresholds), one clean run may be as far from another: then the
-        nearer one counts, of the text at once and of the text with its last token decoded alone, or all of
-        them where this context got them so.
+        Clean runs may differ by their batches alone (experts, thresholds). The nearer of two counts: of the
+        text at once, and of the text whose last tokens are decoded singly, one or as many as in this context.
         """
         if status := self.feed(length, length + 1, seq, text=text):
             return status
@@ -118,7 +117,7 @@ class Context:
         return self.feed(0, length, seq, text=text) or self.goes_on(length, seq, text=text)
 
     def has_logits(self) -> bool:
-        """Whether the last decode left a row to sample from."""
+        """Tell whether the last decode left a row to sample from."""
         return bool(lib.llama_get_logits_ith(self.ctx, -1))
 
     def rm(self, seq: int, begin: int, end: int) -> bool:
@@ -172,7 +171,7 @@ class Context:
         return bool(lib.llama_state_set_data(self.ctx, buffer, len(blob)))
 
     def polls_of(self, decode: Callable[[], int]) -> int:
-        """How often a decode polls the abort callback."""
+        """Return the number of times that a decode polls the abort callback."""
         self.count_polls()
         before = self.polls
         decode()

@@ -26,7 +26,7 @@ NOTHING.flags.writeable = False
 
 Logits: TypeAlias = npt.NDArray[np.float32]
 Outside: TypeAlias = Literal["disk", "remote"]
-"""Where things lie outside this process: in a folder, or on a server that several machines share."""
+"""A place outside this process: a folder, or a server that several machines share."""
 
 OUTSIDE: Sequence[Outside] = get_args(Outside)
 
@@ -72,40 +72,40 @@ def part_of(segment: Segment, path: Tokens, start: int, end: int, split: Splitte
 
 
 def clipped(ranges: Iterable[Range], end: int, start: int = 0) -> list[Range]:
-    """What of ascending ranges lies in [start, end)."""
+    """Return the parts of ascending ranges that lie in [start, end)."""
     return [(max(a, start), min(b, end)) for a, b in ranges if a < end and start < b]
 
 
 class LiveState:
-    """One context, as a cache that it shares follows it: so `forget` reaches what is live there, too."""
+    """Live tokens of one context, which the cache follows so that `forget` reaches them, too."""
 
     def __init__(self, tokens: Callable[[], Tokens]) -> None:
         """`tokens()`: the ids that are live now, from any thread."""
         self.tokens = tokens
         self.prompt: Tokens = np.empty(0, np.int32)
-        """Of the request that runs, or ran last: what may be live soon."""
+        """Prompt of the request that runs, or ran last; its tokens may be live soon."""
         self.forgotten = False
-        """What is live, or is being decoded, was forgotten meanwhile: nothing of it is stored any more."""
+        """Tokens that are live, or are being decoded, were forgotten: nothing of them is stored any more."""
 
     def forget(self, prefix: Tokens) -> None:
-        """A path is forgotten, and what goes on from it; what is on its way along it, too."""
+        """Forget a path and all paths that continue it, also one that is being decoded."""
         if any(same_start(path, prefix) for path in (self.prompt, self.tokens())):
             self.forgotten = True
             self.prompt = self.prompt[:0].copy()
 
 
 def same_start(a: Tokens, b: Tokens) -> bool:
-    """One token array begins with the other; an empty one begins nothing."""
+    """Tell whether one token array begins with the other; an empty one begins nothing."""
     n = min(len(a), len(b))
     return n > 0 and np.array_equal(a[:n], b[:n])
 
 
 @dataclass(frozen=True)
 class LiveView:
-    """What the context holds now, as the cache needs to know it."""
+    """The content of a context now, as far as the cache needs to know."""
 
     namespace: str
-    """What stored state is valid for: model, engine, and the parameters that shape the state."""
+    """Names all that stored state depends on: model, engine, and the parameters that shape the state."""
     tokens: Tokens
     """The live sequence, shape (n,)."""
     cut_floor: int
@@ -121,26 +121,26 @@ class LiveView:
     reuse_limit: int | None = None
     """No restore point beyond this position (rows of `logits_all` exist only up to here); None: no limit."""
     split: Splitter | None = None
-    """How this context's segments are cut in two; None where it cannot save or load any."""
+    """Cuts segments of this context in two; None if it cannot save or load any."""
     state: LiveState | None = None
     """What the cache follows this context by (see `PromptCache.follow`)."""
     end_logits: tuple[int, Logits] | None = None
-    """Where the last prompt ended in `tokens`, and the logits there, for memory that keeps no checkpoints."""
+    """Position in `tokens` of the last prompt's end and the logits there, for memory without checkpoints."""
     attention_is_all: bool = False
     """Attention KV is all of the state: every position that live and stored attention reaches is a restore
     point. A checkpoint is then an empty snapshot, which says that attention before it is worth keeping."""
 
     foreign: bool = False
-    """Nothing says that what is live was computed by what the namespace names."""
+    """The live sequence may have been computed by something else than the namespace names."""
 
     @property
     def forgotten(self) -> bool:
-        """What is live was forgotten."""
+        """The live sequence was forgotten."""
         return self.state is not None and self.state.forgotten
 
     @property
     def storable(self) -> bool:
-        """What is live may be stored."""
+        """The live sequence may be stored."""
         return not (self.foreign or self.forgotten)
 
 
@@ -149,9 +149,9 @@ class Costs:
     """Measured costs of this context on this machine; zeros mean: not measured yet."""
 
     token_seconds: float = 0.0
-    """One token decoded alone."""
+    """A token decoded alone."""
     prefill_seconds: float = 0.0
-    """One prompt token inside a large batch."""
+    """A prompt token inside a large batch."""
     snapshot_seconds: float = 0.0
     restore_seconds: float = 0.0
     snapshot_bytes: int = 0
@@ -160,9 +160,9 @@ class Costs:
     batch_tokens: int = 512
     """Tokens the context takes in one native batch (n_batch)."""
     batch_seconds: float = 0.0
-    """What a small batch of a prompt takes beyond its tokens' share of a large one."""
+    """A small batch of a prompt, beyond its tokens' share of a large one."""
     waiting: int = 0
-    """Other requests that want to decode meanwhile: what is cut here costs them time, too."""
+    """Other requests that want to decode, too: cuts cost their time as well."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,7 +187,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Outline:
-    """What the cuts of a prefill follow from, besides costs (see `placement.prefill_cuts`)."""
+    """Input of `placement.prefill_cuts`, besides costs."""
 
     total: int
     cached: int
@@ -198,7 +198,7 @@ class Outline:
     parted: bool = False
     """Known histories part right at `matched`."""
     tail: int = 0
-    """How many tokens before its end a prompt was last left by what came next; 0: not seen."""
+    """Tokens before its end at which the next prompt last parted from a prompt; 0: not seen."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ class Reason:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a request starts. Entries it names stay pinned until `release`."""
+    """The start of a request. Entries that it names stay pinned until `release`."""
 
     total: int
     matched: int
@@ -231,7 +231,7 @@ class Plan:
     """Positions in (cached, total), ascending, where the prefill is cut and a checkpoint taken, by the costs
     that were known when it was planned."""
     outline: Outline | None = None
-    """What they follow from, so that those still to come can be chosen anew (`placement.recut`)."""
+    """Origin of the cuts, by which `placement.recut` chooses those still to come anew."""
     reason: Reason | None = None
     """None where nothing was looked up."""
     differs: tuple[int, int] | None = None

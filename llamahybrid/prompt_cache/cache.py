@@ -39,7 +39,7 @@ logger = logging.getLogger("llamahybrid")
 MAX_DISK_BYTES = 32 << 30
 DEFAULT_REMOTE_BYTES = 8 << 30
 DISK_SHARE = 1 / 4
-"""The default disk budget: so much of what is free, at most."""
+"""The default disk budget, at most: this share of the free space."""
 
 
 class PromptCache:
@@ -85,9 +85,9 @@ class PromptCache:
         """What lies in RAM."""
         self._contexts: WeakSet[object] = WeakSet()
         self.disk: Tier | None = None
-        """What lies in the folder; None without one, or where it cannot be used."""
+        """The folder's tier; None without a folder, or if it cannot be used."""
         self.remote: Tier | None = None
-        """What lies on the server; None without one."""
+        """The server's tier; None without a server."""
         self._arguments = (disk_dir, disk_bytes, disk_write_bytes), (remote, remote_bytes)
         if disk_dir is not None:
             folder = Path(disk_dir)
@@ -95,7 +95,7 @@ class PromptCache:
                 folder = folder.expanduser()  # RuntimeError: nobody knows that home
                 disk_limit = MAX_DISK_BYTES if disk_bytes is None else disk_bytes
                 self.disk = Tier(DiskRows(folder), disk_limit, self.ram, disk_write_bytes)
-                if disk_bytes is None:  # what lies there is not free any more, and is not to count twice
+                if disk_bytes is None:  # of the free space and of the records that are there
                     self.disk.limit = default_disk_bytes(folder, self.disk.rows.nbytes)
             except (OSError, RuntimeError, ValueError) as error:  # ValueError: no path has such letters
                 logger.warning("the disk cache in %s cannot be used: %s", folder, error)
@@ -107,7 +107,7 @@ class PromptCache:
 
     @property
     def outside(self) -> tuple[Tier, ...]:
-        """What lies outside this process, the nearest first."""
+        """The tiers outside this process, the nearest first."""
         return tuple(tier for tier in (self.disk, self.remote) if tier is not None)
 
     def __reduce__(self) -> tuple[Callable[..., PromptCache], tuple[object, ...]]:
@@ -226,7 +226,7 @@ class PromptCache:
 
     @property
     def leaves_process(self) -> bool:
-        """What is kept is written to a folder or a server, for later processes and others."""
+        """True if states are written to a folder or a server, for later and other processes."""
         return bool(self.outside)
 
     def flush(self, seconds: float | None = None) -> bool:
@@ -237,7 +237,7 @@ class PromptCache:
         """Flush, with a warning if records are left; RAM stays and the cache remains usable."""
         return all([tier.close() for tier in self.outside])
 
-    # -- the user's own say ------------------------------------------------------------------------
+    # -- the user's pins and removals --------------------------------------------------------------
 
     def pin(self, prefix: Sequence[int] | Tokens) -> int:
         """Keep the checkpoints on this path in RAM and on disk, now and later; return their number.
@@ -266,7 +266,7 @@ class PromptCache:
             if not tier.forget(tokens):
                 name = tier.name
                 logger.warning("not all that was to be forgotten is gone from the %s; forget it again", name)
-            freed += self.ram.forget(tokens)  # what another thread has read from there meanwhile
+            freed += self.ram.forget(tokens)  # records that another thread has read from there since
         return freed
 
     def drop(self, checkpoint: Checkpoint) -> None:
@@ -287,7 +287,7 @@ class PromptCache:
             if not tier.clear():
                 name = tier.name
                 logger.warning("not all that was to be cleared is gone from the %s; clear it again", name)
-            self.ram.clear()  # what another thread has read from there meanwhile
+            self.ram.clear()  # records that another thread has read from there since
 
     # -- looking in --------------------------------------------------------------------------------
 

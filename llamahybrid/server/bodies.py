@@ -1,4 +1,4 @@
-"""What requests say: upstream's types, and what clients of OpenAI, llama-server and vLLM send besides."""
+"""Bodies: requests by upstream's types, with the fields that OpenAI, llama-server and vLLM have besides."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from llamahybrid.server.translation import translated
 _CONFIG = ConfigDict(allow_inf_nan=False, extra="allow")  # of what is no field, see request_fields.fault
 
 
-# Without it each is: a megabyte of such items took 15 s and 2 GB, and nothing else was served meanwhile.
+# `First`: a megabyte of wrong items, each reported, took 15 s and 2 GB, and held up all other requests.
 Texts: TypeAlias = Annotated[list[str], First()]
 Tokens: TypeAlias = Annotated[list[int], First()]
 Message: TypeAlias = Annotated[
@@ -41,11 +41,11 @@ MOST_TOOLS = 1000
 MOST_BIASES = 200_000
 MOST_PROMPTS = 1000
 MOST_STOPS = 1000
-"""Upstream looks for each of them after each token, and meanwhile no other answer goes on."""
+"""Upstream looks for each of them after each token, which holds up all other answers."""
 
 
 class StreamOptions(BaseModel):
-    """What a stream tells besides its text."""
+    """Options of a stream."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -55,7 +55,7 @@ class StreamOptions(BaseModel):
 
 
 class CacheOptions(BaseModel):
-    """What a request may say of the cache. What it cannot have is refused: nothing is passed over."""
+    """Fields of a request for the cache and for progress. Values without effect are refused."""
 
     stream_options: StreamOptions | None = None
     prompt_cache_key: str | None = Field(
@@ -112,7 +112,7 @@ class CacheOptions(BaseModel):
 
 
 class Body(Protocol):
-    """What every request says that waits for a slot."""
+    """The fields of every request that waits for a slot."""
 
     model: str | None
     n: int
@@ -124,7 +124,7 @@ class Body(Protocol):
         """Raise Refusal for what this server does not do."""
 
     def refused(self, max_n: int, max_logprobs: int) -> Refusal | None:
-        """Why this cannot be answered, if it cannot."""
+        """Return the refusal of a request that cannot be answered; None: it can."""
 
 
 class CompletionRequest(
@@ -161,7 +161,7 @@ class CompletionRequest(
         return self.model_copy(update={"prompt": self.prompts()[at]})
 
     def refused(self, max_n: int, max_logprobs: int) -> Refusal | None:
-        """Why this cannot be answered, if it cannot."""
+        """Return the refusal of a request that cannot be answered; None: it can."""
         if (self.logprobs or 0) > max_logprobs:
             return bad(f"no more than {max_logprobs} logprobs for each token", "logprobs")
         if len(self.prompts()) > MOST_PROMPTS:
@@ -214,7 +214,7 @@ class ChatCompletionRequest(
         return said
 
     def refused(self, max_n: int, max_logprobs: int) -> Refusal | None:
-        """Why this cannot be answered, if it cannot."""
+        """Return the refusal of a request that cannot be answered; None: it can."""
         if not self.messages:
             return bad("there are no messages", "messages")
         if (self.top_logprobs or 0) > max_logprobs:
@@ -256,11 +256,6 @@ class EmbeddingRequest(upstream.CreateEmbeddingRequest):  # type: ignore[misc]
     model_config = _CONFIG
     route: ClassVar = Route.EMBEDDINGS
 
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, said: Any) -> Any:
-        return {name: v for name, v in said.items() if v is not None} if isinstance(said, dict) else said
-
     input: str | Tokens | Texts | Annotated[list[Tokens], First()] = Field(
         description="What to embed: a text, its token ids, or several of either."
     )
@@ -280,7 +275,7 @@ class EmbeddingRequest(upstream.CreateEmbeddingRequest):  # type: ignore[misc]
             raise bad("there is nothing to embed", "input")
 
     def texts(self) -> list[str | list[int]]:
-        """What to embed, each as text or as token ids."""
+        """Return the texts to embed, each as text or as token ids."""
         several = isinstance(self.input, list) and not (self.input and isinstance(self.input[0], int))
         return self.input if several else [self.input]  # type: ignore[return-value, list-item]
 
@@ -298,7 +293,7 @@ def _grammar_refused(text: str | None) -> Refusal | None:
 
 
 def count_refused(n: int | None, most: int) -> Refusal | None:
-    """Why so many answers cannot be had, if they cannot."""
+    """Return the refusal of a number of answers; None: they can be had."""
     if n is not None and not 1 <= n <= most:
         return bad(f"n is the number of answers: 1 to {most}", "n")
     return None

@@ -14,11 +14,13 @@ from llamahybrid.client.handle import RequestHandle
 from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.server.bodies import CompletionRequest
+from llamahybrid.server.completing import limited
 from llamahybrid.server.errors import Refusal, bad
 from llamahybrid.server.limits import PAGE
 from llamahybrid.server.prompts import ChatApi, InChatApi
+from llamahybrid.server.request_fields import require_known
 from llamahybrid.server.routes import SECURED, InService
-from llamahybrid.server.service import Service, limited, require_known
+from llamahybrid.server.service import Service
 from llamahybrid.server.settings import in_one_line
 
 router = APIRouter(dependencies=SECURED, tags=["Cache"])

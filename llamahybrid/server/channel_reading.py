@@ -22,9 +22,9 @@ class ChannelReader:
     def __init__(self, channels: Channels, tools: bool, think: bool, header: str | None = None) -> None:
         """`tools`: calls become `tool_calls`. `think`: thinking becomes `reasoning_content`.
 
-        `header`: that of the message that the prompt ends inside; None: it ends before one.
+        `header`: the header of the message that the prompt ends inside; None: the prompt ends before one.
 
-        What is not told apart is content, header and all.
+        Thoughts and calls that are not asked for stay content, with their headers.
         """
         self._channels = channels
         self._tools = tools
@@ -32,7 +32,7 @@ class ChannelReader:
         self._text = ""
         """Text that is not returned yet."""
         self._header = header
-        """That of the message that `_text` belongs to; None: `_text` begins with one."""
+        """The header of the message that `_text` belongs to; None: `_text` begins with one."""
         self.calls = 0
 
     def feed(self, text: str) -> Iterator[Delta]:
@@ -76,7 +76,7 @@ class ChannelReader:
         return self._tools and _RECIPIENT.search(self._header or "") is not None
 
     def _as_text(self, marker: str) -> Iterator[Delta]:
-        """A marker, where the thought that it belongs to is told as text."""
+        """Return the marker of a thought that is content."""
         if self._thinks and not self._think:
             yield {"content": marker}
 

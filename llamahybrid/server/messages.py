@@ -64,8 +64,9 @@ def normalized(messages: Any) -> Any:
 
 def _normalized(message: dict[str, Any]) -> dict[str, Any]:
     role = message.get("role")
-    if role == "assistant" and isinstance(message.get("reasoning"), str):  # as newer vLLM names it
-        message = {"reasoning_content": message["reasoning"], **message}
+    thought = message.get("reasoning")  # as newer vLLM names it
+    if role == "assistant" and isinstance(thought, str) and message.get("reasoning_content") is None:
+        message = {**message, "reasoning_content": thought}
     made = {
         name: value
         for name, value in message.items()

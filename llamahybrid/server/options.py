@@ -20,7 +20,7 @@ MOST_TOKENS = 200_000
 
 
 class First(FailFast):
-    """Of a list, the first item that is wrong is told of. pydantic's own has no hash, as unions need one."""
+    """Report only the first wrong item of a list. Unlike pydantic's own it has a hash, which unions need."""
 
     __hash__ = object.__hash__
 
@@ -72,7 +72,7 @@ class TemplateOptions(BaseModel):
 
 
 class ReadingOptions(BaseModel):
-    """How the text of an answer to a chat is read."""
+    """The reading of the text of an answer to a chat."""
 
     parse_tool_calls: bool = Field(default=True, description="Calls are told as tool_calls, not as text.")
     reasoning_format: Literal["none", "auto", "deepseek"] = Field(
@@ -88,9 +88,8 @@ def extras_of(
 ) -> Extras:
     """The extras of a request. Raises Refusal for token ids there are not, and samplers without effect.
 
-    `spelt`: control tokens that its answers are read by.
-
-    `told` collects the tokens of its answers; without it, whoever listens around the request does.
+    `spelt`: control tokens that its answers are read by. `told` collects the tokens of its answers; None: the
+    surrounding `on_token` stays.
     """
     samplers = Samplers(
         **{name: getattr(body, name) for name in _OPTIONS if name != "dry_sequence_breakers"},

@@ -136,7 +136,7 @@ class Reader:
 
 
 def told(index: int, name: str, arguments: str) -> Delta:
-    """Return a call as clients are told of it."""
+    """Return a call of a tool in OpenAI's form."""
     function = {"name": name, "arguments": arguments}
     return {"index": index, "id": f"call_{uuid4().hex}", "type": "function", "function": function}
 

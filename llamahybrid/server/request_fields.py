@@ -18,7 +18,7 @@ from llamahybrid.server.errors import Refusal, bad
 
 
 class Effect(Enum):
-    """What a field does on a route."""
+    """The effect of a field on a route."""
 
     OBEYED = "obeyed"
     REFUSED = "refused"
@@ -45,7 +45,7 @@ _EFFECTS: Final = {"o": Effect.OBEYED, "r": Effect.REFUSED, "n": Effect.NONE, "-
 
 @dataclass(frozen=True)
 class RequestField:
-    """One field."""
+    """A field of requests."""
 
     name: str
     effects: Mapping[Route, Effect]
@@ -173,7 +173,7 @@ _ALL = [
 
 
 def _merged(fields: Iterable[RequestField]) -> dict[str, RequestField]:
-    """One entry a name; a field may be listed for each route by itself."""
+    """Return one entry for each name; a field may be listed several times, for different routes."""
     table = dict[str, RequestField]()
     for field in fields:
         known = table.get(field.name)
@@ -188,7 +188,7 @@ FIELDS: Final[Mapping[str, RequestField]] = _merged(_ALL)
 
 
 def effect(route: Route, name: str) -> Effect:
-    """What a field does on a route."""
+    """The effect of a field on a route."""
     return FIELDS[name].effects[route] if name in FIELDS else Effect.UNKNOWN
 
 
@@ -211,6 +211,14 @@ def fault(route: Route, given: Mapping[str, Any], ignore_unknown: bool = False) 
         if found is Effect.REFUSED and FIELDS[name].refuses(route, value):
             return bad(f"{name} is not supported on {route.value}{_only(FIELDS[name])}", name)
     return None
+
+
+def require_known(body: Any, ignore_unknown: bool) -> None:
+    """Raise Refusal for a field of a body that is neither obeyed nor without effect."""
+    if (route := getattr(body, "route", None)) is not None:
+        refused = fault(route, body.model_extra or {}, ignore_unknown)
+        if refused is not None:
+            raise refused
 
 
 def _hint(route: Route, name: str) -> str:

@@ -28,7 +28,8 @@ from llamahybrid.server.bodies import (
 )
 from llamahybrid.server.errors import bad, later
 from llamahybrid.server.loading import TokenText
-from llamahybrid.server.service import Service, require_known
+from llamahybrid.server.request_fields import require_known
+from llamahybrid.server.service import Service
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -38,7 +39,7 @@ SECURED = [Depends(HTTPBearer(auto_error=False))]
 router = APIRouter(dependencies=SECURED)
 
 chat = APIRouter(dependencies=SECURED)
-"""What another API may put its own in place of."""
+"""Routes that another API replaces with its own."""
 
 
 def service_of(request: Request) -> Service:
@@ -53,7 +54,7 @@ _OPENAI, _EXTRAS = "OpenAI V1", "Extras"
 
 
 def _answers(model: Any) -> dict[int | str, dict[str, Any]]:
-    """What /docs says of an answer that is a completion or a stream."""
+    """Return the entry of /docs for an answer that is a completion or a stream."""
     return {200: {"model": model, "content": {"text/event-stream": {"schema": {"type": "string"}}}}}
 
 
@@ -122,11 +123,11 @@ class Texts(list[str]):
     _wanted = True
 
     def give_up(self) -> None:
-        """Nobody does any more."""
+        """Stop: the client has left."""
         self._wanted = False
 
     def __iter__(self) -> Iterator[str]:
-        """Raises RequestCancelled where nobody does."""
+        """Raises RequestCancelled after `give_up`."""
         for text in super().__iter__():
             if not self._wanted:
                 raise RequestCancelled("nobody waits for these embeddings any more")
@@ -161,7 +162,7 @@ async def tokenize(body: TokenizeInputRequest, service: InService) -> TokenizeIn
 
 @router.post("/extras/tokenize/count", summary="Tokenize Count", tags=[_EXTRAS])
 async def count_query_tokens(body: TokenizeInputRequest, service: InService) -> TokenizeInputCountResponse:
-    """How many they are."""
+    """The number of token ids of a text."""
     return TokenizeInputCountResponse(count=len(await service.use(body.model, _tokens(body.input))))
 
 
@@ -182,7 +183,7 @@ async def detokenize(body: DetokenizeRequest, service: InService) -> DetokenizeI
 @router.get("/health", tags=[_EXTRAS])
 @router.get("/v1/health", include_in_schema=False)
 async def health(service: InService) -> dict[str, str]:
-    """Whether requests are answered."""
+    """The state of the server: ok, or 503 while it shuts down."""
     if service.admission.draining:
         raise later("the server is shutting down", 5)
     return {"status": "ok"}

@@ -12,35 +12,27 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
 
-import llama_cpp
 from starlette.requests import Request
 
-from llamahybrid.client.extras import asking
 from llamahybrid.client.salt import digest
 from llamahybrid.llama import Llama
 from llamahybrid.memory.fingerprint import salt_tag
 from llamahybrid.prompt_cache.base import OUTSIDE
 from llamahybrid.server.admission import Admission
 from llamahybrid.server.answer import Account, Answer
-from llamahybrid.server.arguments import arguments
 from llamahybrid.server.bodies import Body, CompletionRequest
-from llamahybrid.server.chat_reading import reading_of
+from llamahybrid.server.completing import account_of, complete, limited, prompts_of
 from llamahybrid.server.errors import Refusal, bad, later
 from llamahybrid.server.history import History
 from llamahybrid.server.job import Create, Done, Job, Outbox
 from llamahybrid.server.keyed_prompts import KeyedPrompts
 from llamahybrid.server.keys import salt_of_request
-from llamahybrid.server.loading import Observer, load, max_prompt, observed, prompting
+from llamahybrid.server.loading import Observer, load
 from llamahybrid.server.metrics import Gauges, Metrics
 from llamahybrid.server.models import Models
-from llamahybrid.server.options import AnswerTokens, extras_of, template_kwargs
-from llamahybrid.server.prefill import goes_on
-from llamahybrid.server.request_fields import fault
+from llamahybrid.server.request_fields import require_known
 from llamahybrid.server.rooms import Place
 from llamahybrid.server.settings import ModelSettings, ServerSettings
-from llamahybrid.server.several import completions
-from llamahybrid.server.thinking import budget_of
-from llamahybrid.server.usage import timings, usage
 from llamahybrid.server.viewers import Viewers
 
 logger = logging.getLogger("llamahybrid.server")
@@ -84,11 +76,13 @@ class Service:
         self.viewers = Viewers(settings)
         self.history = History()
         self.observer: Callable[[Request], Observer | None] = lambda _: None
-        """What is told the ids of a request's prompts, in its thread; None: nobody."""
+        """Returns the function that gets the ids of a request's prompts, in its thread; None: none does."""
         self.jobs: dict[Job, str] = {}
-        """Those that run, oldest first, and the alias of their model."""
+        """Running jobs, oldest first, with the alias of their model."""
         self._wanted: set[asyncio.Future[None]] = set()
         """Each is done when nobody waits any more for what is made in a slot without a job."""
+        self._beside = 0
+        """Requests that take no slot, entering ones included."""
         self._keyed: dict[str, KeyedPrompts] = {}
         """By the alias of the model."""
         self._outbox: Outbox | None = None
@@ -106,7 +100,7 @@ class Service:
         await self.use(None, lambda llm: None)
 
     def drain(self, seconds: float) -> None:
-        """Let nobody in any more, and end what still runs after so long."""
+        """Refuse new requests, and cancel those that still run after so many seconds."""
         self.admission.refuse_waiting()
         asyncio.get_running_loop().call_later(seconds, self.cancel_all)
 
@@ -140,9 +134,9 @@ class Service:
         await asyncio.get_running_loop().run_in_executor(self._opener, partial(self.models.close, *aliases))
 
     def _interrupt(self, alias: str) -> None:
-        """Somebody waits: the stream that has run longest ends, as the operator asked for.
+        """End the stream that has run longest, for a request that waits (`interrupt_requests`).
 
-        One of that model, if it is open; else any, as some model may have to be closed for it.
+        A stream of that model, if it is open; else any, as another model may have to be closed.
         """
         is_open = alias in self.models.opened
         for job, model in self.jobs.items():
@@ -167,7 +161,7 @@ class Service:
             raise refused
         alias = self.models.alias(body.model)
         named = self.salt(request, body.cache_salt)
-        prompts = len(body.prompts()) if isinstance(body, CompletionRequest) else 1
+        prompts = prompts_of(body)
         llm, place = await self._enter(request, alias, (body.n or 1) * prompts)
         try:
             if llm.model_params.vocab_only:
@@ -182,7 +176,7 @@ class Service:
             job = Job(within, options, handle, lambda last: None, self._outbox, progress)
             include = body.stream_options is not None and body.stream_options.include_usage
             stops = frozenset(getattr(body, "stop_token_ids", ()))
-            account = Account(partial(_told, llm, stops, prompts), include)
+            account = Account(partial(account_of, llm, stops, prompts), include)
             job.over = partial(self._over, job, account, arrived, place, tag, prompts)
             self.jobs[job] = alias
             job.start(self._threads)
@@ -200,7 +194,7 @@ class Service:
         return named
 
     def _observer(self, request: Request, body: Body, llm: Llama, alias: str, tag: str) -> Observer | None:
-        """What is told the ids of a request's prompts."""
+        """Return the function that gets the ids of a request's prompts."""
         observe, key = self.observer(request), getattr(body, "prompt_cache_key", None)
         if not key or llm.prompt_cache is None:
             return observe
@@ -216,9 +210,9 @@ class Service:
         return both
 
     def native(self, llm: Llama, body: Any, alias: str) -> tuple[Create, dict[str, Any]]:
-        """What makes the answer to a body of llama_cpp.server's API, and its arguments."""
+        """Return the function that answers a body of llama_cpp.server's API, and its arguments."""
         ignore = self.settings.ignore_unknown_fields
-        return partial(_complete, llm, body, alias, ignore), {"stream": body.stream}
+        return partial(complete, llm, body, alias, ignore), {"stream": body.stream}
 
     async def _refused(self, request: Request, body: Body) -> Refusal | None:
         """`Body.refused`; of a large one in a thread, as its schemas may take a second to look at."""
@@ -241,21 +235,25 @@ class Service:
     ) -> Result:
         """`work` in slots of a model, in a thread. Raises Refusal, and what it raises.
 
-        `slots`: 0 for what is done beside requests; no more of that is let in than may wait for a slot.
+        `slots`: 0 for work beside requests; of that, one more may run at once than requests may wait.
         `give_up` is called, in the loop, once nobody waits for it, or the server ends; also when it is done.
         """
-        if not slots and len(self._wanted) > self.settings.max_queue:
+        if not slots and self._beside > self.settings.max_queue:
             self.metrics.refused("queue")
             raise later("too many requests run beside others; ask again later", 1, 429)
-        made = self._run(work, *await self._enter(request, self.models.alias(model), slots))
-        gone = asyncio.ensure_future(_gone(request))
-        self._wanted.add(gone)
-        gone.add_done_callback(self._wanted.discard)
-        gone.add_done_callback(lambda _: give_up())
+        self._beside += not slots
         try:
-            return await asyncio.shield(made)
+            made = self._run(work, *await self._enter(request, self.models.alias(model), slots))
+            gone = asyncio.ensure_future(_gone(request))
+            self._wanted.add(gone)
+            gone.add_done_callback(self._wanted.discard)
+            gone.add_done_callback(lambda _: give_up())
+            try:
+                return await asyncio.shield(made)
+            finally:
+                gone.cancel()
         finally:
-            gone.cancel()
+            self._beside -= not slots
 
     def slots_to_embed(self, model: str | None) -> int:
         """Slots that it takes to embed texts: none in a model that chats beside, where that is open."""
@@ -269,7 +267,7 @@ class Service:
         return made
 
     async def look(self, see: Callable[[Llama], Result], alias: str | None = None) -> Result | None:
-        """What is seen of an open model, in a thread; None where it is not open, or about to change.
+        """Return `see(model)` of an open model, in a thread; None where it is closed, or about to change.
 
         `alias`: None for the one that was used last.
         """
@@ -288,7 +286,7 @@ class Service:
                 raise Refusal(499, "the client hung up")
             return await entering
         except BaseException:
-            entering.add_done_callback(self._give_back)  # also where it has come meanwhile
+            entering.add_done_callback(self._give_back)  # a place that was given meanwhile, too
             entering.cancel()
             raise
         finally:
@@ -332,71 +330,6 @@ class Service:
         left = [report.unreached for job in list(self.jobs) for report in job.reports if report.unreached]
         running, waiting, slots = admission.running, admission.waiting, admission.slots
         return Gauges(running, waiting, slots, busy, tiers, errors, is_open, len(left), sum(left))
-
-
-def require_known(body: Any, ignore_unknown: bool) -> None:
-    """Raise Refusal for a field that is neither obeyed nor without effect."""
-    if (route := getattr(body, "route", None)) is not None:
-        refused = fault(route, body.model_extra or {}, ignore_unknown)
-        if refused is not None:
-            raise refused
-
-
-def _complete(llm: Llama, body: Any, alias: str, ignore_unread: bool, stream: bool) -> Any:
-    """In the request's thread: tokenizing names, and schemas, may take seconds."""
-    prompts = len(body.prompts()) if isinstance(body, CompletionRequest) else 1
-    if prompts == 1:
-        return _complete_one(llm, body, alias, ignore_unread, stream)
-    handle = llm.requests.handle()
-    assert handle is not None, "a job's requests have one"
-    return completions(
-        lambda at: _complete_one(llm, body.of_prompt(at), alias, ignore_unread, stream),
-        prompts,
-        body.n,
-        max(1, len(llm.slots)),
-        handle.cancel,
-        stream,
-    )
-
-
-def _complete_one(llm: Llama, body: Any, alias: str, ignore_unread: bool, stream: bool) -> Any:
-    told = AnswerTokens() if body.return_tokens else None
-    options = {**arguments(llm, body, alias), "stream": stream}
-    create = llm.create_completion
-    reading = None
-    if not isinstance(body, CompletionRequest):
-        create = llm.create_chat_completion
-        template = options["chat_template_kwargs"] = template_kwargs(llm, body, ignore_unread)
-        options["thinking_budget"] = budget_of(llm, body)
-        options["thinking_budget_message"] = body.reasoning_budget_message
-        options["continue_final_message"] = goes_on(llm, body)
-        reading = reading_of(llm, body, template)
-    with asking(extras_of(llm, body, told, frozenset() if reading is None else reading.control)):
-        made = create(**options)
-    made = made if told is None else told.into(made)
-    return made if reading is None else reading.into(made)
-
-
-def limited(
-    create: Callable[..., Any],
-    tokens: int | None,
-    observe: Observer | None,
-    **options: Any,
-) -> Any:
-    """A completion whose prompt has no more tokens than that, and is told to `observe`."""
-    max_prompt.set(tokens)
-    prompting.set(True)
-    observed.set(observe)
-    return create(**options)
-
-
-def _told(
-    llm: Llama, stops: frozenset[int], prompts: int, done: Done
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    def ends(token: int) -> bool:
-        return token in stops or bool(llama_cpp.llama_vocab_is_eog(llm._model.vocab, token))
-
-    return usage(done.reports, ends, prompts), timings(done.reports, prompts)
 
 
 async def _gone(request: Request) -> None:

@@ -1,4 +1,4 @@
-"""Thinking: how long an answer thinks, and whether it goes on from a message, as requests say it."""
+"""Thinking: the fields of requests for budgets of thoughts and for continued messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BUDGETS = (
 
 
 class ThinkingOptions(BaseModel):
-    """How long an answer thinks, by the names that llama-server, vLLM and others have for it."""
+    """The budget of a thought, by the names that llama-server, vLLM and others have for it."""
 
     thinking_budget: Budget | None = Field(
         default=None, description="Tokens of a thought, which is ended then; 0: at once, -1: no bound."
@@ -53,7 +53,7 @@ class ThinkingOptions(BaseModel):
 
 
 class ContinuationOptions(BaseModel):
-    """Whether an answer goes on from the assistant's message that comes last."""
+    """The choice between a new answer and one that continues the assistant's last message."""
 
     continue_final_message: bool | None = Field(
         default=None, description="null: where there is one, as llama-server; false: a new answer, as vLLM."
@@ -75,7 +75,10 @@ class ContinuationOptions(BaseModel):
 
 
 def thinking_of(llm: Llama, body: Any) -> Thinking | None:
-    """How the answers to a prompt think. Raises Refusal for a budget where no thinking is known."""
+    """Return the thinking that a body asks for; None without a budget.
+
+    Raises Refusal for a budget where the chat template shows no thinking.
+    """
     if body.budget is None:
         return None
     think = markers_of(llm).think
@@ -86,7 +89,7 @@ def thinking_of(llm: Llama, body: Any) -> Thinking | None:
 
 
 def closes_thought(llm: Llama, name: str, value: Any) -> bool:
-    """A variable asks for no thinking, and the template, which has no switch, shows how a thought ends."""
+    """Return True for a variable that turns thinking off where the template has no switch, but markers."""
     off = {"enable_thinking": False, "reasoning_effort": "none"}
     asked = name in off and type(value) is type(off[name]) and value == off[name]
     return asked and len(unread(llm, (*off,))) == len(off) and markers_of(llm).think is not None

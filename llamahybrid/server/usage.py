@@ -1,4 +1,4 @@
-"""What a request took, as clients read it: OpenAI's `usage` and llama-server's `timings`."""
+"""Usage: OpenAI's `usage` and llama-server's `timings` of a request."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from llamahybrid.llama import Llama
 
 
 def leading(reports: Sequence[RequestReport], prompts: int = 1) -> Sequence[RequestReport]:
-    """Those that decoded the prompts, one for each: further answers to a prompt go on from its end."""
+    """Return the reports that decoded a prompt; further answers to it go on from its end."""
     return reports[:1] if prompts == 1 else sorted(reports, key=lambda report: -report.left)[:prompts]
 
 
 def usage(reports: Sequence[RequestReport], ends: Callable[[int], bool], prompts: int = 1) -> dict[str, Any]:
-    """Tokens of all answers to so many prompts, each of which counts once.
+    """Return the tokens of all answers to `prompts` prompts, each of which counts once.
 
     `ends`: this token ends an answer; upstream counts none of those.
     """

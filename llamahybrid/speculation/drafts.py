@@ -1,7 +1,7 @@
 """Drafts: tokens that are guessed, decoded in one batch with the next one, and taken back where wrong.
 
 Upstream's `generate()` asks a `LlamaDraftModel` for a guess, hands it to `eval()` and samples each token
-against it. Here is what stands between: how a wrong guess is undone, and what guesses came to.
+against it. `Drafts` stands between the two: it undoes wrong guesses and counts.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from llamahybrid.memory.costs import CostMeter
 from llamahybrid.memory.restore import restore
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.prompt_cache.base import Bytes, Tokens
-from llamahybrid.speculation.draft_length import Chance, DraftLengthPolicy
+from llamahybrid.speculation.draft_length import DraftLengthPolicy
 
 Rollback: TypeAlias = Literal["cut", "planes", "snapshot"]
-"""How tokens were taken back: attention was cut, a rollback plane became the state, or a snapshot was loaded
-(the tokens behind it are then decoded again)."""
+"""The way in which tokens were taken back: attention was cut, a rollback plane became the state, a snapshot
+was loaded (the tokens behind it are then decoded again)."""
 
 USUAL = 10
 """Tokens that a draft model guesses which does not say how many (upstream's default)."""
@@ -33,12 +33,12 @@ NOTHING: npt.NDArray[np.intc] = np.empty(0, dtype=np.intc)
 
 @dataclass
 class DraftCounts:
-    """What one request's drafts came to."""
+    """Counts of one request's drafts."""
 
     drafted: int = 0
     """Guessed tokens that were decoded."""
     accepted: int = 0
-    """Those that the model would have said itself."""
+    """Guessed tokens that the model said, too."""
     redecoded: int = 0
     """Certain tokens that were decoded again, because a snapshot was loaded to take guesses back."""
     rollbacks: dict[str, int] = field(default_factory=dict)
@@ -50,12 +50,12 @@ class StepwiseDraft(LlamaDraftModel):  # type: ignore[misc]
     at_most: int
     """Set before each call: more tokens than these are thrown away."""
     salt: bytes = b""
-    """Set before each request: the digest of its salt. Nothing that was read for another one is to show, in
-    what is guessed or in how long that takes."""
+    """Set before each request: the digest of its salt. Neither a guess nor its duration may depend on tokens
+    that were read for another salt."""
 
     @abstractmethod
     def behind(self, input_ids: npt.NDArray[np.intc]) -> int:
-        """How many of `input_ids`, shape (n,), it has to read before it can guess what follows."""
+        """Return the number of `input_ids`, shape (n,), to read before a guess."""
 
 
 class Undo:
@@ -73,7 +73,7 @@ class Undo:
         if self._tokens is None or not self._live.state.starts_with(self._tokens):
             return None
         named = self._live.fingerprint, self._live.state.foreign
-        if self._named != named:  # it was for requests of another salt, or rests on a state that is gone
+        if self._named != named:  # saved for another salt, or on top of a state that is gone
             return None
         return len(self._tokens)
 
@@ -82,17 +82,17 @@ class Undo:
         live = self._live
         if live.profile.cuttable or not live.profile.linear or self.position == live.n:
             return
-        self._tokens = None  # what is saved next is not theirs, even if we are interrupted on the way
+        self._tokens = None  # an interrupt below must not leave them beside another state
         if live.snapshot(self._buffer) is not None:
             self._named = live.fingerprint, live.state.foreign
             self._tokens = live.tokens.copy()
 
     def drop(self) -> None:
-        """What was saved is not to be used again: it may be what a request went wrong with."""
+        """Discard the saved state, which may be the reason why a request failed."""
         self._tokens = None
 
     def go_back(self, n: int) -> Rollback | None:
-        """Take back what lies behind the first n tokens; how, or None if no exact way is known.
+        """Take back the tokens behind the first n; return the way, or None if no exact one is known.
 
         After "snapshot" fewer than n tokens may be left: the others must be decoded again.
         """
@@ -112,7 +112,7 @@ class Undo:
 
 
 class Drafts(LlamaDraftModel):  # type: ignore[misc]
-    """What `generate()` gets as its draft model: the real one, asked for what pays and can be taken back."""
+    """The draft model that `generate()` sees: asks the real one for drafts that pay and can be taken back."""
 
     def __init__(self, live: LiveSequence, meter: CostMeter, n_batch: int) -> None:
         self.model: LlamaDraftModel | None = None
@@ -129,7 +129,7 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
         self._salt = live.identity.salt
 
     def begin(self, prompt: int) -> DraftCounts:
-        """A request starts, with a prompt of so many tokens; what will be counted of its drafts."""
+        """Start a request with a prompt of `prompt` tokens; return the counts of its drafts."""
         self.counts = DraftCounts()
         self._pending = 0
         self._guess = NOTHING
@@ -140,15 +140,15 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
         return self.counts
 
     def _serve(self, salt: bytes) -> None:
-        """The request has this salt: what guesses came to under another one is not for it to see."""
+        """Set the salt of the request; all that drafts have shown under another one is dropped."""
         if self._salt != salt:
             self._salt = salt
-            self.policy.chance = Chance()
+            self.policy.forget()
         if isinstance(self.model, StepwiseDraft):
             self.model.salt = salt
 
     def resume(self, counts: DraftCounts, prompt: int, known: int) -> None:
-        """A request goes on after another one had its place: `known` tokens are certain."""
+        """Continue a request after another one had its place: `known` tokens are certain."""
         self.begin(prompt)
         self.counts = counts
         self._known = self._guessed_at = known
@@ -158,8 +158,8 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
     def __call__(self, input_ids: npt.NDArray[np.intc], /, **kwargs: object) -> npt.NDArray[np.intc]:
         """Guess what follows `input_ids`, shape (n,), whose last is still to be decoded; shape (k,).
 
-        A guess that is not worth decoding is still compared with what the model says, token by token: that
-        costs nothing and tells when guesses are right again.
+        A guess that is not worth decoding is still compared with the answer, token by token: that costs
+        nothing and tells when guesses are right again.
         """
         clock = time.perf_counter()
         live, n = self._live, len(input_ids)
@@ -193,7 +193,7 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
         self._guessed_at = len(ids)
 
     def _compare(self, ids: npt.NDArray[np.intc]) -> None:
-        """Compare the guess with what was said since; what is left of it, if it was right so far, stays."""
+        """Compare the guess with the tokens since; the rest of a guess that was right so far stays."""
         for token in ids[self._guessed_at :]:
             if not len(self._guess):
                 break
@@ -220,7 +220,7 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
     # -- for eval() ------------------------------------------------------------------------------
 
     def prepare(self, unsure: int) -> None:
-        """Tokens are decoded next, the last `unsure` of which may have to go again: see that they can."""
+        """Prepare to decode tokens of which the last `unsure` may have to be taken back."""
         live = self._live
         live.planes.in_use = False
         if not unsure or live.profile.cuttable:
@@ -232,7 +232,7 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
         live.planes.in_use = True
 
     def go_back(self, n: int) -> bool:
-        """Take back what lies behind the first n tokens; False if no exact way is known.
+        """Take back the tokens behind the first n; False if no exact way is known.
 
         Fewer than n may be left, to be decoded again.
         """
@@ -250,7 +250,7 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
         rollbacks[kind] = rollbacks.get(kind, 0) + 1
 
     def confirm(self, known: int, over: bool = False) -> None:
-        """`known` tokens are certain now, the last one sampled: what became of the draft before.
+        """Count the draft before, now that `known` tokens are certain, the last one sampled.
 
         `over`: the request ended, maybe before all of the draft was looked at.
         """

@@ -41,7 +41,7 @@ def test_the_doctor_tells_from_the_files_what_cannot_be_loaded(
     assert found("backends", fail).text == "cpu, cuda; not loaded"
     functions = found("optional functions", fail).text
     assert "llama_n_rs_seq: yes" in functions
-    assert "llama_set_n_rs_seq: no" in functions
+    assert "llama_state_seq_get_data_range: no" in functions
     (folder / "libggml-cpu.so").unlink()
     assert found("backends", fail).text.startswith("cannot be told")
 

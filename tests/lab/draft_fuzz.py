@@ -54,7 +54,7 @@ class Prescribed(LlamaDraftModel):  # type: ignore[misc]
         self._vocabulary = vocabulary
 
     def __call__(self, input_ids: npt.NDArray[np.intc], /, **kwargs: Any) -> npt.NDArray[np.intc]:
-        """What follows `input_ids`, or nearly."""
+        """Return the tokens behind `input_ids`, up to a wrong one at random."""
         draft = np.array(self.text[len(input_ids) :][: self._rng.randint(0, LONGEST)], dtype=np.intc)
         wrong = self._rng.randint(0, LONGEST)
         if wrong < len(draft):
@@ -66,13 +66,13 @@ class EveryDraft(DraftLengthPolicy):
     """Allows every draft, whatever it costs."""
 
     def length(self, most: int) -> int:
-        """As long as there is room."""
+        """Return `most`."""
         return most
 
 
 @dataclass
 class Outcome:
-    """What the patterns on one model showed."""
+    """Counts of the patterns on one model."""
 
     patterns: int = 0
     drafted: int = 0
@@ -102,8 +102,8 @@ class Trial:
         self._reference = Reference(model, setting)
         size = self._reference.vocabulary.size
         self._draft = Prescribed(self._rng, size)
-        fixed = PLANES if planes else 0
-        self.llm: Llama = setting.open(Llama, model, draft_model=self._draft, draft_planes=fixed)
+        count = PLANES if planes else 0
+        self.llm: Llama = setting.open(Llama, model, draft_model=self._draft, draft_planes=count)
         drafts = self.llm.drafts
         assert drafts is not None
         drafts.policy = EveryDraft(self.llm.runner.meter) if self.llm.runner else drafts.policy
@@ -133,10 +133,10 @@ class Trial:
             self.outcome.patterns += 1
 
     def _apart(self, rows: list[Logits], wanted: Logits, prompt: list[int], answer: list[int]) -> list[float]:
-        """How far each row lies from the wanted one.
+        """Return the distance of each row from the wanted one.
 
-        Where experts, or tokens to attend to, are picked by a threshold, the batches alone may decide. Rows
-        in which fresh contexts differ, fed at once or token by token, are ties: either will do.
+        The batches alone may decide if experts, or tokens to attend to, are picked by a threshold. Rows in
+        which fresh contexts differ, fed at once or token by token, are ties: either will do.
         """
         apart = [difference(row, right) for row, right in zip(rows, wanted, strict=False)]
         if max(apart) <= self._tolerance:

@@ -1,7 +1,10 @@
-"""`make lint`: lines of pages and subjects of commits that are too long; hints on wording.
+"""`make lint`: lines of pages that are too long; hints on wording and subjects. A hook: a commit's subject.
 
 A sentence of a docstring or comment is hinted at if its subject is a pronoun ("What ...", "It ...").
-Run: python -m tests.lab.habits [--words]   (--words lists the hints)
+A subject is refused when it is written (.pre-commit-config.yaml); lint hints at those that are not on main,
+since commits that others have cannot be changed.
+Run: python -m tests.lab.habits [--words]     --words lists the hints
+     python -m tests.lab.habits --subject FILE    the message that git is about to commit
 """
 
 from __future__ import annotations
@@ -31,12 +34,12 @@ PRONOUN = re.compile(
     r"|Where|Whether|So (long|many|much)|All but|As far as)\b"
 )
 
-SINCE = "2026-11-27"
-"""The day from which on subjects of commits are checked."""
+WRITTEN_BY_GIT = ("Merge ", "Revert ", "fixup! ", "squash! ", "amend! ")
+"""Beginnings of subjects of any length."""
 
 
 def git(*arguments: str) -> list[str]:
-    """Lines of a git command's output; none outside a repository, or where it knows no such commit."""
+    """Lines of a git command's output; none outside a repository, or without a branch that it names."""
     try:
         run = subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True)
     except FileNotFoundError:
@@ -54,12 +57,13 @@ def long_lines(name: str, text: str) -> Iterator[str]:
             yield f"{name}:{number}: {len(line)} letters, at most {LINE}"
 
 
-def long_subjects() -> Iterator[str]:
-    """Commits that are not on main yet and whose subject is too long."""
-    for line in git("log", "--no-merges", f"--since={SINCE}", "--format=%h %s", "main..HEAD"):
-        commit, _, subject = line.partition(" ")
-        if len(subject) > SUBJECT:
-            yield f"commit {commit}: a subject of {len(subject)} letters, at most {SUBJECT}"
+def long_subject(message: str) -> str | None:
+    """The fault of a commit's message, if its subject is too long."""
+    lines = (line.strip() for line in message.splitlines() if not line.startswith("#"))
+    subject = next(filter(None, lines), "")
+    if len(subject) <= SUBJECT or subject.startswith(WRITTEN_BY_GIT):
+        return None
+    return f"a subject of {len(subject)} letters, at most {SUBJECT}: {subject}"
 
 
 def remarks(source: str) -> Iterator[tuple[int, str]]:
@@ -86,7 +90,6 @@ def main(words: bool) -> int:
     names = git("ls-files")
     texts = [n for n in names if n.endswith(".md") and n not in WRITTEN_BY_SCRIPTS]
     found = [fault for n in texts for fault in long_lines(n, (ROOT / n).read_text(encoding="utf-8"))]
-    found += long_subjects()
     print(*found, sep="\n", end="\n" if found else "")
     modules = [n for n in names if n.startswith("llamahybrid/") and n.endswith(".py")]
     told = [(n, *hint) for n in modules for hint in hints((ROOT / n).read_text(encoding="utf-8"))]
@@ -94,10 +97,17 @@ def main(words: bool) -> int:
         print(f"{name}:{line}: {sentence[:100]}")
     if told:
         print(f"hint: {len(told)} sentences with a pronoun as subject (python -m tests.lab.habits --words)")
+    for subject in git("log", "--no-merges", "--format=%s", "main..HEAD", "--"):
+        if fault := long_subject(subject):
+            print(f"hint: {fault}")
     return 1 if found else 0
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description="lengths of lines and subjects; hints on wording")
     parser.add_argument("--words", action="store_true", help="list the hints")
-    sys.exit(main(parser.parse_args().words))
+    parser.add_argument("--subject", type=Path, metavar="FILE", help="check a commit's message alone")
+    parsed = parser.parse_args()
+    if parsed.subject is not None:
+        sys.exit(long_subject(parsed.subject.read_text(encoding="utf-8")))
+    sys.exit(main(parsed.words))

@@ -1,4 +1,4 @@
-"""What campaigns set inside a model: here alone, so that they outlive how requests are run."""
+"""Access to the inside of a model for campaigns and tests, in this module alone."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 
 def set_patience(llm: Any, seconds: float) -> None:
-    """A stream that nobody advances for so long makes room for others."""
+    """Set the seconds after which a stream that is not advanced makes room for others."""
     llm.requests.loop.admission.patience = seconds
 
 
 def set_wait(llm: Any, wait: bool | float) -> None:
-    """As the argument of that name; for a model that is open."""
+    """Set `wait` of a model that is open."""
     llm.requests.wait = wait
 
 
@@ -21,13 +21,18 @@ def waiting(llm: Any) -> int:
     return len(llm.requests.loop.admission.waiting)
 
 
+def posted(llm: Any) -> int:
+    """Messages that the decode loop has not read yet."""
+    return int(llm.requests.loop._inbox.qsize())
+
+
 def keep_rows_on_request(llm: Any) -> None:
     """Only requests with logprobs keep rows of logits, as on a server."""
     llm.requests.logprobs_on_request = True
 
 
 class MergedBatches:
-    """How many native batches of a model, from now on, had tokens of several sequences, and of how many."""
+    """Counts native batches of a model with tokens of several sequences, and these sequences."""
 
     def __init__(self, llm: Any) -> None:
         self.batches = 0

@@ -26,8 +26,6 @@ from tests.lab.differential import Mismatch, Verdict, compare
 from tests.lab.history import Again, Append, Chat, Cut, Edit, Prompt, Strip, Unrelated, Vocabulary
 from tests.lab.reference import Logits, Reference, Setting
 
-RETRY_SECONDS = 0.005
-
 
 @dataclass
 class Said:

@@ -28,7 +28,7 @@ from llamahybrid.server.settings import ModelSettings, ServerSettings
 COMMAND = [sys.executable, "-m", "llamahybrid", "serve"]
 
 PROCESS_SECONDS = 180
-"""A process may take so long to start, and to end: both take seconds of a machine that does nothing else."""
+"""Most seconds that a process takes to start, or to end: a few on a machine that does nothing else."""
 
 SMALL: dict[str, Any] = {"n_ctx": 1024, "n_threads": 1, "n_threads_batch": 1, "n_parallel": 3}
 
@@ -70,7 +70,7 @@ class Serving:
         assert not self._thread.is_alive(), "the server did not stop"
 
     def metrics(self) -> str:
-        """What /metrics would say."""
+        """The text of /metrics."""
         return self.service.metrics.text().decode()
 
     def client(self, **more: Any) -> httpx.Client:
@@ -89,12 +89,12 @@ class Serving:
             wait_until(when)
 
     def settled(self) -> bool:
-        """Nobody is in, nobody waits, and every slot is free."""
+        """No request runs or waits, and every slot is free."""
         admission = self.service.admission
         return not (admission.running or admission.waiting or self.llm.slots.seated)
 
     def await_settled(self, seconds: float = PROCESS_SECONDS) -> None:
-        """Wait until `settled`. Raises AssertionError after so long."""
+        """Wait until `settled`. Raises AssertionError after `seconds`."""
         wait_until(self.settled, seconds)
 
 
@@ -102,7 +102,7 @@ class Held:
     """Native batches, of which all but the first ones wait until they may go on; how many have begun."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
-        """So many go on at once."""
+        """`after`: batches that do not wait."""
         self.batches = 0
         self._go_on = threading.Event()
         monkeypatch.setattr(NativeContext, "decode_parts", self._holding(NativeContext.decode_parts, after))
@@ -116,7 +116,7 @@ class Held:
         return decode
 
     def go_on(self) -> None:
-        """From now on none waits."""
+        """Let all batches go on."""
         self._go_on.set()
 
 
@@ -164,7 +164,7 @@ class ServerProcess:
             return False
 
     def metrics(self) -> dict[str, float]:
-        """What /metrics says, by name with labels."""
+        """Values of /metrics, by name with labels."""
         lines = self.client.get("/metrics").text.splitlines()
         return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if line[:1] != "#"}
 
@@ -180,7 +180,7 @@ class ServerProcess:
 
 
 def wait_until(true: Callable[[], bool], seconds: float = PROCESS_SECONDS) -> None:
-    """Look until it is so. Raises AssertionError after so many seconds."""
+    """Wait until `true()`. Raises AssertionError after `seconds`."""
     until = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < until, "it did not come to that"

@@ -11,12 +11,14 @@ import stat
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache import folder as folders
+from llamahybrid.prompt_cache.blocks import Place
 from llamahybrid.prompt_cache.disk import DiskRows
 from llamahybrid.prompt_cache.folder import FOLDER, FOREIGN, MARK
 from llamahybrid.prompt_cache.records import FORMAT
@@ -222,6 +224,27 @@ def test_a_row_that_names_a_foreign_file_is_a_miss_and_the_file_stays(folder: Pa
         cache.close()
         filled(folder)
     other.close()
+
+
+def test_a_row_that_says_too_much_of_borrowed_attention_is_a_miss(folder: Path) -> None:
+    """B leaves A behind their first 150 tokens, whose attention is A's; the row says that more of it is."""
+    for prompt in (A, B):
+        cache = PromptCache(1 << 24, folder)
+        ask(cache, prompt)
+        assert cache.close()
+    rows, changed = DiskRows(folder), 0
+    rows.open()
+    for digest, raw in list(rows.rows(b"p")):
+        place = Place.unpack(digest, raw)
+        assert place is not None
+        more = tuple(replace(reach, end=min(reach.item.end, place.end)) for reach in place.borrowed)
+        changed += more != place.borrowed
+        row = replace(place, borrowed=more).pack()
+        rows.update([b"p" + digest], lambda _, key=b"p" + digest, row=row: {key: row})
+    assert changed
+    cache = PromptCache(1 << 24, folder)
+    assert ask(cache, B).cached == 0
+    assert ask(PromptCache(1 << 24, folder), A).source == "disk"
 
 
 def test_a_pickled_row_is_never_unpickled(folder: Path) -> None:

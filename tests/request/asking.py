@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -53,6 +54,16 @@ def finish(made: Any) -> str | None:
     """The finish reason of a completion, or of its last chunk."""
     last = made if isinstance(made, dict) else list(made)[-1]
     return last["choices"][0]["finish_reason"]
+
+
+def waits_for_reply(thread: threading.Thread) -> bool:
+    """The thread has sent its message: it is in `Reply.get`."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame is not None:
+        if frame.f_code.co_name == "get" and "llamahybrid" in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def until(true: Callable[[], Any]) -> None:

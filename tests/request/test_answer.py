@@ -105,7 +105,7 @@ def logprobs_near(ours: Any, upstreams: Any) -> bool:
 # -- streamed and whole --------------------------------------------------------------------------------
 
 
-@settings(max_examples=150)
+@settings(max_examples=70)
 @given(said=saids, options=asked)
 def test_a_stream_says_what_the_whole_answer_says(
     llm: Llama, stock: llama_cpp.Llama, said: bytes, options: dict[str, Any]
@@ -138,7 +138,7 @@ def test_a_stream_says_what_the_whole_answer_says(
         ]
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(said=saids, stop=stops, most=st.integers(1, 12))
 def test_so_do_chats_and_several_answers(
     side_by_side: Llama, said: bytes, stop: list[str], most: int
@@ -153,7 +153,7 @@ def test_so_do_chats_and_several_answers(
         assert (joined.text, joined.finish_reason) == (choice["message"]["content"], choice["finish_reason"])
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 10**6), options=asked)
 def test_so_does_what_a_model_says_by_itself(llm: Llama, seed: int, options: dict[str, Any]) -> None:
     options = {**options, "max_tokens": options["max_tokens"] or 30, "seed": seed, "temperature": 5.0}

@@ -346,7 +346,8 @@ def test_cancelling_ends_all_with_the_text_so_far(several, alone, patient, n_par
     (handle if by == "handle" else llm).cancel()
     texts, ends = gathered([*chunks, *stream])
     assert ends == ["cancelled"] * 3
-    whole = [text(c) for c in alone("qwen35", PROMPT, max_tokens=400, seed=43)[0]]
+    longest = max(len(said) for said in texts) + 4
+    whole = [text(c) for c in alone("qwen35", PROMPT, max_tokens=longest, seed=43)[0]]
     assert all(there.startswith(said.rstrip("\ufffd")) for said, there in zip(texts, whole, strict=True))
     assert texts.count("") == 3 - n_parallel, "an answer that had not begun does not begin"
 

@@ -298,15 +298,11 @@ def test_dropped_handle_lets_nothing_begin(open_one):
 # -- while it waits --------------------------------------------------------------------------------
 
 
-def waiting_completion(llm, handle, made):
-    """A thread that asks inside the block of a handle, which this thread opened."""
-    context = contextvars.copy_context()
-
-    def ask():
-        made.append(llm.create_completion(WORDS[100:150], max_tokens=5))
-
-    thread = threading.Thread(target=context.run, args=(ask,), daemon=True)
+def ask_in_line(llm, ask):
+    """Ask in another thread, inside the block that this one is in; return it once its request waits."""
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(ask,), daemon=True)
     thread.start()
+    until(lambda: waiting(llm))
     return thread
 
 
@@ -314,9 +310,12 @@ def waiting_completion(llm, handle, made):
 def test_completion_cancelled_while_it_waits_for_a_slot_says_so(open_one, patient, slots):
     llm, made = open_one("qwen35", n_parallel=slots), []
     held = [in_thread(begin, llm, WORDS[i : i + 60])[0] for i in range(slots)]
+
+    def ask():
+        made.append(llm.create_completion(WORDS[100:150], max_tokens=5))
+
     with llm.request() as handle:
-        thread = waiting_completion(llm, handle, made)
-        until(lambda: waiting(llm))
+        thread = ask_in_line(llm, ask)
         handle.cancel()
     for stream in held:
         stream.close()
@@ -334,9 +333,7 @@ def test_completion_that_nobody_wants_any_more_waits_for_nobody(open_one, patien
         raised.append(True)
 
     with llm.request() as handle:
-        thread = threading.Thread(target=contextvars.copy_context().run, args=(ask,), daemon=True)
-        thread.start()
-        until(lambda: waiting(llm))
+        ask_in_line(llm, ask)
         handle.drop()
     until(lambda: raised)
     assert len([next(held) for _ in range(3)]) == 3, "that one was left alone"
@@ -381,9 +378,7 @@ def test_whole_request_cancelled_while_it_waits_ends_and_lets_others_in(
             raised.append(True)
 
     with llm.request() as handle:
-        thread = threading.Thread(target=contextvars.copy_context().run, args=(ask,), daemon=True)
-        thread.start()
-        until(lambda: waiting(llm))
+        thread = ask_in_line(llm, ask)
         handle.cancel()
     thread.join(120)
     assert raised == [True]

@@ -13,7 +13,7 @@ from llamahybrid.capi.gguf import Gguf
 from llamahybrid.errors import LlamaHybridError, ModelClosed, RequestCancelled
 from llamahybrid.memory.vectors import embeds_only
 from tests.memory.conftest import write_lora
-from tests.request.asking import DEADLINE, WORDS, begin, take
+from tests.request.asking import DEADLINE, WORDS, begin, take, until, waits_for_reply
 
 ARCHS = ("qwen35", "gemma3")
 TEXTS = ["one", "of the second text a little more", "three", "word " * 40, "and the last of them"]
@@ -111,6 +111,28 @@ def test_threads_embed_while_others_chat(opened, stock):
         thread.join(DEADLINE)
     assert not any(thread.is_alive() for thread in threads)
     assert not wrong
+
+
+def test_texts_that_wait_take_turns_with_the_batches_of_a_prompt(opened):
+    llm, asked, made, seen = opened("gemma3", embedding=True, n_batch=32), [], [], []
+
+    def embed():
+        asked.append(None)
+        made.append(llm.embed("x"))
+
+    threads = [threading.Thread(target=embed, daemon=True) for _ in range(3)]
+
+    def look(progress):  # in the loop's thread, before the first batch and after each
+        if not seen:
+            for thread in threads:
+                thread.start()
+            until(lambda: all(map(waits_for_reply, threads)))
+        until(lambda: len(made) >= min(len(seen) - 1, len(threads)))  # none is read before the first batch
+        seen.append(len(made))
+
+    with llm.request(on_progress=look):
+        take(llm, WORDS[:300], 1)
+    assert seen[:6] == [0, 0, 1, 2, 3, 3]
 
 
 def test_a_processor_may_embed_inside_its_own_request(opened):

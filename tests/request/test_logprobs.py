@@ -13,6 +13,7 @@ import pytest
 
 import llamahybrid
 from llamahybrid import Llama
+from tests.request.asking import in_thread
 
 OPTIONS: dict[str, Any] = {"n_ctx": 256, "n_threads": 1, "verbose": False, "logits_all": True}
 ASKED: dict[str, Any] = {"max_tokens": 5, "temperature": 0.0, "logprobs": 2, "echo": True}
@@ -63,3 +64,15 @@ def test_stocks_order_of_rows_where_it_is_asked_for(
     assert ours["logprobs"]["tokens"] == theirs["logprobs"]["tokens"]
     numbers, expected = (each["logprobs"]["token_logprobs"][1:] for each in (ours, theirs))
     assert numbers == pytest.approx(expected, abs=1e-3)
+
+
+def test_logprobs_of_a_prompt_that_another_thread_has_decoded(tiny_model: Callable[..., Path]) -> None:
+    """Rows of logits that this thread has are those of another prompt, as long as this one."""
+    asked = {**ASKED, "max_tokens": 1}
+    prompt, other = list(range(40, 80)), list(range(80, 120))
+    with closing(Llama(str(tiny_model("qwen35")), n_parallel=2, **OPTIONS)) as llm:
+        llm.create_completion(other, **asked)
+        (right,) = in_thread(lambda: llm.create_completion(prompt, **asked))["choices"]
+        (told,) = llm.create_completion([*prompt, 7], **asked)["choices"]
+    scores = [each["logprobs"]["token_logprobs"][1 : len(prompt)] for each in (told, right)]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-3)

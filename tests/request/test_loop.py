@@ -55,10 +55,10 @@ def test_streams_that_take_turns_at_every_token(opened: Opened, stock: Opened) -
     streams = [llm.generate(prompt, temp=0.0) for prompt in prompts]
     sys.setrecursionlimit(300)
     try:
-        said = list(islice(zip(*streams, strict=True), 250))
+        said = list(islice(zip(*streams, strict=True), 100))
     finally:
         sys.setrecursionlimit(before)
-    assert [list(each) for each in zip(*said, strict=True)] == [right(prompt, 250) for prompt in prompts]
+    assert [list(each) for each in zip(*said, strict=True)] == [right(prompt, 100) for prompt in prompts]
 
 
 def test_calls_take_turns_with_the_batches_of_a_prompt(opened: Opened) -> None:

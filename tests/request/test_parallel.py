@@ -18,7 +18,7 @@ from llamahybrid.core.runner import Runner
 from llamahybrid.engine import loaded
 from llamahybrid.errors import Busy, ContextOverflow, DecodeError
 from llamahybrid.memory.shared import SharedContext
-from tests.lab.inside import MergedBatches, set_wait, waiting
+from tests.lab.inside import MergedBatches, posted, set_wait, waiting
 from tests.lab.integrity import check_integrity
 from tests.request.asking import ARCHS, CUTS, DEADLINE, WORDS, Batches, begin, each, in_thread, take, until
 
@@ -331,8 +331,12 @@ def test_generators_that_are_dropped_lose_no_slot(opened, stock, patient):
             del stream, circle
             until(partial(collected, alive))  # one collection does nothing beside another
 
-    each(drop, range(2))
-    gc.collect()
+    gc.freeze()  # a collection looks at what the test has made alone
+    try:
+        each(drop, range(2))
+        gc.collect()
+    finally:
+        gc.unfreeze()
     prompts = [WORDS[:80], WORDS[30:110]]
     assert each(partial(take, llm), prompts) == [right(p) for p in prompts]
 
@@ -399,7 +403,7 @@ def test_batch_that_fails_is_tried_by_each_alone(opened, stock, monkeypatch):
     assert failed
 
 
-def test_answer_beside_a_prompt_whose_logits_are_no_numbers(opened, stock, monkeypatch):
+def test_answer_beside_a_prompt_whose_logits_are_no_numbers(opened, stock, monkeypatch, measured_costs):
     """The buffers are zeroed for that one; what this one is sampled from is its own all the same."""
     llm, right = opened(n_parallel=3), stock()
     prompt_done, rejected = Runner.prompt_done, []
@@ -448,6 +452,65 @@ def test_answer_whose_reader_is_away_while_buffers_are_zeroed_goes_on_right(open
     for prompt in ([*WORDS[200:240], 5], WORDS[300:340]):
         assert take(llm, prompt) == right(prompt)
     assert [*said, *islice(stream, 5)] == right(WORDS[:50], 8)
+
+
+def test_answer_that_is_decoded_anew_beside_a_prompt_that_has_the_buffers_zeroed(opened, stock, monkeypatch):
+    """In one batch: what the answer has just got is gone when it is its turn."""
+    llm, right, rejected, meddled = opened(), stock(), [], []
+    prompts = WORDS[:9], WORDS[20:30], WORDS[40:51]
+    prompt_done, make = Runner.prompt_done, llm._init_sampler
+
+    def reject(runner, progress):
+        if progress.prompt.tolist() != prompts[0] or rejected:
+            return prompt_done(runner, progress)
+        rejected.append(True)
+        progress.prefilling = False
+        runner.live.require_zeroing()
+        return False
+
+    def meddle(**options):  # between the prompt of the second one and its answer
+        if not meddled:
+            meddled.append(True)
+            in_thread(early.close)
+            in_thread(take, llm, WORDS[200:240])
+            llm.prompt_cache.forget(WORDS[200:240])
+            in_thread(take, llm, [*WORDS[200:240], 5])
+            llm.prompt_cache.clear()
+            batches = Batches(llm)
+            batches.before[0] = lambda: until(lambda: posted(llm) >= 2)
+            meddled.append(pool.submit(next, third))
+            until(lambda: batches.sizes)
+            meddled.append(pool.submit(next, first))
+        return make(**options)
+
+    monkeypatch.setattr(Runner, "prompt_done", reject)
+    first, (early, _) = llm.generate(prompts[0], temp=0.0), begin(llm, WORDS[60:70])  # in the first slot
+    third, said = begin(llm, prompts[2], 2)
+    monkeypatch.setattr(llm, "_init_sampler", meddle)
+    with ThreadPoolExecutor(2) as pool:
+        answer = take(llm, prompts[1], 3)
+        said.append(meddled[1].result(DEADLINE))
+        answers = [[meddled[2].result(DEADLINE)], answer, said]
+    assert answers == [right(prompt, n) for prompt, n in zip(prompts, (1, 3, 3), strict=True)]
+    assert rejected
+
+
+def test_answer_samples_from_its_prompt_though_buffers_were_zeroed_since(opened, stock, monkeypatch):
+    """Between a prompt and the first token of its answer."""
+    llm, right, meddled = opened(), stock(), []
+    make = llm._init_sampler
+
+    def meddle(**options):
+        if not meddled:
+            meddled.append(True)
+            in_thread(take, llm, WORDS[200:240])
+            llm.prompt_cache.forget(WORDS[200:240])
+            in_thread(take, llm, [*WORDS[200:240], 5])
+        return make(**options)
+
+    monkeypatch.setattr(llm, "_init_sampler", meddle)
+    assert take(llm, WORDS[:50], 5) == right(WORDS[:50], 5)
+    assert meddled
 
 
 def test_what_a_criterion_raises_is_its_own_requests(opened, stock):

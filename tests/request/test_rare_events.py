@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import sys
+import signal
 import threading
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
+import llama_cpp
 import pytest
 
-from tests.request.asking import DEADLINE, WORDS, begin, take, until
+from tests.request.asking import DEADLINE, WORDS, begin, said, take, until, waits_for_reply
 
 Opened = Callable[..., Any]
 
@@ -68,23 +69,83 @@ def test_cancel_reaches_a_request_whose_message_is_not_read_yet(opened: Opened) 
     assert finished == {"first": "cancelled", "second": "cancelled"}
 
 
-def waits_for_reply(thread: threading.Thread) -> bool:
-    """The thread has sent its message: it is in `Reply.get`."""
-    frame = sys._current_frames().get(thread.ident or 0)
-    while frame is not None:
-        if frame.f_code.co_name == "get" and "llamahybrid" in frame.f_code.co_filename:
-            return True
-        frame = frame.f_back
-    return False
-
-
 def test_tokens_sent_into_a_stream_after_another_took_its_slot(opened: Opened) -> None:
     """Those sent before are lost with the slot (`RequestSuperseded`), later ones are not."""
-    said = []
+    both = []
     for preempted in (False, True):
         llm = opened(logits_all=True)
         stream, _ = begin(llm, WORDS[:40], 2)
         if preempted:
             take(llm, WORDS[100:140], 3)
-        said.append([stream.send([3, 4]), *islice(stream, 4)])
-    assert said[0] == said[1]
+        both.append([stream.send([3, 4]), *islice(stream, 4)])
+    assert both[0] == both[1]
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="threads get no signals")
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_signal_handler_may_use_the_model(opened: Opened, stock: Opened, stream: bool) -> None:
+    """It runs in the thread that waits for a reply, inside that request."""
+    llm, right, used = opened(), stock(), list[list[int]]()
+    caller, before = threading.get_ident(), signal.getsignal(signal.SIGUSR1)
+
+    def use(*_: Any) -> None:
+        llm.reset()
+        llm.eval(WORDS[100:110])
+        used.append([llm.n_tokens, llm.sample(temp=0.0)])
+
+    def interrupt(progress: Any) -> None:
+        if 0 < progress.processed < progress.total and not used:
+            signal.pthread_kill(caller, signal.SIGUSR1)
+
+    def give_up(*_: Any) -> None:
+        raise AssertionError("the request did not come back")
+
+    ended = signal.signal(signal.SIGALRM, give_up)
+    signal.signal(signal.SIGUSR1, use)
+    signal.alarm(DEADLINE)
+    try:
+        with llm.request(on_progress=interrupt):
+            made = llm.create_completion(WORDS[:300], max_tokens=6, temperature=0.0, stream=stream)
+            text = said(made)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, ended)
+        signal.signal(signal.SIGUSR1, before)
+    assert used
+    assert all(each == [10, *right(WORDS[100:110], 1)] for each in used)
+    assert text == llm.detokenize(right(WORDS[:300], 6)).decode(errors="ignore")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_completion_that_has_its_answer_may_change_the_tokens_itself(opened: Opened, stream: bool) -> None:
+    """Nobody waits for a reply any more: what is changed there is no signal handler's."""
+    llm, tokens = opened(), list[int]()
+
+    class Resets(llama_cpp.LlamaRAMCache):  # type: ignore[misc]
+        def __setitem__(self, key: Any, state: Any) -> None:
+            tokens.append(llm.n_tokens)
+            llm.reset()
+            tokens.append(llm.n_tokens)
+
+    llm.set_cache(Resets())
+    said(llm.create_completion(WORDS[:40], max_tokens=6, temperature=0.0, stream=stream))
+    assert tokens == [45, 0]
+
+
+def test_answers_that_a_callback_closes_hold_nobody_up(opened: Opened) -> None:
+    """`on_request` runs in the loop's thread, for which the threads of these answers wait."""
+    llm, over = opened(n_parallel=2), threading.Event()
+    answers = [llm.create_completion(WORDS[:40], max_tokens=50, n=3, stream=True)]
+    next(answers[0])
+
+    def close(report: Any) -> None:
+        if answers:
+            answers.pop().close()
+
+    def ask() -> None:
+        llm.create_completion(WORDS[100:140], max_tokens=3)
+        over.set()
+
+    llm.on_request = close
+    threading.Thread(target=ask, daemon=True).start()
+    assert over.wait(DEADLINE)

@@ -11,7 +11,9 @@ from typing import Any
 
 import llama_cpp
 import numpy as np
+import numpy.typing as npt
 import pytest
+from llama_cpp.llama_speculative import LlamaDraftModel
 
 from llamahybrid import ModelDraft, PromptCache
 from llamahybrid.client.salt import SALT_BYTES, SHARED, digest
@@ -364,6 +366,27 @@ def test_draft_model_has_read_nothing_for_others(opened: Opened, stock: Opened) 
     assert work[0][0] <= work[1][0] + 12, "B's draft model reads the whole prompt, as A's did"
     assert work[1][0] >= len(SECRET)
     assert work[2][0] < len(SECRET), "of B's own it knows the prompt"
+
+
+def test_gains_and_losses_of_drafts_are_not_carried_to_another_salt(opened: Opened) -> None:
+    llm = opened("llama")
+    paying: list[bool] = []
+
+    class Silent(LlamaDraftModel):  # type: ignore[misc]
+        def __call__(self, input_ids: npt.NDArray[np.intc], /, **kwargs: object) -> npt.NDArray[np.intc]:
+            paying.append(llm.drafts.policy.pays)
+            return np.empty(0, np.intc)
+
+    llm.draft_model = Silent()
+    ask(llm, A, SECRET)
+    llm.drafts.policy.undone(1e6)  # seconds that no answer pays back
+    llm.drafts.policy.account(0)
+    paying.clear()
+    ask(llm, A, SECRET)
+    assert True not in paying
+    paying.clear()
+    ask(llm, B, SECRET)
+    assert paying[0]
 
 
 # -- what is said ------------------------------------------------------------------------------------

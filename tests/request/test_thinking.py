@@ -278,4 +278,13 @@ def test_a_thought_does_not_end_inside_a_character() -> None:
         said.append(next(script) if token is None else token)
         limit.took(said[-1])
     assert said.decode() == "abcé\n</think>"
-    assert [limit.next() for _ in range(1)] == [ord("\n")]
+    assert limit.next() == ord("\n")
+
+
+def test_a_thought_of_broken_characters_ends_all_the_same() -> None:
+    limit = ThoughtLimit(Thought(MARKERS, letters, inside=True), 4, CLOSE, lambda text: list(text.encode()))
+    said = 0
+    while limit.next() is None and said < 100:
+        limit.took(0xF0)  # begins a character of four bytes
+        said += 1
+    assert said == 4 + 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import anthropic
@@ -359,6 +360,30 @@ def test_thinking_is_switched_where_the_template_can(
     for thinking in ({"type": "disabled"}, {"type": "adaptive"}):
         asked = {**ASKED, "thinking": thinking, "output_config": {"effort": "low"}}
         assert http.post(PATH, json=asked).status_code == 200, "no switch, no error"
+
+
+OPT_IN = (
+    "{% for m in messages %}{{ m.content }}{% endfor %}{{ reasoning_effort or '' }}<think>"
+    "{% if not enable_thinking %}</think>{% endif %}"
+)
+"""Thinks where `enable_thinking` is true, and has the effort in the prompt."""
+
+
+def test_thinking_that_a_template_leaves_out_by_itself(tiny_model: TinyModel, tmp_path: Path) -> None:
+    with serving(with_template(tiny_model("qwen35"), tmp_path / "in.gguf", OPT_IN)) as server:
+
+        def count(**more: Any) -> int:
+            with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as claude:
+                counted = claude.messages.count_tokens(model="any", messages=[QUESTION], extra_body=more)
+            return counted.input_tokens
+
+        plain, enabled = count(), {"type": "enabled", "budget_tokens": 2000}
+        assert count(thinking=enabled) == count(thinking={"type": "adaptive"}) < plain
+        assert count(thinking=enabled, chat_template_kwargs={"enable_thinking": False}) == plain
+        low = {"output_config": {"effort": "low"}}
+        assert count(**low) == plain + len("low")
+        given = {"chat_template_kwargs": {"reasoning_effort": "medium"}}
+        assert count(**given) == count(**given, **low) == plain + len("medium")
 
 
 def test_thinking_and_calls_are_blocks_of_their_own() -> None:

@@ -11,6 +11,7 @@ from llamahybrid.server.channel_reading import ChannelReader
 
 HARMONY = (
     "{% for m in messages %}{% if m.role == 'assistant' %}"
+    "{% if m.thinking and m.content and m.tool_calls %}{{ raise_exception('both') }}{% endif %}"
     "{% if m.thinking %}<|start|>assistant<|channel|>analysis<|message|>{{ m.thinking }}<|end|>{% endif %}"
     "{% if m.tool_calls %}{% set c = m.tool_calls[0].function %}<|start|>assistant to=functions.{{ c.name }}"
     "<|channel|>commentary json<|message|>{{ c.arguments | tojson }}<|call|>"

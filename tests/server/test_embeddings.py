@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ import llama_cpp
 import pytest
 
 from llamahybrid.llama import Llama
+from llamahybrid.server.admission import Admission
 from tests.lab.serving import SMALL, Serving, serving, wait_until
 
 TinyModel = Callable[..., Path]
@@ -116,6 +118,31 @@ def test_no_more_are_embedded_at_once_than_may_wait(
         assert refused.status_code == 429
         assert int(refused.headers["retry-after"]) > 0
         assert [each.result().status_code for each in waiting] == [200, 200]
+
+
+def test_a_burst_of_texts_to_embed_is_bounded_before_any_has_begun(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, enter = threading.Event(), Admission.enter
+
+    async def slow(admission: Admission, alias: str, slots: int) -> Any:
+        while not go_on.is_set():
+            await asyncio.sleep(0.01)
+        return await enter(admission, alias, slots)
+
+    with (
+        serving(tiny_model("qwen35"), model={"embedding": True}, max_queue=1) as server,
+        server.client() as client,
+        ThreadPoolExecutor(6) as pool,
+    ):
+        monkeypatch.setattr(Admission, "enter", slow)
+        asked = {"input": "x"}
+        waiting = [pool.submit(client.post, "/v1/embeddings", json=asked) for _ in range(6)]
+        try:
+            wait_until(lambda: sum(each.done() for each in waiting) == 4)
+        finally:
+            go_on.set()
+        assert sorted(each.result().status_code for each in waiting) == [200, 200, *[429] * 4]
 
 
 def test_a_model_that_was_not_opened_for_it_embeds_nothing(tiny_model: TinyModel) -> None:

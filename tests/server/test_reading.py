@@ -206,11 +206,13 @@ def test_markers_of_templates() -> None:
 
 
 def test_markers_that_answers_do_not_spell_are_none() -> None:
-    formatter = Jinja2ChatFormatter(JSON, "<eos>", "<bos>")
-    found = probe(
-        lambda messages, tools: formatter(messages=messages, tools=tools).prompt, lambda text: False
-    )
-    assert found.call is None
+    for template in (JSON, THINKS):
+        formatter = Jinja2ChatFormatter(template, "<eos>", "<bos>")
+        found = probe(
+            lambda messages, tools, made=formatter: made(messages=messages, tools=tools).prompt,
+            lambda text: False,
+        )
+        assert (found.call, found.think) == (None, None)
 
 
 CONTROL_TOKENS = {

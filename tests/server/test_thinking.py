@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -95,6 +96,33 @@ def test_budgets_that_contradict_are_refused(http: httpx.Client) -> None:
     assert "reasoning_budget" in got.text
 
 
+def test_a_template_may_tell_the_model_its_budget(tiny_model: TinyModel, tmp_path: Path) -> None:
+    """As Seed-OSS's does."""
+    told = OPENED + "{% if thinking_budget is defined %}{{ '[' ~ thinking_budget ~ ']' }}{% endif %}"
+    model = with_template(tiny_model("qwen35"), tmp_path / "told.gguf", told)
+    with serving(model) as server, server.client() as http:
+
+        def prompt(**more: Any) -> str:
+            got = http.post("/apply-template", json={"messages": HELLO, **more})
+            return str(got.raise_for_status().json()["prompt"])
+
+        assert prompt(reasoning_budget=5) == prompt() + "[5]"
+        assert prompt(thinking_budget=-1) == prompt()
+        given = {"chat_template_kwargs": {"thinking_budget": 3}}
+        assert prompt(thinking_budget=5, **given) == prompt() + "[3]"
+
+
+def test_a_budget_is_refused_where_no_thinking_is_known(tiny_model: TinyModel, tmp_path: Path) -> None:
+    plain = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+    model = with_template(tiny_model("qwen35"), tmp_path / "plain.gguf", plain)
+    with serving(model) as server, server.client() as http:
+        for path, asked in ((CHAT, {"messages": HELLO}), ("/v1/completions", {"prompt": "Hi"})):
+            for name in BUDGETS:
+                got = http.post(path, json={**asked, "max_tokens": 2, name: 3})
+                assert (got.status_code, got.json()["error"]["param"]) == (400, name)
+            assert http.post(path, json={**asked, "max_tokens": 2, "thinking_budget": -1}).is_success
+
+
 def test_thinking_is_off_where_the_template_has_no_switch(http: httpx.Client) -> None:
     right = ask(http, **TOLD, thinking_budget=0)["choices"]
     for off in ({"enable_thinking": False}, {"reasoning_effort": "none"}):
@@ -139,8 +167,13 @@ def test_a_chat_goes_on_from_the_assistant_s_message(http: httpx.Client, stream:
     assert (none, rest[: len(answer) - 6]) == ("", answer[6:])
     vllm = {"continue_final_message": True, "add_generation_prompt": False}
     assert message(ask(http, **asked, **vllm))[1] == rest
-    assert message(ask(http, **asked, continue_final_message=False, thinking_budget=0))[1] != rest
-    begun = {"role": "assistant", "reasoning": thought[:2]}
+    new = message(ask(http, **asked, continue_final_message=False, thinking_budget=0))[1]
+    assert new != rest
+    assert message(ask(http, **asked, add_generation_prompt=True, thinking_budget=0))[1] == new
+    assert message(ask(http, **asked, add_generation_prompt=False))[1] == rest
+    tag = {"grammar": 'root ::= "<think>a"', "max_tokens": 8}
+    assert message(ask(http, **{**asked, **tag})) == ("", "<think>a")
+    begun = {"role": "assistant", "reasoning": thought[:2], "reasoning_content": None}
     got = message(ask(http, **{**asked, "messages": [QUESTION, begun]}, thinking_budget=2))
     assert got[0] == thought[2:]
     assert got[1][:5] == answer.lstrip("\n")[:5]
@@ -162,6 +195,32 @@ def test_what_cannot_go_on_is_refused(http: httpx.Client) -> None:
         got = http.post(CHAT, json={**ASKED, **more})
         assert got.status_code == 400
         assert got.json()["error"]["param"] == next(iter(more))
+    begun = [QUESTION, {"role": "assistant", "content": "It needs"}]
+    for both in (True, False):
+        more = {"continue_final_message": both, "add_generation_prompt": both}
+        got = http.post(CHAT, json={**ASKED, "messages": begun, **more})
+        assert got.status_code == 400
+        assert "add_generation_prompt" in got.json()["error"]["message"]
+
+
+PARTS = (
+    "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
+    "{% if p.type == 'thinking' %}[THINK]{{ p.thinking }}[/THINK]{% else %}{{ p.text }}{% endif %}"
+    "{% endfor %}{% endif %}[end]{% endfor %}"
+)
+"""Mistral's way: the thought of an answer is a part of its content."""
+
+
+def test_thoughts_are_parts_of_content_where_the_template_takes_them_so(
+    tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    model = with_template(tiny_model("qwen35"), tmp_path / "parts.gguf", PARTS)
+    with serving(model) as server, server.client() as http:
+        for content in ("Yes.", ""):
+            said = {"role": "assistant", "reasoning_content": "Hm.", "content": content}
+            got = http.post("/apply-template", json={"messages": [QUESTION, said, QUESTION]})
+            asked = f"{QUESTION['content']}[end]"
+            assert got.json()["prompt"] == f"{asked}[THINK]Hm.[/THINK]{content}[end]{asked}"
 
 
 # -- marks that are control tokens -----------------------------------------------------------------------
@@ -230,7 +289,7 @@ def test_history_and_prefill_of_channels(harmony: Serving) -> None:
         assert prompt(http, reasoning_content="Hm.") == thinks
         whole = f"{thinks}<|end|><|start|>assistant<|channel|>final<|message|>Yes"
         assert prompt(http, reasoning_content="Hm.", content="Yes") == whole
-        told = prompt(http, reasoning_content="Hm.", content="", tool_calls=[call])
+        told = prompt(http, reasoning_content="Hm.", content="I look.", tool_calls=[call])
         assert told.startswith(f"{thinks}<|end|><|start|>assistant to=functions.edit")
         begun = [QUESTION, {"role": "assistant", "content": "Yes"}]
         got = ask(http, **{**TOLD, "messages": begun}, grammar='root ::= ", it is."')

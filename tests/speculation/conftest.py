@@ -1,4 +1,4 @@
-"""What the tests of drafts share."""
+"""Fixtures of the tests of drafts."""
 
 from __future__ import annotations
 

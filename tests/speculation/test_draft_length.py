@@ -24,7 +24,7 @@ class World:
     more: float = 0.1
     """Each further token of a batch."""
     second: float = 0.0
-    """What a batch of more than one token costs beyond that."""
+    """Beyond that: each batch of more than one token."""
     ask: float = 0.005
     each: float = 0.0
     save: float = 0.02
@@ -42,11 +42,11 @@ def answer(
     rng: random.Random,
     prompt: int = 0,
 ) -> tuple[float, int]:
-    """Say `tokens` tokens as `Drafts` would, after so many of a prompt: seconds, and batches."""
+    """Say `tokens` tokens as `Drafts` would, behind `prompt` tokens of a prompt: seconds, and batches."""
     policy.begin()
     policy.prefilled(prompt * world.more * TOKEN)
     right: list[bool] = []
-    """What is left of the guess, by what will become of it."""
+    """The rest of the guess: whether each token will prove right."""
     said = gained = pending = owed = batches = 0
     seconds = 0.0
     while True:

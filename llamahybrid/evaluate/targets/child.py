@@ -1,7 +1,7 @@
 """A `Llama` in a process of its own, so that each target has its own library; speaks JSON lines.
 
 ``python -m llamahybrid.evaluate.targets.child`` reads {"id", "do", ...} and writes {"id", "reply"} or
-{"id", "error"}. What the model's code prints goes to stderr.
+{"id", "error"}. Output of the model's code goes to stderr.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def maker(kind: str) -> Callable[..., Any]:
 
 
 class _Seen(threading.local):
-    """What reached `generate` in this thread."""
+    """The prompt and tokens that reached `generate` in this thread."""
 
     def begin(self) -> None:
         self.prompt: tuple[int, ...] = ()
@@ -62,7 +62,7 @@ class _Seen(threading.local):
 
 
 class Child:
-    """One `Llama` at a time."""
+    """Runs requests on a `Llama`, of which there is one at a time."""
 
     def __init__(self) -> None:
         self.llm: Any = None
@@ -109,7 +109,7 @@ class Child:
         }
 
     def _salts(self) -> bool:
-        """It keeps salts apart; ours does not where the environment leaves it no cache."""
+        """Tell whether the `Llama` keeps salts apart; ours does not if the environment leaves it no cache."""
         knows = hasattr(self.llm, "request") and hasattr(type(self.llm), "cache_salt")
         return knows and getattr(self.llm, "prompt_cache", True) is not None
 
@@ -209,7 +209,7 @@ class Child:
             stream.close()
 
     def check(self, number: int) -> tuple[Sameness, str]:
-        """How answer `number` compares with a fresh context's."""
+        """Compare answer `number` with a fresh context's."""
         from llamahybrid.evaluate.targets.reference import compare
 
         return compare(self.llm, *self._answers[number])
@@ -227,7 +227,7 @@ class Child:
         return resident(os.getpid())
 
     def versions(self) -> dict[str, str]:
-        """What runs here."""
+        """Return the versions of the packages and the engine that run here."""
         import llama_cpp
 
         from llamahybrid.engine import bindings

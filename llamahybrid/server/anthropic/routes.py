@@ -15,8 +15,9 @@ from llamahybrid.server.anthropic.request import CountTokensRequest, MessagesReq
 from llamahybrid.server.errors import ANTHROPIC, Refusal, bad
 from llamahybrid.server.job import Create
 from llamahybrid.server.prompts import ChatApi, InChatApi
+from llamahybrid.server.request_fields import require_known
 from llamahybrid.server.routes import SECURED, InService
-from llamahybrid.server.service import Service, require_known
+from llamahybrid.server.service import Service
 
 router = APIRouter(dependencies=SECURED, tags=["Anthropic"])
 

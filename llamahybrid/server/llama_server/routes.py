@@ -22,8 +22,9 @@ from llamahybrid.server.llama_server.request import InfillRequest, LlamaServerRe
 from llamahybrid.server.llama_server.told import ContentProgress, Telling
 from llamahybrid.server.options import MOST_TOKENS, First
 from llamahybrid.server.prompts import InChatApi
+from llamahybrid.server.request_fields import require_known
 from llamahybrid.server.routes import SECURED, InService
-from llamahybrid.server.service import Service, require_known
+from llamahybrid.server.service import Service
 from llamahybrid.server.settings import in_one_line
 
 router = APIRouter(dependencies=SECURED, tags=["llama-server"])

@@ -29,7 +29,7 @@ router = APIRouter(dependencies=SECURED, tags=["llama-server"])
 async def slots(
     request: Request, service: InService, fail_on_no_slot: str = "", model: str | None = None
 ) -> list[dict[str, Any]]:
-    """What each slot of a model does; of other tenants' requests, that there are some.
+    """Return the state of each slot of a model; of other tenants' requests only that they run.
 
     `model`: an alias; None for the open model that was used last. An empty list where it is not open.
     """

@@ -1,0 +1,19 @@
+"""The measurements of `make gpu`, on layers that an RPC server holds."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import gpu
+from llamahybrid.devices.rpc import connect, endpoints
+from tests.lab.rpc import RpcServer
+
+
+@pytest.mark.patched
+def test_every_measurement_is_taken(rpc: RpcServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {"PARAMETERS": 1_000_000, "PROMPT": 256, "ANSWER": 8, "ROUNDS": 1}
+    for name, value in small.items():
+        monkeypatch.setattr(gpu, name, value)
+    found = gpu.fast({"rpc_servers": rpc.address}, connect(endpoints(rpc.address))[0])
+    assert found.keys() >= {"ours prefill", "ours decode", "snapshot", "restore", "copy out", "copy in"}
+    assert min(found.values()) > 0
