@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol, TypeAlias
 
-from llamahybrid.prompt_cache.nodes import ID_BYTES, Entry, Match, Node
+from llamahybrid.prompt_cache.nodes import ENTRY_BYTES, ID_BYTES, NODE_BYTES, Entry, Match, Node
 from llamahybrid.prompt_cache.tree import Tree
 from llamahybrid.prompt_cache.value import ReuseValue
 
@@ -90,7 +90,7 @@ def bare_tail(tree: Tree, path: Match | None, entry: Entry | None) -> Tail | Non
     """Tokens that nothing needs, the longest unused first, if they are to go before `entry`."""
     nodes = tree.oldest_nodes()
     if entry is not None:
-        if tree.token_bytes * TOKENS_SHARE <= tree.entry_bytes + tree.segment_bytes:
+        if tree.path_bytes * TOKENS_SHARE <= tree.entry_bytes + tree.segment_bytes:
             return None
         nodes = islice(nodes, OLDEST_PATHS)
     for node in nodes:
@@ -108,7 +108,7 @@ def bytes_to_stay(entries: Iterable[Entry], path: Match | None) -> int:
     attention: dict[Node, int] = {}
     n_bytes = 0
     for entry in entries:
-        n_bytes += entry.nbytes
+        n_bytes += entry.nbytes + (0 if entry.node is None else ENTRY_BYTES)
         for node in () if entry.node is None else entry.node.path():
             end = min(node.end, entry.position)
             if attention.get(node, 0) >= end:
@@ -119,4 +119,5 @@ def bytes_to_stay(entries: Iterable[Entry], path: Match | None) -> int:
         for segment in (s for s in node.segments if s.start < end):
             n_bytes += segment.nbytes
             tokens[node] = max(tokens[node], segment.end)
-    return n_bytes + ID_BYTES * sum(end - node.start for node, end in tokens.items())
+    ids = sum(end - node.start for node, end in tokens.items())
+    return n_bytes + ID_BYTES * ids + NODE_BYTES * len(tokens)

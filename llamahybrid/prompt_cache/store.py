@@ -38,7 +38,7 @@ from llamahybrid.prompt_cache.base import (
 )
 from llamahybrid.prompt_cache.eviction import Eviction, Tail, bytes_to_stay
 from llamahybrid.prompt_cache.guard import SLICE_SECONDS, Guard, guarded, in_slices
-from llamahybrid.prompt_cache.nodes import Entry, Match, Node, common_prefix
+from llamahybrid.prompt_cache.nodes import ENTRY_BYTES, Entry, Match, Node, common_prefix
 from llamahybrid.prompt_cache.pins import Pins, Prefixes, User, pinned_before
 from llamahybrid.prompt_cache.planning import Known, plan_request, restore_point, unplanned
 from llamahybrid.prompt_cache.ram import Account, Expected, new_buffer, owned
@@ -191,7 +191,8 @@ class RamStore:
         old = next((e for e in match.entries()[-1:] if e.position == position), None)
         if logits is None and old is not None:
             logits = old.checkpoint.logits
-        need = snapshot.nbytes + (0 if logits is None else logits.nbytes) + 4 * (position - match.length)
+        need = snapshot.nbytes + (0 if logits is None else logits.nbytes) + ENTRY_BYTES
+        need += match.growth(position - match.length)
         if not self._room_for(need - self.account.reserved(snapshot), match, old):
             self.counts.refused += 1
             return False
@@ -215,7 +216,7 @@ class RamStore:
         what the user pinned."""
         user = User()
         if old is not None:
-            need -= 0 if old.pins else old.nbytes
+            need -= ENTRY_BYTES + (0 if old.pins else old.nbytes)
             self.pins.use(user, old)
         fits = not self._cannot_hold(need, path) and bool(self.make_room(need, path))
         self._release(user)
@@ -280,7 +281,7 @@ class RamStore:
         if (state is not None and state.forgotten) or forgets not in (None, self._forgets):
             return
         match = self.tree.match(namespace, tokens)
-        if self.make_room(4 * (len(tokens) - match.length), match, keep=match.entries()):
+        if self.make_room(match.growth(len(tokens) - match.length), match, keep=match.entries()):
             self.tree.insert(namespace, tokens).end_prompt(prompt_end(tokens, state))
             self.make_room(0)
 
@@ -331,8 +332,7 @@ class RamStore:
     def used(self) -> int:
         """Bytes that count toward the budget now."""
         doomed = sum(e.nbytes for e in self.doomed)
-        stored = self.tree.token_bytes + self.tree.entry_bytes + self.tree.segment_bytes
-        return stored + doomed + self.account.nbytes + self.prefixes.nbytes
+        return self.tree.nbytes + doomed + self.account.nbytes + self.prefixes.nbytes
 
     def staying(self, path: Match | None = None) -> int:
         """Bytes that no eviction frees: in use, handed out, or pinned by the user; see `make_room`."""
@@ -543,6 +543,7 @@ class RamStore:
             segments=sum(len(n.segments) for n in tree.oldest_nodes()),
             extra={
                 "segment_bytes": tree.segment_bytes,
+                "index_bytes": tree.index_bytes,
                 "tokens": tree.token_bytes // 4,
                 "idle_bytes": self.account.idle_bytes,
                 "budget": self.account.limit,
@@ -574,7 +575,7 @@ class RamStore:
     def expect(self, namespace: str, path: Tokens, n_bytes: int) -> Expected | None:
         """Make room for what is about to be read; None if there is none."""
         match = self.tree.match(namespace, path)
-        fits = self.make_room(n_bytes + 4 * (len(path) - match.length), match)
+        fits = self.make_room(n_bytes + ENTRY_BYTES + match.growth(len(path) - match.length), match)
         self.counts.refused += not fits
         return self.account.reserve(Expected(n_bytes)) if fits else None
 

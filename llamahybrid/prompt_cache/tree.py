@@ -18,8 +18,10 @@ import numpy as np
 
 from llamahybrid.prompt_cache.base import Checkpoint, Segment, Splitter, Tokens
 from llamahybrid.prompt_cache.nodes import (
+    ENTRY_BYTES,
     ID_BYTES,
     IDS,
+    NODE_BYTES,
     Entry,
     Match,
     Node,
@@ -52,6 +54,21 @@ class Tree:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    @property
+    def path_bytes(self) -> int:
+        """Bytes of all nodes and their token ids."""
+        return self.token_bytes + NODE_BYTES * len(self._nodes)
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of nodes, their token ids, and what the tree notes of checkpoints."""
+        return self.path_bytes + ENTRY_BYTES * len(self)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that the tree holds."""
+        return self.index_bytes + self.entry_bytes + self.segment_bytes
 
     def oldest_entries(self) -> Iterator[Entry]:
         """Checkpoints, the longest unused first."""

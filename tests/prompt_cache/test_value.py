@@ -15,7 +15,7 @@ from llamahybrid.prompt_cache.value import ReturnRates, ReuseValue, freed
 
 from .test_budget import SIZE
 
-STATE = 100 * SIZE
+STATE = SIZE
 
 
 def ids(*tokens: int) -> np.ndarray:
