@@ -119,7 +119,7 @@ def test_running_out_of_memory_costs_nothing_that_is_kept(
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr("llamahybrid.prompt_cache.ram_tier.new_buffer", none_left)
+        patch.setattr("llamahybrid.prompt_cache.store.new_buffer", none_left)
         with pytest.raises(MemoryError):
             cache.buffer(3000)
     assert cached(cache) == len(CHAT)
