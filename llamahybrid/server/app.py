@@ -15,7 +15,7 @@ from llamahybrid.llama import Llama
 from llamahybrid.server import cache_doors, cache_page, errors
 from llamahybrid.server.anthropic import routes as anthropic
 from llamahybrid.server.keys import ApiKeys
-from llamahybrid.server.limits import Guard
+from llamahybrid.server.limits import RequestLimits
 from llamahybrid.server.llama_server import routes as llama_server
 from llamahybrid.server.llama_server import slots
 from llamahybrid.server.loading import load
@@ -68,11 +68,12 @@ def app_of(service: Service) -> FastAPI:
     for each in (router, made, anthropic.router, *llama_servers, cache_page.router, cache_doors.router):
         app.include_router(each)
     app.add_middleware(
-        Guard,
+        RequestLimits,
         keys=ApiKeys(settings.keys()),
         max_body=settings.max_body_bytes,
         max_bodies=settings.max_bodies_bytes,
         body_seconds=settings.body_seconds,
+        send_seconds=settings.send_seconds,
         require_room=service.admission.require_room,
         refused=service.metrics.refused,
     )

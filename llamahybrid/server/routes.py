@@ -34,7 +34,7 @@ from llamahybrid.server.service import Service
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 SECURED = [Depends(HTTPBearer(auto_error=False))]
-"""For /docs: `Guard` asks for keys."""
+"""For /docs: `RequestLimits` asks for keys."""
 
 router = APIRouter(dependencies=SECURED)
 

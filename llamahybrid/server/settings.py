@@ -186,14 +186,11 @@ class ServerSettings(upstream.ServerSettings):  # type: ignore[misc]
         "90s, 10m, 2h. None: none is.",
     )
     max_connections: int = Field(default=4096, ge=1, description="More connections get 503.")
-    header_seconds: float = Field(
-        default=15.0, gt=0, description="A connection that has not sent its headers by then is closed."
-    )
     body_seconds: float = Field(
         default=60.0, gt=0, description="A request that has not sent its body by then gets 408."
     )
     send_seconds: float = Field(
-        default=60.0, gt=0, description="A client that takes nothing of its answer for so long is cut off."
+        default=60.0, gt=0, description="Seconds that one write of an answer may wait for its reader."
     )
     max_bodies_bytes: int = Field(
         default=512 << 20,
