@@ -15,9 +15,8 @@ from llamahybrid.server.chat_reading import reading_of
 from llamahybrid.server.job import Done
 from llamahybrid.server.loading import Observer, max_prompt, observed, prompting
 from llamahybrid.server.options import AnswerTokens, extras_of, template_kwargs
-from llamahybrid.server.prefill import goes_on
 from llamahybrid.server.several import completions
-from llamahybrid.server.thinking import budget_of
+from llamahybrid.server.thinking import budget_of, goes_on
 from llamahybrid.server.usage import timings, usage
 
 

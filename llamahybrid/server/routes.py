@@ -38,9 +38,6 @@ SECURED = [Depends(HTTPBearer(auto_error=False))]
 
 router = APIRouter(dependencies=SECURED)
 
-chat = APIRouter(dependencies=SECURED)
-"""Routes that another API replaces with its own."""
-
 
 def service_of(request: Request) -> Service:
     """The service of the app that got a request."""
@@ -79,7 +76,7 @@ async def create_copilot_completion(
     return await service.answer(request, body)
 
 
-@chat.post(
+@router.post(
     "/v1/chat/completions",
     summary="Chat",
     tags=[_OPENAI],

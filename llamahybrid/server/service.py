@@ -39,8 +39,11 @@ logger = logging.getLogger("llamahybrid.server")
 
 Result = TypeVar("Result")
 
-Prepare = Callable[[Llama, Any, str], tuple[Create, dict[str, Any]]]
-"""From a model, a request's body and the model's alias to what makes the answer in a thread."""
+Retell = Callable[..., Any]
+"""`retell(create, stream=...)` returns the answer of `create(stream=...)` in the form of another API."""
+
+Prepare = Callable[[Llama, Any, str], Retell]
+"""Adapts a body to a model, and returns the form of its answers; gets the model, the body and the alias."""
 
 LARGE_BYTES = 64 << 10
 """Of a request's body."""
@@ -149,9 +152,9 @@ class Service:
     async def answer(
         self, request: Request, body: Body, prepare: Prepare | None = None, form: type[Answer] = Answer
     ) -> Answer:
-        """Answer a request, once it is its turn, in that form. Raises Refusal.
+        """Answer a request when its turn comes. Raises Refusal.
 
-        `prepare`: what makes the answer, and its arguments; None: by llama_cpp.server's API.
+        `prepare`, `form`: the form of another API, of the answer's data and of its HTTP response.
         """
         arrived = time.perf_counter()
         require_known(body, self.settings.ignore_unknown_fields)
@@ -166,14 +169,16 @@ class Service:
         try:
             if llm.model_params.vocab_only:
                 raise bad("this model was opened for its vocabulary alone (vocab_only)", "model")
-            create, options = (prepare or self.native)(llm, body, alias)
+            create: Create = partial(complete, llm, body, alias, self.settings.ignore_unknown_fields)
+            if prepare is not None:
+                create = partial(prepare(llm, body, alias), create)
             tag = salt_tag(digest(named))
             observe = self._observer(request, body, llm, alias, tag)
             within = partial(limited, create, self.settings.max_prompt_tokens, observe)
             told = getattr(body, "return_progress", False)
             progress = form.progress(not isinstance(body, CompletionRequest), alias) if told else None
             handle = partial(llm.request, named)
-            job = Job(within, options, handle, lambda last: None, self._outbox, progress)
+            job = Job(within, {"stream": body.stream}, handle, lambda last: None, self._outbox, progress)
             include = body.stream_options is not None and body.stream_options.include_usage
             stops = frozenset(getattr(body, "stop_token_ids", ()))
             account = Account(partial(account_of, llm, stops, prompts), include)
@@ -208,11 +213,6 @@ class Service:
                 observe(tokens)
 
         return both
-
-    def native(self, llm: Llama, body: Any, alias: str) -> tuple[Create, dict[str, Any]]:
-        """Return the function that answers a body of llama_cpp.server's API, and its arguments."""
-        ignore = self.settings.ignore_unknown_fields
-        return partial(complete, llm, body, alias, ignore), {"stream": body.stream}
 
     async def _refused(self, request: Request, body: Body) -> Refusal | None:
         """`Body.refused`; of a large one in a thread, as its schemas may take a second to look at."""
