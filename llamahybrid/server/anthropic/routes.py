@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from llamahybrid.llama import Llama
-from llamahybrid.server.answer import Chunk, EventAnswer, event
+from llamahybrid.server.answer import EventAnswer, event
 from llamahybrid.server.anthropic.message import Telling
 from llamahybrid.server.anthropic.request import CountTokensRequest, MessagesRequest
 from llamahybrid.server.bodies import ChatCompletionRequest
@@ -24,14 +24,11 @@ class MessageAnswer(EventAnswer):
 
     silence = event({"type": "ping"})
     end = b""
+    timed = False
 
     def failed(self, refused: Refusal) -> bytes:
         """See `Answer.failed`."""
         return event(refused.anthropic)
-
-    def beside(self, timings: Chunk) -> Chunk:
-        """See `Answer.beside`."""
-        return {}
 
 
 @router.post(ANTHROPIC, summary="Message", response_model=None)

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from llamahybrid.client.chat_template import template_of
 from llamahybrid.llama import Llama
-from llamahybrid.server.answer import Chunk, EventAnswer
+from llamahybrid.server.answer import EventAnswer
 from llamahybrid.server.bodies import ChatCompletionRequest, CompletionRequest, Tokens
 from llamahybrid.server.errors import bad
 from llamahybrid.server.llama_server.request import InfillRequest, LlamaServerRequest
@@ -40,11 +40,8 @@ class FormAnswer(EventAnswer):
     """An answer in llama-server's form."""
 
     end = b""
+    timed = False
     progress = ContentProgress
-
-    def beside(self, timings: Chunk) -> Chunk:
-        """See `Answer.beside`; it has them already."""
-        return {}
 
 
 @router.post("/completion", response_model=None)

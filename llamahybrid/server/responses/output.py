@@ -10,9 +10,8 @@ from copy import deepcopy
 from typing import Any
 
 from llamahybrid.llama import Llama
-from llamahybrid.server.answer import Chunk
 from llamahybrid.server.errors import refusal
-from llamahybrid.server.job import Create
+from llamahybrid.server.job import Chunk, Create
 from llamahybrid.server.responses.request import ResponseRequest
 from llamahybrid.server.usage import usage_so_far
 
