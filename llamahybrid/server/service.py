@@ -17,7 +17,7 @@ from llamahybrid.client.salt import digest
 from llamahybrid.llama import Llama
 from llamahybrid.memory.fingerprint import salt_tag
 from llamahybrid.prompt_cache.base import OUTSIDE
-from llamahybrid.server.admission import Admission
+from llamahybrid.server.admission import Admission, Place
 from llamahybrid.server.answer import Answer, disconnect, unless_gone
 from llamahybrid.server.bodies import Body, CompletionRequest
 from llamahybrid.server.completing import account_of, complete, limited, prompts_of
@@ -30,7 +30,6 @@ from llamahybrid.server.loading import Observer, load
 from llamahybrid.server.metrics import Gauges, Metrics
 from llamahybrid.server.models import Models
 from llamahybrid.server.request_fields import require_known
-from llamahybrid.server.rooms import Place
 from llamahybrid.server.settings import ModelSettings, ServerSettings
 from llamahybrid.server.viewers import Viewers
 
