@@ -53,7 +53,7 @@ integrations: venv ## LangChain, llama-index, outlines, ... each in an environme
 	$(BIN)/python -m tests.integrations.environments $(ONLY)
 
 upstream: venv ## is there a newer llama-cpp-python, and what of the patches merges into it
-	$(BIN)/llamahybrid engine rebase latest --check
+	$(BIN)/python -m tests.lab.rebase latest --check
 
 fuzz: venv ## random histories, alone and several at once, threads, interrupts, damaged state, wrong drafts (TIME s each), KILLS killed writers
 	$(BIN)/python -m tests.lab.fuzz --seconds $(TIME)
@@ -87,7 +87,7 @@ clean: ## remove what the other targets made here (the cache folder keeps the bu
 
 .venv/.created:
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet "platformdirs>=4" "rich>=13"
+	$(BIN)/python -m pip install --quiet "platformdirs>=4" "filelock>=3.12" "rich>=13"
 	touch $@
 
 # Each stamp is newer than all it was made from, so a second run does nothing.
