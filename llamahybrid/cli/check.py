@@ -1,8 +1,8 @@
-"""``llamahybrid check``: does reuse work here, is it exact, what does it cost."""
+"""``llamahybrid check``: tests of prefix reuse."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +17,6 @@ from llamahybrid.files import require_writable
 if TYPE_CHECKING:
     from llamahybrid.harness.report import Report, Verdict
     from llamahybrid.harness.targets.base import Target
-    from llamahybrid.harness.workloads.tokens import Workload
 
 On = Annotated[
     list[str],
@@ -70,13 +69,13 @@ def check(
     Ctrl-C ends it with the report so far (exit status 130), and --json is written after each step.
     LLAMAHYBRID_TARGET_KEY: the API key of a URL.
     """
-    from llamahybrid.harness.check import Check, models
+    from llamahybrid.harness.check import Check, models, workloads_called
     from llamahybrid.harness.targets import choice
 
     with ended_in_order(), errors_shown(ValueError, OSError):
         require_writable(json)
         targets = choice.targets(on, lib, server_option or ())
-        chosen = _workloads(workload or (), quick)
+        chosen = () if quick else workloads_called(workload or ())
         given = model or ()
         needed = bool(given) or any(each.needs_model for each in targets)
         with models(given, n_gpu_layers, make=needed, threads=threads) as files, progress() as told:
@@ -90,44 +89,34 @@ def check(
     finish(report, json)
 
 
-def _workloads(names: Sequence[str], quick: bool) -> tuple[Workload, ...]:
-    from llamahybrid.harness.check import WORKLOADS
-
-    if quick:
-        return ()
-    known = {each.name: each for each in WORKLOADS}
-    if unknown := [name for name in names if name not in known]:
-        raise ValueError(f"no workload called {', '.join(unknown)}; there are: {', '.join(known)}")
-    return tuple(known[name] for name in names) if names else WORKLOADS
-
-
 def _hazards(lib: Path | None) -> Callable[[Target], tuple[Verdict, ...]]:
-    """The hazards of the libllama that a target ran on; servers bring one of their own.
-
-    Nothing for a target that never opened: which library it would have had is not known.
-    """
+    """Return a function for the hazards of a target's libllama; servers have none here."""
     from llamahybrid.harness.hazard_verdicts import verdicts
     from llamahybrid.harness.targets.local import LocalTarget
 
     return lambda each: verdicts(each.library) if isinstance(each, LocalTarget) and each.library else ()
 
 
-def finish(report: Report, json: Path | None) -> None:
-    """Print a report, write it, and exit: with 130 where it was stopped, 1 where something is bad."""
+def finish(report: Report, json: Path | None, junit: Path | None = None, judge: bool = True) -> None:
+    """Print and write a report; exit with 130 if it is not complete, 1 if `judge` and a target is bad."""
+    from llamahybrid.files import without_home
+    from llamahybrid.harness.render import junit as xml
     from llamahybrid.harness.render.sentences import outcome
     from llamahybrid.harness.render.terminal import show
 
-    written: OSError | None = None
+    unwritten: OSError | None = None
     try:
         if json is not None:
             report.write(json)
+        if junit is not None:
+            junit.write_text(without_home(xml.junit(report)), encoding="utf-8")
     except OSError as error:
-        written = error
+        unwritten = error
     show(report, Console())
     with errors_shown(OSError):
-        if written is not None:  # said last, but the run is not lost for it
-            raise written
+        if unwritten is not None:  # raised last, so that the results are shown
+            raise unwritten
     if not report.complete:
         raise typer.Exit(130)
-    if any(outcome(each) == "bad" for each in report.targets):
+    if judge and any(outcome(each) == "bad" for each in report.targets):
         raise typer.Exit(1)

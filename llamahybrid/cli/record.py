@@ -37,11 +37,11 @@ def record(
         raise typer.BadParameter("give `-- PROGRAM ...`, or --proxy URL")
     if proxy is None:
         raise typer.Exit(_run(program or (), out, hash_))
-    from llamahybrid.harness.traces.hashing import Hasher
-    from llamahybrid.harness.traces.proxy import RecordingProxy
-    from llamahybrid.harness.traces.trace import TraceWriter
-
     with errors_shown(OSError):
+        from llamahybrid.harness.traces.hashing import Hasher
+        from llamahybrid.harness.traces.proxy import RecordingProxy
+        from llamahybrid.harness.traces.trace import TraceWriter
+
         writer = TraceWriter(out, f"proxy before {proxy}", Hasher() if hash_ else None)
         before = RecordingProxy(proxy, writer, port, host)
     typer.echo(f"recording to {out}: clients ask {before.url}, Ctrl-C ends", err=True)
@@ -100,5 +100,6 @@ def replay(
         if not model and any(each.needs_model for each in targets):
             raise ValueError("give --model, the one that the trace was recorded on")
         with models(model or (), make=False) as files, progress() as told:
-            report = play(trace, targets, files, n_ctx, told)
+            found = (lambda so_far: so_far.write(json)) if json is not None else (lambda _: None)
+            report = play(trace, targets, files, n_ctx, told, found)
     finish(report, json)

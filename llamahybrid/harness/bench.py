@@ -1,7 +1,7 @@
-"""The peers in one run: tokens decoded, time to the first token, throughput, restarts, memory, saves.
+"""Targets side by side: tokens decoded, time to the first token, throughput, restart, memory, saving a state.
 
-Targets take turns at each workload, in rounds, so that a machine that is slower for a while is so for all of
-them; times are medians over rounds. Counts do not depend on the machine.
+Targets alternate at each workload, in rounds, so that a slow phase of the machine slows all of them; times
+are medians over rounds. Token counts do not depend on the machine.
 """
 
 from __future__ import annotations
@@ -9,26 +9,24 @@ from __future__ import annotations
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from datetime import datetime, timezone
+from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
-from typing import Any
 
 from llamahybrid.errors import LlamaHybridError
-from llamahybrid.harness.check import machine
-from llamahybrid.harness.conversation import Conversation, Record, Request
-from llamahybrid.harness.oracle import least_decodes
+from llamahybrid.harness import figures
+from llamahybrid.harness.collecting import Collector, Progress
+from llamahybrid.harness.conversation import Conversation, Request
 from llamahybrid.harness.plan import Cost, Speed, cost_of, fitting
 from llamahybrid.harness.plan import measured as measured_speed
-from llamahybrid.harness.runner import Played, Player, suits
-from llamahybrid.harness.targets.base import Ask, ModelFile, Reply, Saving, Session, Shape, Target
+from llamahybrid.harness.report import Report, RequestFigures, Saving, Times, WorkloadFigures
+from llamahybrid.harness.runner import Player, suits
+from llamahybrid.harness.targets.base import Ask, ModelFile, Session, Shape, Target
 from llamahybrid.harness.workloads.speech import Speech
-from llamahybrid.harness.workloads.tokens import Workload
+from llamahybrid.harness.workloads.tokens import Workload, regenerate, thinking_stripped
 
-FORMAT = 1
 ANSWER = 48
 """Tokens of an answer where throughput is measured."""
 
@@ -36,25 +34,9 @@ TURNS = 5
 RESTART_TOKENS = 2000
 SAVED_TOKENS = 2000
 SAVED = "a state saved and restored"
-"""The name of what is no workload: `Cell.saving` is all that is measured of it."""
+"""The pseudo-workload that has `Times.saving` alone."""
 RESTARTING = ("ours",)
 """Kinds of targets that keep conversations for the next process."""
-
-
-def long_chat(speech: Speech) -> Conversation:
-    """Ten turns from 3,500 tokens on; each answer thinks first, and history goes back without that."""
-    history = speech.message(3500, "system")
-    for _ in range(10):
-        history += speech.message(60)
-        answer = yield Request(60, history + speech.reply(thinking=True))
-        history += speech.reply() + speech.spoken(answer.tokens[speech.size(30) :])
-
-
-def regenerated(speech: Speech) -> Conversation:
-    """A prompt of 1,500 tokens, answered six times."""
-    prompt = speech.message(1400, "system") + speech.message(97) + speech.reply()
-    for seed in range(6):
-        yield Request(40, prompt, seed=seed)
 
 
 def edited(speech: Speech) -> Conversation:
@@ -79,7 +61,7 @@ def four_users(speech: Speech) -> Conversation:
 
 
 def chat(speech: Speech) -> Conversation:
-    """One client of several: a system prompt of 200 tokens, then turns of 40."""
+    """A system prompt of 200 tokens, then turns of 40."""
     history = speech.message(200, "system")
     for _ in range(TURNS):
         history += speech.message(40) + speech.reply()
@@ -87,125 +69,62 @@ def chat(speech: Speech) -> Conversation:
         history += answer.tokens
 
 
+LONG_CHAT = partial(thinking_stripped, system=3500, turns=10, answer=60, thinking=30)
+
 ALONE = (
-    Workload("thinking stripped, 10 turns from 3,500 tokens", long_chat, n_ctx=8192),
-    Workload("an answer regenerated five times", regenerated),
+    Workload("thinking stripped, 10 turns from 3,500 tokens", LONG_CHAT, n_ctx=8192),
+    Workload("an answer regenerated five times", partial(regenerate, system=1400, answers=6)),
     Workload("a question in the middle edited", edited),
     Workload("four users in turn", four_users, n_ctx=8192),
 )
 
 
 def together(clients: int) -> Workload:
-    """So many chats at once."""
+    """Return the workload of `clients` chats at once."""
     name = "one client" if clients == 1 else f"{clients} clients at once"
     return Workload(name, chat, n_ctx=1024 * clients, measured_from=0, clients=clients)
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One workload on one target."""
-
-    workload: str
-    target: str
-    requests: int = 0
-    decoded: int | None = None
-    """Tokens, in one round; None: the target hides it."""
-    least: int | None = None
-    """Tokens that had to be decoded, likewise."""
-    ttft: float | None = None
-    """Seconds to the first token, median over requests and rounds."""
-    tokens_per_second: float | None = None
-    """Answers' tokens of all clients over the time of all, median over rounds."""
-    resident: int | None = None
-    """Bytes by which the process grew a conversation, largest round."""
-    error: str | None = None
-    saving: Saving | None = None
-    """Of a state of `SAVED_TOKENS` tokens, medians over rounds; None: not measured, or hidden."""
-
-    @property
-    def ratio(self) -> float | None:
-        """Tokens decoded over the least possible."""
-        return None if self.decoded is None or not self.least else self.decoded / self.least
-
-
-@dataclass(frozen=True)
-class Results:
-    """A whole run."""
-
-    made: str
-    machine: dict[str, str]
-    model: dict[str, Any]
-    rounds: int
-    versions: dict[str, dict[str, str]]
-    """By target."""
-    cells: tuple[Cell, ...]
-    complete: bool = True
-    """All that was asked for is in it; otherwise the run goes on, or was stopped."""
-    scale: float = 1.0
-    """Length of messages and answers, as a share of the full one."""
-    format: int = FORMAT
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Results:
-        """What `as_json` gave. Raises ValueError for another format."""
-        if data.get("format") != FORMAT:
-            raise ValueError(f"not a bench of format {FORMAT}")
-        return cls(**{**data, "cells": tuple(_cell(cell) for cell in data["cells"])})
-
-
-def _cell(data: dict[str, Any]) -> Cell:
-    saving = data.get("saving")
-    return Cell(**{**data, "saving": None if saving is None else Saving(**saving)})
-
-
 @dataclass
 class _Measured:
-    """Of one workload on one target, over rounds."""
+    """Measurements of a workload on a target, over rounds."""
 
     ttfts: list[float] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
     grown: list[int] = field(default_factory=list)
     savings: list[Saving] = field(default_factory=list)
+    requests: tuple[RequestFigures, ...] = ()
+    """Of the first round."""
     decoded: int | None = None
     least: int | None = None
-    requests: int = 0
-    error: str | None = None
+    failed: bool = False
 
-    def cell(self, workload: str, target: str) -> Cell:
-        return Cell(
-            workload,
-            target,
-            self.requests,
-            self.decoded,
-            self.least,
+    def figures(self, workload: str, scale: float) -> WorkloadFigures:
+        """Return the medians so far."""
+        times = Times(
             median(self.ttfts) if self.ttfts else None,
             median(self.rates) if self.rates else None,
-            max(self.grown) if self.grown else None,
-            self.error,
+            max(self.grown, default=None),
             _median(self.savings),
         )
+        ratio = self.decoded / self.least if self.least and self.decoded is not None else None
+        requests, least, decoded = self.requests, self.least, self.decoded
+        return WorkloadFigures(workload, requests, least, decoded, ratio, scale=scale, times=times)
 
 
 def _median(found: Sequence[Saving]) -> Saving | None:
     if not found:
         return None
-    save, restore, memcpy = (
-        median(getattr(s, name) for s in found) for name in ("save", "restore", "memcpy")
-    )
-    return Saving(found[0].bytes, save, restore, memcpy)
+    names = ("save", "restore", "memcpy")
+    return Saving(found[0].bytes, *(median(getattr(each, name) for each in found) for name in names))
 
 
-Progress = Callable[[str, int, int], None]
-"""What runs, how many steps are done, and of how many."""
+Step = Callable[[_Measured], None]
 
 
 @dataclass
 class Bench:
-    """What is to be measured."""
+    """Measurements of a model on targets."""
 
     targets: Sequence[Target]
     model: ModelFile
@@ -213,50 +132,47 @@ class Bench:
     clients: Sequence[int] = (1, 4, 8)
     alone: Sequence[Workload] = ALONE
     progress: Progress = field(default=lambda *_: None)
-    found: Callable[[Results], None] = field(default=lambda _: None)
-    """Hears what there is after each step: a long run that is stopped is not lost."""
+    found: Callable[[Report], None] = field(default=lambda _: None)
+    """Called with the report so far after each step."""
     minutes: float | None = None
-    """Time for all of it: conversations are shortened so that it suffices, and what is left at its end is
-    left out. None: no limit."""
+    """Time for everything: conversations are shortened to fit, and the rest is left out. None: no limit."""
     _scale: float = field(default=1.0, init=False)
 
-    def run(self) -> Results:
-        """Measure all; a target that dies is reported, not raised.
+    def run(self) -> Report:
+        """Measure everything; a target that dies is reported, not raised.
 
-        KeyboardInterrupt and SystemExit end it: the results are what was measured, and not `complete`.
+        KeyboardInterrupt and SystemExit end the run: the report is not `complete`, as if out of time.
         """
-        found: dict[tuple[str, str], _Measured] = defaultdict(_Measured)
-        try:
-            return self._run(found)
-        except (KeyboardInterrupt, SystemExit):
-            for target in self.targets:
-                target.close(1.0)
-            return self._results(found, complete=False)
+        options = {name: str(value) for name, value in self.model.options.items()}
+        settings = {"rounds": str(self.rounds), "bytes": f"{self.model.path.stat().st_size:,}", **options}
+        self._results = Collector(self.targets, [self.model], self.found, settings)
+        return self._results.run(self._measure)
 
-    def _run(self, found: dict[tuple[str, str], _Measured]) -> Results:
+    def _measure(self) -> bool:
         until = None if self.minutes is None else time.monotonic() + 60 * self.minutes
         steps = list(self._steps())
-        results = self._results(found, complete=not steps)
+        every: dict[tuple[str, str], _Measured] = defaultdict(_Measured)
         if until is not None:
             self.progress("measuring the model's speed", 0, len(steps))
             self._scale = self._fitting(until - time.monotonic())
         for done, (name, target, step) in enumerate(steps):
             if until is not None and time.monotonic() > until:
-                return self._results(found, complete=False)
+                return False
             self.progress(f"{target.name}: {name}", done, len(steps))
-            measured = found[name, target.name]
-            if measured.error is None:
+            measured = every[name, target.name]
+            if not measured.failed:
                 try:
                     step(measured)
+                    if measured != _Measured():
+                        self._results.put(target, measured.figures(name, self._scale))
                 except LlamaHybridError as error:
-                    measured.error = str(error)
-            target.close()  # a process of its own each time: nobody's memory is another's
-            results = self._results(found, complete=done + 1 == len(steps))
-            self.found(results)
-        return results
+                    measured.failed = True
+                    self._results.fail(target, f"{name}: {error}")
+            target.close()  # each step has a process of its own, so that memory is measured from its start
+        return True
 
     def _fitting(self, seconds: float) -> float:
-        """The longest scale at which all takes `seconds` at most, by the first target that opens."""
+        """Return the longest scale that fits into `seconds`, by the first target that opens."""
         for target in self.targets:
             try:
                 with target.open(self.model, Shape(2048)) as session:
@@ -269,86 +185,55 @@ class Bench:
         return 1.0
 
     def _seconds(self, speed: Speed, scale: float) -> float:
-        """Seconds of a round on one target."""
+        """Return the seconds of a round on one target."""
         workloads = [*self.alone, *map(together, self.clients)]
         states = Cost(2 * RESTART_TOKENS + SAVED_TOKENS, 32).at(scale)
         return sum(map(speed.seconds, [*(cost_of(each, scale) for each in workloads), states]))
 
-    def _results(self, found: Mapping[tuple[str, str], _Measured], complete: bool) -> Results:
-        cells = (measured.cell(*key) for key, measured in found.items())
-        about = {"name": self.model.name, "bytes": self.model.path.stat().st_size, **self.model.options}
-        return Results(
-            datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            machine(),
-            about,
-            self.rounds,
-            {target.name: target.versions() for target in self.targets},
-            tuple(cell for cell in cells if cell.requests or cell.error),
-            complete,
-            self._scale,
-        )
-
-    def _steps(self) -> Iterator[tuple[str, Target, Callable[[_Measured], None]]]:
-        every = [*self.alone, *map(together, self.clients)]
-        for round_ in range(self.rounds):
-            for workload in every:
+    def _steps(self) -> Iterator[tuple[str, Target, Step]]:
+        for number in range(self.rounds):
+            for workload in (*self.alone, *map(together, self.clients)):
                 for target in self.targets:
-                    yield workload.name, target, self._plays(target, workload, first=not round_)
+                    yield workload.name, target, partial(self._play, target, workload)
             for target in self.targets:
                 if target.kind in RESTARTING:
-                    yield "restart, from disk", target, self._restarts(target, round_)
+                    yield "restart, from disk", target, partial(self._restart, target, number)
             for target in self.targets:
-                yield SAVED, target, self._saves(target, round_)
+                yield SAVED, target, partial(self._save, target, number)
 
-    def _plays(self, target: Target, workload: Workload, first: bool) -> Callable[[_Measured], None]:
-        def step(measured: _Measured) -> None:
-            with target.open(self.model, Shape(workload.n_ctx, workload.clients)) as session:
-                if suits(session, workload):
-                    _play(session, workload, measured, first, self._scale)
+    def _play(self, target: Target, workload: Workload, measured: _Measured) -> None:
+        with target.open(self.model, Shape(workload.n_ctx, workload.clients)) as session:
+            if suits(session, workload):
+                _play(session, workload, measured, self._scale)
 
-        return step
-
-    def _restarts(self, target: Target, number: int) -> Callable[[_Measured], None]:
-        def step(measured: _Measured) -> None:
-            with tempfile.TemporaryDirectory(prefix="llamahybrid-bench-") as folder, _kept_in(target, folder):
-                shape = Shape(4096)
-                with target.open(self.model, shape) as session:
-                    vocabulary = session.vocabulary
-                    if vocabulary is None:
-                        return
-                    speech = Speech(vocabulary, seed=number, scale=self._scale)
-                    prompt = speech.message(RESTART_TOKENS, "system") + speech.message(40) + speech.reply()
-                    player = Player(session)
-                    reply = player.ask(_ask(prompt))
-                target.close()
-                with target.open(self.model, shape) as session:
-                    session.decoded()
-                    after = Player(session).ask(
-                        _ask([*prompt, *(reply.tokens or ()), *speech.message(40), *speech.reply()])
-                    )
-                    measured.requests += 1
-                    measured.decoded = session.decoded()
-                    if after.total is not None:
-                        known = len(prompt) + max(0, len(reply.tokens or ()) - 1)
-                        measured.least = after.total - known + max(0, len(after.tokens or ()) - 1)
-                    if after.ttft is not None:
-                        measured.ttfts.append(after.ttft)
-
-        return step
-
-    def _saves(self, target: Target, number: int) -> Callable[[_Measured], None]:
-        def step(measured: _Measured) -> None:
-            with target.open(self.model, Shape(SAVED_TOKENS + 96)) as session:
-                measured.requests += 1
+    def _restart(self, target: Target, number: int, measured: _Measured) -> None:
+        shape = Shape(4096)
+        with tempfile.TemporaryDirectory(prefix="llamahybrid-bench-") as folder, _kept_in(target, folder):
+            with target.open(self.model, shape) as session:
                 if session.vocabulary is None:
                     return
-                saving = session.saving(
-                    Speech(session.vocabulary, seed=number, scale=self._scale).words(SAVED_TOKENS)
-                )
-                if saving is not None:
-                    measured.savings.append(saving)
+                speech = Speech(session.vocabulary, seed=number, scale=self._scale)
+                prompt = speech.message(RESTART_TOKENS, "system") + speech.message(40) + speech.reply()
+                answer = Player(session).ask(_ask(prompt)).tokens or ()
+            target.close()
+            with target.open(self.model, shape) as session:
+                session.decoded()
+                after = Player(session).ask(_ask([*prompt, *answer, *speech.message(40), *speech.reply()]))
+                measured.decoded = session.decoded()
+        if after.total is not None:
+            known = len(prompt) + max(0, len(answer) - 1)
+            measured.least = after.total - known + max(0, len(after.tokens or ()) - 1)
+        if after.ttft is not None:
+            measured.ttfts.append(after.ttft)
 
-        return step
+    def _save(self, target: Target, number: int, measured: _Measured) -> None:
+        with target.open(self.model, Shape(SAVED_TOKENS + 96)) as session:
+            if session.vocabulary is None:
+                return
+            speech = Speech(session.vocabulary, seed=number, scale=self._scale)
+            saving = session.saving(speech.words(SAVED_TOKENS))
+            if saving is not None:
+                measured.savings.append(saving)
 
 
 def _ask(tokens: Sequence[int]) -> Ask:
@@ -357,7 +242,7 @@ def _ask(tokens: Sequence[int]) -> Ask:
 
 @contextmanager
 def _kept_in(target: Target, folder: str) -> Iterator[None]:
-    """Processes that the target starts meanwhile keep conversations in a folder."""
+    """Let processes of the target keep conversations in a folder."""
     target.kept_in = folder
     try:
         yield
@@ -365,46 +250,23 @@ def _kept_in(target: Target, folder: str) -> Iterator[None]:
         target.kept_in = None
 
 
-def _play(session: Session, workload: Workload, measured: _Measured, first: bool, scale: float) -> None:
+def _play(session: Session, workload: Workload, measured: _Measured, scale: float) -> None:
     before = session.resident()
     session.decoded()
     began = time.perf_counter()
     played = Player(session).converse(workload, scale)
     seconds = time.perf_counter() - began
     decoded, after = session.decoded(), session.resident()
-    counted = played[workload.measured_from :] if workload.clients == 1 else played
+    counted = [each for each in played if each.number >= workload.measured_from]
     measured.ttfts += [each.reply.ttft for each in counted if each.reply.ttft is not None]
-    made = sum(len(each.reply.tokens) for each in played if each.reply.tokens is not None)
-    if made:
+    if made := sum(len(each.reply.tokens or ()) for each in played):
         measured.rates.append(made / seconds)
     if before is not None and after is not None:
         measured.grown.append(max(0, after - before) // max(1, len({each.chat for each in played})))
-    if first:
-        measured.requests = len(played)
-        measured.least = _least(played, workload)
-        alone = [_decoded(each.reply) for each in counted]
-        known = [count for count in alone if count is not None]
-        if known and len(known) == len(alone):
-            measured.decoded = sum(known)
-        else:  # what some requests hide is in no sum of the others
-            measured.decoded = decoded if workload.clients > 1 else None
-
-
-def _least(played: Sequence[Played], workload: Workload) -> int | None:
-    """Tokens that the requests that count had to decode; None where ids are hidden."""
-    records = []
-    for each in played:
-        if each.reply.prompt is None or each.reply.tokens is None:
-            return None
-        records.append(Record(each.reply.prompt, each.reply.tokens, 0, 0.0, 0.0, "", None, None))
-    first = workload.measured_from if workload.clients == 1 else 0
-    return sum(least_decodes(records)[first:])
-
-
-def _decoded(reply: Reply) -> int | None:
-    """By native counters, or else by what the target says that it decoded; None where it hides that."""
-    if reply.decoded is not None:
-        return reply.decoded
-    if reply.worked is None or reply.tokens is None:
-        return None
-    return reply.worked + max(0, len(reply.tokens) - 1)
+    if not measured.requests:
+        unchecked: list[figures.Checked] = [("unknown", "")] * len(played)
+        measured.requests = figures.requests(session, workload.name, played, unchecked)
+        total = decoded if workload.clients > 1 else None
+        measured.least, measured.decoded = figures.totals(
+            workload.measured_from, played, measured.requests, total
+        )

@@ -1,56 +1,42 @@
-"""What a run of the harness found, as plain values: per request, per workload, per target.
+"""Results of the harness as plain values: requests, workloads, targets and the report, in JSON and back.
 
-Written and read as JSON. Whatever a target hides is None, never a guess.
+A number that the target hides is None, never a guess.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import math
-import types
-from collections.abc import Mapping
+import os
+import platform
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from llamahybrid.errors import ReportError
 from llamahybrid.files import write_json
 
-FORMAT = 2
+FORMAT = 3
 """Of the JSON; a reader takes no other."""
 
 Sameness: TypeAlias = Literal["same", "tie", "different", "unknown"]
-"""How an answer compares with one that reused nothing; a tie parted where two tokens were as likely."""
+"""Comparison of an answer with one that reused nothing; a tie parted where two tokens were as likely."""
 
 Outcome: TypeAlias = Literal["ok", "bad", "cannot tell"]
 
 PROBE = "probe: "
 """In the names of directed probes, which measure nothing."""
 
-_T = TypeVar("_T")
-
-
-class _Json:
-    """Plain data and back, by the fields' types."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain data for `json.dumps`."""
-        plain: dict[str, Any] = dataclasses.asdict(self)  # type: ignore[call-overload]
-        return plain
-
-    @classmethod
-    def from_json(cls: type[_T], data: object) -> _T:
-        """What `as_json` gave. Raises ReportError where `data` is not that."""
-        value: _T = _read(cls, data, cls.__name__)
-        return value
+_STRICT: dict[str, Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
 
 @dataclass(frozen=True)
-class Verdict(_Json):
-    """One thing that was looked at."""
+class Verdict:
+    """The verdict on one property of a target."""
 
+    __pydantic_config__: ClassVar = _STRICT
     name: str
     """The same in every run: "reuse", "exact", "memory-flat", "hazard:<probe>" and so on."""
     outcome: Outcome
@@ -58,17 +44,18 @@ class Verdict(_Json):
 
 
 @dataclass(frozen=True)
-class RequestFigures(_Json):
-    """One request. Tokens are of the prompt, where nothing else is said."""
+class RequestFigures:
+    """A request. Token counts are of the prompt unless stated otherwise."""
 
+    __pydantic_config__: ClassVar = _STRICT
     workload: str
     chat: str
-    """Whose conversation it is, among those of the workload."""
+    """Name of the conversation within the workload."""
     turn: int
     """Of that chat, from 0."""
     total: int | None
     matched: int | None
-    """In common, from the start, with something that the target had decoded before."""
+    """Longest prefix in common with anything that the target had decoded before."""
     cached: int | None
     """Reused, as the target reports it."""
     left: int | None
@@ -81,115 +68,146 @@ class RequestFigures(_Json):
     answer: Sameness
     text_hash: str
     miss: str | None
-    """Why tokens that could have been reused were not; None: none was missed."""
+    """The reason why known tokens were not reused; None: all were."""
 
 
 @dataclass(frozen=True)
-class WorkloadFigures(_Json):
-    """One workload on one target."""
+class Saving:
+    """Cost of saving a conversation's state in memory and of restoring it; medians."""
 
+    __pydantic_config__: ClassVar = _STRICT
+    bytes: int
+    save: float
+    """Seconds."""
+    restore: float
+    """Seconds, from the bytes to a state that can be decoded from."""
+    memcpy: float
+    """Seconds for a copy of as many bytes, alternating with the others."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """Measurements of `llamahybrid bench`, over its rounds."""
+
+    __pydantic_config__: ClassVar = _STRICT
+    ttft: float | None = None
+    """Seconds to the first token, median over requests and rounds."""
+    tokens_per_second: float | None = None
+    """Answers' tokens of all clients over wall time, median over rounds."""
+    resident: int | None = None
+    """Growth of the process in bytes a conversation, largest round."""
+    saving: Saving | None = None
+
+
+@dataclass(frozen=True)
+class WorkloadFigures:
+    """A workload on one target."""
+
+    __pydantic_config__: ClassVar = _STRICT
     workload: str
-    requests: tuple[RequestFigures, ...]
-    least: int | None
-    """Tokens that had to be decoded by anyone; of the requests that count."""
-    decoded: int | None
-    """Tokens that were; of the same requests."""
-    ratio: float | None
+    requests: tuple[RequestFigures, ...] = ()
+    least: int | None = None
+    """Least tokens that the counted requests could decode."""
+    decoded: int | None = None
+    """Tokens that the same requests decoded."""
+    ratio: float | None = None
     """decoded / least."""
-    bound: float | None
-    """The ratio that this workload should stay below."""
-    memory_growth: int | None
+    bound: float | None = None
+    """The largest ratio that is ok."""
+    memory_growth: int | None = None
     """Bytes a request."""
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[Verdict, ...] = ()
     scale: float = 1.0
-    """Length of its messages and answers, as a share of the full one; see `harness.plan`."""
+    """Length of messages and answers, as a share of the full one; see `harness.plan`."""
+    times: Times | None = None
 
 
 @dataclass(frozen=True)
-class TargetFigures(_Json):
-    """One target."""
+class TargetFigures:
+    """A target."""
 
+    __pydantic_config__: ClassVar = _STRICT
     name: str
     """As given on the command line."""
     kind: str
     versions: dict[str, str]
-    workloads: tuple[WorkloadFigures, ...]
-    hazards: tuple[Verdict, ...]
-    error: str | None
-    """Why there is no more of it; None: it ran to the end."""
+    workloads: tuple[WorkloadFigures, ...] = ()
+    hazards: tuple[Verdict, ...] = ()
+    error: str | None = None
+    """The reason why the target did not run to its end."""
 
 
 @dataclass(frozen=True)
-class Report(_Json):
-    """A run."""
+class Report:
+    """The results of a run."""
 
+    __pydantic_config__: ClassVar = _STRICT
     made: str
     """ISO 8601 date and time."""
     machine: dict[str, str]
+    """Machine and settings that the figures depend on."""
     models: tuple[str, ...]
     targets: tuple[TargetFigures, ...]
     complete: bool = True
-    """False: the run was stopped, and this is what it had found."""
+    """False: the run was stopped, or out of time."""
     format: int = FORMAT
 
     @classmethod
-    def from_json(cls, data: object) -> Report:
-        """What `as_json` gave. Raises ReportError where `data` is not that, or of another format."""
-        found = data.get("format") if isinstance(data, Mapping) else None
-        if found != FORMAT:
-            raise ReportError(f"format {found!r}: this llamahybrid reads reports of format {FORMAT}")
-        report: Report = _read(cls, data, cls.__name__)
-        return report
+    def now(
+        cls,
+        targets: Iterable[TargetFigures],
+        models: Iterable[str] = (),
+        complete: bool = True,
+        settings: Mapping[str, str] | None = None,
+    ) -> Report:
+        """Return a report of this moment and this machine."""
+        made = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        return cls(made, {**machine(), **(settings or {})}, tuple(models), tuple(targets), complete)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain data for `json.dumps`."""
+        return dataclasses.asdict(self)
 
     def write(self, path: Path) -> None:
-        """Write it as JSON, without the user's home folder in it."""
+        """Write the report as JSON, without the user's home folder in it."""
         write_json(path, self.as_json())
 
     @classmethod
-    def read(cls, path: Path) -> Report:
-        """Read what `write` wrote. Raises ReportError where the file is not that, OSError without one."""
+    def parse(cls, text: str) -> Report:
+        """Return the report in a JSON text. Raises ReportError."""
+        import pydantic
+
         try:
-            return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
+            data = json.loads(text)
+            found = data.get("format") if isinstance(data, dict) else None
+            if found != FORMAT or isinstance(found, bool):
+                raise ReportError(f"format {found!r}: this llamahybrid reads reports of format {FORMAT}")
+            return pydantic.TypeAdapter(cls).validate_json(text)
+        except pydantic.ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise ReportError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
         except (ValueError, OverflowError, RecursionError) as error:
+            raise ReportError(str(error)) from error
+
+    @classmethod
+    def read(cls, path: Path) -> Report:
+        """Read a JSON report. Raises ReportError for another file, OSError."""
+        try:
+            return cls.parse(path.read_text(encoding="utf-8"))
+        except (ReportError, UnicodeDecodeError) as error:
             raise ReportError(f"{path}: {error}") from error
 
 
+def machine() -> dict[str, str]:
+    """Return the machine that figures depend on."""
+    return {
+        "system": platform.system(),
+        "processor": platform.machine(),
+        "cores": str(os.cpu_count()),
+        "python": platform.python_version(),
+    }
+
+
 def whose(chat: str) -> str:
-    """Name of a chat; a number alone becomes "chat NUMBER"."""
+    """Return the name of a chat; a number alone becomes "chat NUMBER"."""
     return f"chat {chat}" if chat.replace("/", "").isdigit() else chat
-
-
-@cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
-def _read(kind: Any, data: object, where: str) -> Any:
-    """`data` as a `kind`: dataclasses, tuples of one type, str to str, unions, literals and plain values."""
-    origin = get_origin(kind)
-    if origin in (Union, types.UnionType):
-        if data is None:
-            return None
-        return _read(next(one for one in get_args(kind) if one is not type(None)), data, where)
-    if origin is Literal:
-        if data in get_args(kind):
-            return data
-    elif origin is tuple:
-        if isinstance(data, (list, tuple)):
-            return tuple(_read(get_args(kind)[0], each, f"{where}[{i}]") for i, each in enumerate(data))
-    elif origin is dict:
-        if isinstance(data, Mapping) and all(isinstance(each, str) for pair in data.items() for each in pair):
-            return dict(data)
-    elif isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        hints = _hints(kind)
-        if isinstance(data, Mapping) and set(data) == set(hints):
-            return kind(**{name: _read(hint, data[name], f"{where}.{name}") for name, hint in hints.items()})
-        if isinstance(data, Mapping):
-            odd = sorted(set(map(str, data)) ^ set(hints))
-            raise ReportError(f"{where}: missing or unknown: {', '.join(odd)}")
-    elif kind is float:
-        if isinstance(data, (int, float)) and not isinstance(data, bool) and math.isfinite(data):
-            return float(data)
-    elif type(data) is kind:
-        return data
-    raise ReportError(f"{where}: {str(data)[:40]!r} is not what stands there in a report")

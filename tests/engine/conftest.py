@@ -24,7 +24,7 @@ OURS = ("LLAMAHYBRID_ENGINE", "LLAMA_CPP_LIB_PATH", "MTMD_CPP_LIB", "CMAKE_ARGS"
 
 def mismatch(engine: Engine) -> str:
     """Why it does not replace the llama-cpp-python of this test."""
-    return choice.mismatch(engine, choice.Site.here())
+    return choice.mismatch(engine, choice.InstalledBindings.here())
 
 
 @pytest.fixture

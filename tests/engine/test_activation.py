@@ -21,13 +21,13 @@ def child(code: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_nothing_built_means_stock(cache: Path) -> None:
-    assert activation.wanted("") is None
+    assert activation.resolve("") is None
 
 
 def test_the_latest_one_is_taken(built: Build) -> None:
     later = built("later", built="2026-02-01T00:00:00+00:00")
     built("earlier")
-    assert activation.wanted("patched") == later.libraries
+    assert activation.resolve("patched") == later.libraries
 
 
 @pytest.mark.parametrize(
@@ -43,12 +43,12 @@ def test_the_latest_one_is_taken(built: Build) -> None:
 def test_one_that_does_not_match_is_not_taken(built: Build, changes: dict[str, object], reason: str) -> None:
     engine = built(**changes)
     assert reason in mismatch(engine)
-    assert activation.wanted("") is None
+    assert activation.resolve("") is None
 
 
 def test_any_folder_of_libraries_can_be_chosen(built: Build) -> None:
     engine = built(source="/elsewhere")
-    assert activation.wanted(str(engine.libraries)) == engine.libraries
+    assert activation.resolve(str(engine.libraries)) == engine.libraries
 
 
 def test_a_folder_may_be_named_from_here_or_from_home(
@@ -57,18 +57,18 @@ def test_a_folder_may_be_named_from_here_or_from_home(
     engine = built()
     monkeypatch.chdir(engine.folder)
     monkeypatch.setenv("HOME", str(cache))
-    assert activation.wanted("lib") == engine.libraries
-    assert activation.wanted("~/engines/one/lib") == engine.libraries
+    assert activation.resolve("lib") == engine.libraries
+    assert activation.resolve("~/engines/one/lib") == engine.libraries
 
 
 def test_patched_without_a_build_says_how_to_build(cache: Path) -> None:
     with pytest.raises(EngineError, match="llamahybrid engine build"):
-        activation.wanted("patched")
+        activation.resolve("patched")
 
 
 def test_a_folder_without_libraries_is_refused(cache: Path) -> None:
     with pytest.raises(EngineError, match="no libllama and no libmtmd"):
-        activation.wanted(str(cache))
+        activation.resolve(str(cache))
 
 
 @pytest.mark.parametrize(("wish", "warnings"), [("stock", 0), ("", 1)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from llamahybrid.engine import choice, patched, series
-from llamahybrid.engine.choice import Site
+from llamahybrid.engine.choice import InstalledBindings
 from llamahybrid.engine.installed import Engine
 from llamahybrid.engine.recipe import Recipe
 from llamahybrid.harness.hazards.outcome import Verdict
@@ -22,7 +22,7 @@ def test_engine_of_a_patch_that_changed_since_is_not_loaded(tmp_path: Path) -> N
     patches = series.patches(version)
     patches[next(iter(patches))] = "0" * 64
     engine = Engine(tmp_path, version, Recipe.here(), patches, "", (), "2026-01-01", 1.0)
-    assert "patches have changed" in choice.mismatch(engine, Site(version, frozenset({"cpu"})))
+    assert "patches have changed" in choice.mismatch(engine, InstalledBindings(version, frozenset({"cpu"})))
 
 
 def test_library_that_ends_the_process_or_is_wrong_is_not_sound() -> None:

@@ -69,14 +69,14 @@ def test_a_whole_toolkit_is_named_as_it_is(toolkit: Make) -> None:
 
 def test_one_in_parts_is_put_together_once(toolkit: Make, package: Path) -> None:
     root = toolkit()
-    found = cuda.together(cuda.Toolkit.find(), cuda.cublas("13.0"))
+    found = cuda.joined(cuda.Toolkit.find(), cuda.cublas("13.0"))
     assert (found / "bin" / "nvcc").resolve() == root / "bin" / "nvcc"
     assert (found / "include" / "cuda.h").resolve() == root / "include" / "cuda.h"
     assert (found / "include" / "cublas_v2.h").resolve() == package / "include" / "cublas_v2.h"
     target = found / "targets" / f"{os.uname().machine}-linux" / "lib"
     for library in ("libcublas.so", "libcublas.so.13", "libcudart.so"):
         assert (target / library).is_file(), library
-    assert cuda.together(cuda.Toolkit.find(), package) == found
+    assert cuda.joined(cuda.Toolkit.find(), package) == found
     said = cuda.cmake_args("90")
     assert f"-DCMAKE_CUDA_COMPILER={found / 'bin' / 'nvcc'}" in said
     assert f"-DCMAKE_CUDA_FLAGS=-I{found / 'include'}" in said

@@ -41,6 +41,6 @@ def test_a_manifest_with_other_things_in_it_is_none(built: Build, harm: dict[str
     good, odd = built("good"), built("odd")
     manifest = odd.folder / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **harm}))
-    assert activation.wanted("") == good.libraries
+    assert activation.resolve("") == good.libraries
     assert installed.engines() == [good]
     assert len(installed.unreadable()) == 1

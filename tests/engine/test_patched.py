@@ -19,7 +19,7 @@ from unittest.mock import ANY
 import pytest
 
 from llamahybrid.engine import activation, bindings, build, choice, installed, patched, sdist, series
-from llamahybrid.engine.choice import Site
+from llamahybrid.engine.choice import InstalledBindings
 from llamahybrid.engine.process import Progress
 from llamahybrid.engine.trust import untrusted
 from llamahybrid.errors import EngineError
@@ -92,7 +92,7 @@ def make(force: bool = False, source: Path | None = None) -> installed.Engine:
 def test_the_series_is_applied_and_the_engine_matches(fake: Build) -> None:
     engine = make()
     assert fake.trees[0]["vendor/llama.cpp/include/llama.h"] == "b\n"
-    assert choice.mismatch(engine, Site.here()) == ""
+    assert choice.mismatch(engine, InstalledBindings.here()) == ""
     assert installed.engines() == [engine]
     assert "llama_n_rs_seq" in engine.symbols
 
@@ -146,7 +146,7 @@ def test_other_patches_and_options_make_another_engine(fake: Build, monkeypatch:
     monkeypatch.setenv("CMAKE_ARGS", "-DGGML_BLAS=on")
     assert make().folder != old.folder
     (series.folder("") / "reuse" / "0001-b.patch").write_text("")
-    assert "patches have changed" in choice.mismatch(old, Site.here())
+    assert "patches have changed" in choice.mismatch(old, InstalledBindings.here())
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_a_checkout_is_built_as_it_is_and_not_taken_by_itself(fake: Build, tmp_p
         "vendor/llama.cpp/CMakeLists.txt": "mine\n",
         "vendor/llama.cpp/include/llama.h": "mine\n",
     }
-    assert f"LLAMAHYBRID_ENGINE={engine.libraries}" in choice.mismatch(engine, Site.here())
+    assert f"LLAMAHYBRID_ENGINE={engine.libraries}" in choice.mismatch(engine, InstalledBindings.here())
 
 
 @pytest.mark.parametrize("files", [(), ("include/llama.h",), ("vendor/llama.cpp/CMakeLists.txt",)])
@@ -246,7 +246,6 @@ def test_what_a_killed_build_left_is_no_engine_and_the_next_one_removes_it(fake:
     assert installed.unreadable() == []
     engine = make()
     assert list(installed.home().iterdir()) == [engine.folder]
-    assert not list((sdist.cache_dir() / "locks").iterdir())
 
 
 def test_a_damaged_engine_is_built_anew(fake: Build) -> None:
@@ -265,7 +264,7 @@ def test_an_engine_that_is_there_takes_no_writing(fake: Build, monkeypatch: pyte
     for name in ("mkdir", "open", "replace"):
         monkeypatch.setattr(os, name, read_only)
     assert make() == engine
-    assert activation.wanted("patched") == engine.libraries
+    assert activation.resolve("patched") == engine.libraries
     with pytest.raises(EngineError, match="a folder of your own"):
         make(force=True)
 
@@ -278,12 +277,12 @@ def test_what_is_built_is_the_owners_to_write_whatever_the_umask(fake: Build, ma
     finally:
         os.umask(before)
     assert untrusted(engine.folder) == ""
-    assert choice.mismatch(engine, Site.here()) == ""
+    assert choice.mismatch(engine, InstalledBindings.here()) == ""
 
 
 def test_a_cache_path_may_have_spaces_and_any_letters(
     fake: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LLAMAHYBRID_CACHE_DIR", str(tmp_path / "mein grüner Ordner"))
-    assert activation.wanted("") is None
-    assert activation.wanted(str(make().libraries)) == activation.wanted("")
+    assert activation.resolve("") is None
+    assert activation.resolve(str(make().libraries)) == activation.resolve("")

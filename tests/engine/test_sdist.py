@@ -5,6 +5,7 @@ A small archive stands in for the real one, and a stand-in for pip hands it over
 
 from __future__ import annotations
 
+import hashlib
 import io
 import tarfile
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from llamahybrid.engine import sdist
 from llamahybrid.errors import EngineError
 from tests.engine.fake_pip import FILES, Index, litter
+from tests.lab import rebase
 
 
 def test_it_is_fetched_once(index: Index) -> None:
@@ -34,7 +36,7 @@ def test_another_hash_is_refused_and_not_kept(index: Index) -> None:
     index.content += b"!"
     with pytest.raises(EngineError, match="pip config list"):
         sdist.fetch()
-    assert not [path for path in sdist.cache_dir().rglob("*") if path.is_file()]
+    assert not list((sdist.cache_dir() / "sdist").iterdir())
 
 
 def _packed(**more: str) -> bytes:
@@ -58,12 +60,12 @@ def _packed(**more: str) -> bytes:
     ids=["noise", "cut off", "above", "another"],
 )
 def test_a_file_that_is_no_sdist_is_refused_and_writes_nowhere(
-    index: Index, tmp_path: Path, content: bytes, said: str
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, said: str
 ) -> None:
-    (tmp_path / "file").write_bytes(content)
-    pin = sdist.take(tmp_path / "file", "9.9.9")
+    index.content = content
+    monkeypatch.setattr(sdist, "PIN", sdist.Pin("9.9.9", hashlib.sha256(content).hexdigest()))
     with pytest.raises(EngineError, match=said):
-        sdist.unpack(tmp_path / "room" / "tree", pin)
+        sdist.unpack(tmp_path / "room" / "tree")
     assert not list(tmp_path.rglob("out"))
 
 
@@ -71,10 +73,8 @@ def test_an_old_python_unpacks_nothing_that_is_not_pinned(
     index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(tarfile, "data_filter", raising=False)
-    (tmp_path / "file").write_bytes(index.content)
-    for unpinned in (lambda: sdist.take(tmp_path / "file", "9.9.9"), lambda: sdist.obtain("9.9.9")):
-        with pytest.raises(EngineError, match=r"3\.10\.12"):
-            unpinned()
+    with pytest.raises(EngineError, match=r"3\.10\.12"):
+        rebase.obtain("9.9.9")
     assert sdist.unpack(tmp_path / "tree")
 
 

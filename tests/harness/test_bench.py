@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +11,8 @@ import pytest
 
 from llamahybrid.errors import TargetError
 from llamahybrid.harness import bench
-from llamahybrid.harness.bench import Bench, Results
+from llamahybrid.harness.bench import Bench
+from llamahybrid.harness.report import Report, Times
 from llamahybrid.harness.targets.base import ModelFile, Session, Shape, Target
 from llamahybrid.harness.targets.choice import target
 from llamahybrid.harness.workloads.speech import Vocabulary
@@ -44,7 +44,7 @@ def test_bench_measures_each_target_on_each_workload(
     monkeypatch.setattr(bench, "SAVED_TOKENS", 300)
     model = ModelFile("tiny", tiny_model("qwen35"), {"n_threads": 1})
     ran: list[str] = []
-    told: list[Results] = []
+    told: list[Report] = []
     run = Bench(
         [target("stock"), target("ours"), Dying()],
         model,
@@ -54,37 +54,35 @@ def test_bench_measures_each_target_on_each_workload(
         progress=lambda name, done, of: ran.append(f"{name} {done}/{of}"),
         found=told.append,
     )
-    results = run.run()
-    cells = {(cell.workload, cell.target): cell for cell in results.cells}
-    ours, stock = cells[SHORT.name, "ours"], cells[SHORT.name, "stock"]
+    report = run.run()
+    assert report.complete
+    assert told[-1].targets[:2] == report.targets[:2]
+    assert [[w.workload for w in each.workloads] for each in told[0].targets] == [[SHORT.name]]
+    found = {(w.workload, each.name): w for each in report.targets for w in each.workloads}
+    ours, stock = found[SHORT.name, "ours"], found[SHORT.name, "stock"]
     assert ours.ratio is not None
     assert stock.ratio is not None
     assert ours.ratio <= SHORT.bound < 2 < stock.ratio
-    assert ours.ttft is not None
-    both = cells["2 clients at once", "ours"]
-    assert (both.requests, both.error) == (2 * bench.TURNS, None)
-    assert both.tokens_per_second is not None
-    again = cells["restart, from disk", "ours"]
+    assert ours.times is not None
+    assert ours.times.ttft is not None
+    both = found["2 clients at once", "ours"]
+    assert len(both.requests) == 2 * bench.TURNS
+    assert (both.times or Times()).tokens_per_second is not None
+    again = found["restart, from disk", "ours"]
     assert again.decoded is not None
     assert again.least is not None
     assert again.least <= again.decoded < 300, "the answer was kept, too"
-    assert "stock" not in {t for name, t in cells if name.startswith("restart")}
-    assert all("does not open" in (cells[name, "dying"].error or "") for name in (SHORT.name, both.workload))
+    assert "stock" not in {name for workload, name in found if workload.startswith("restart")}
     for name in ("ours", "stock"):
-        saving = cells[bench.SAVED, name].saving
-        assert saving is not None, cells[bench.SAVED, name].error
+        saving = (found[bench.SAVED, name].times or Times()).saving
+        assert saving is not None
         assert saving.bytes > 100_000
         assert min(saving.save, saving.restore, saving.memcpy) > 0
+    dying = report.targets[-1]
+    for workload in (SHORT.name, both.workload):
+        assert f"{workload}: it does not open" in (dying.error or "")
     assert Dying.opened == 4, "once a workload"
-    assert len(ran) == len(told) == 11
-    assert [each.complete for each in told] == [False] * 10 + [True]
-    assert told[-1] == results
-    assert [cell.workload for cell in told[0].cells] == [SHORT.name], "what there is, from the first part on"
-    assert results.versions["ours"]["llama-cpp-python"]
-    assert re.fullmatch(r"libllama\.\w+ \([0-9a-f]{8}\)", results.versions["ours"]["library"])
-    assert Results.from_json(json.loads(json.dumps(results.as_json()))) == results
-
-
-def test_results_of_another_format_are_refused() -> None:
-    with pytest.raises(ValueError, match="format"):
-        Results.from_json({"format": 99})
+    assert len(ran) == 11
+    versions = report.targets[1].versions
+    assert versions["llama-cpp-python"]
+    assert re.fullmatch(r"libllama\.\w+ \([0-9a-f]{8}\)", versions["library"])

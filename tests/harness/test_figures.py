@@ -59,6 +59,14 @@ def test_sound_target_has_good_verdicts() -> None:
     assert (second.total, second.matched, second.cached, second.left, second.miss) == (62, 41, 41, 21, None)
 
 
+def test_short_prompts_are_not_judged_by_a_few_tokens() -> None:
+    for scale, decoded, outcome in ((1.0, 60, "bad"), (0.5, 60, "cannot tell"), (0.5, 300, "bad")):
+        session = Told({"decoded": 41}, {"decoded": decoded})
+        played = Player(session).converse(PLAYED)
+        found = figures.workload_figures(session, PLAYED, played, None, scale=scale)
+        assert _verdict(found, "reuse").outcome == outcome
+
+
 def test_report_that_contradicts_the_counters_is_bad() -> None:
     found = _figures(Told({"reported": 0, "decoded": 41}, {"reported": 41, "decoded": 63}))
     assert _verdict(found, "reports-what-it-reused").outcome == "bad"

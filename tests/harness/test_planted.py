@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -35,7 +34,7 @@ def _checked(folder: Path, *arguments: str) -> tuple[int, dict[str, str]]:
     path = folder / "report.json"
     done = CliRunner().invoke(app, ["check", "--quick", "--json", str(path), *arguments])
     assert path.exists(), done.output
-    report = Report.from_json(json.loads(path.read_text()))
+    report = Report.read(path)
     (checked,) = report.targets
     assert checked.error is None
     verdicts = [verdict for each in checked.workloads for verdict in each.verdicts]

@@ -13,7 +13,9 @@ from llamahybrid.errors import ReportError
 from llamahybrid.harness.report import (
     Report,
     RequestFigures,
+    Saving,
     TargetFigures,
+    Times,
     Verdict,
     WorkloadFigures,
 )
@@ -22,8 +24,9 @@ REQUEST = RequestFigures(
     "edit", "0", 1, 120, 100, 90, 30, 41, 0.25, 1.5, "same", "ab12", "history differs at token 100"
 )
 HIDDEN = RequestFigures("edit", "0", 2, None, None, None, None, None, None, 1.0, "unknown", "", None)
+TIMES = Times(0.1, 20.0, 1 << 20, Saving(1 << 20, 0.1, 0.2, 0.3))
 WORKLOAD = WorkloadFigures(
-    "edit", (REQUEST, HIDDEN), 40, 41, 1.025, 1.02, 0, (Verdict("reuse", "ok", "1.03"),)
+    "edit", (REQUEST, HIDDEN), 40, 41, 1.025, 1.02, 0, (Verdict("reuse", "ok", "1.03"),), times=TIMES
 )
 TARGET = TargetFigures("stock", "stock", {"llama-cpp-python": "0.3.36"}, (WORKLOAD,), (), None)
 REPORT = Report("2026-01-02T03:04:05+00:00", {"system": "Linux"}, ("a.gguf",), (TARGET,))
@@ -49,7 +52,7 @@ def _changed(change: Any) -> object:
         (lambda d, r: d.pop("format"), "format None"),
         (lambda d, r: d.pop("machine"), "machine"),
         (lambda d, r: d.update(more=1), "more"),
-        (lambda d, r: r.update(total="120"), "requests\\[0\\].total"),
+        (lambda d, r: r.update(total="120"), "requests.0.total"),
         (lambda d, r: r.update(total=True), "total"),
         (lambda d, r: r.update(total=1.5), "total"),
         (lambda d, r: r.update(seconds=None), "seconds"),

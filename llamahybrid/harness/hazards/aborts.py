@@ -1,4 +1,4 @@
-"""Decodes that are stopped: what the memory holds afterwards."""
+"""The memory after stopped decodes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _after(context: Context, said: str) -> Outcome:
 def _stopped(bench: Bench, held: int, fed: int, part: float, planes: int = 0, **params: object) -> Outcome:
     """Hold `held` tokens, stop while decoding `fed` more, go on where the context says that it ends.
 
-    Where that is refused, remove everything and start another prompt.
+    If that is refused, remove everything and start another prompt.
     """
     bench.need_recurrent()
     context = _context(bench, held, planes, **params)
@@ -63,7 +63,7 @@ _abort = partial(
     says="the decode returned 2, 0 tokens left; the next decode returned -2",
     patches=("0002",),
 )
-"""What stands for a stopped decode where its probe says nothing else."""
+"""Defaults of probes of a stopped decode."""
 
 
 @_abort(

@@ -1,4 +1,4 @@
-"""One native context as probes use it: batches, cuts, copies, states and ranges, and stopped decodes."""
+"""A native context for probes: batches, cuts, copies, states, ranges and stopped decodes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Item: TypeAlias = tuple[int, int, Sequence[int]]
 
 
 class Context:
-    """One native context; positions count from 0, `seq` is a sequence id, `text` chooses other tokens."""
+    """A native context; positions count from 0, `seq` is a sequence id, `text` chooses other tokens."""
 
     def __init__(self, bench: Any, params: dict[str, Any]) -> None:
         native = lib.llama_context_default_params()

@@ -1,4 +1,4 @@
-"""Copies between sequences, shifts and removals: what is done later than it is asked for, or not at all."""
+"""Copies between sequences, shifts and removals that are delayed or impossible."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from llamahybrid.harness.hazards.outcome import Outcome, Verdict, gap, granted, 
 from llamahybrid.harness.hazards.steps import all_go_on, next_prompt
 
 _pending = partial(probe, sound="carries the copy out first", verdicts=MENDED, patches=("0010",))
-"""What stands for a copy or shift that is not carried out yet where its probe says nothing else."""
+"""Defaults of probes of a copy or shift that is pending."""
 
 _ignored = partial(
     probe, sound="changes nothing", verdicts=(Verdict.DIED, Verdict.REFUSED), patches=("0007",)
 )
-"""What stands for a request that cannot be met where its probe says nothing else."""
+"""Defaults of probes of a request that cannot be met."""
 
 
 @_pending(
@@ -118,7 +118,7 @@ def partial_stream_copy(bench: Bench) -> Outcome:
 def remove_all_sequences(bench: Bench) -> Outcome:
     """Two sequences of twelve tokens; seq_rm(-1, -1, -1); a fresh prompt in the second one.
 
-    Where that was refused, go on with both.
+    If that was refused, go on with both.
     """
     context = bench.context(**TWO).filled(BOTH)
     if context.rm(-1, -1, -1):
@@ -178,8 +178,8 @@ def remove_negative_sequence(bench: Bench) -> Outcome:
 def remove_inner_range(bench: Bench) -> Outcome:
     """Twelve tokens; seq_rm(0, 2, 5); go on, compared with a context that never saw those three tokens.
 
-    Where positions may not have gaps there is no such context: there it is compared with all twelve. Where
-    it is refused, so are [0, 5) and [0, 11); ranges without tokens ([5, 5), [5, 2), [12, 40)) may be granted.
+    If positions may not have gaps, it is compared with all twelve. A library that refuses it has to refuse
+    [0, 5) and [0, 11), too; ranges without tokens ([5, 5), [5, 2), [12, 40)) may be granted.
     """
     bench.need_hybrid()
     context = bench.context().grown(12)

@@ -32,7 +32,7 @@ _ends = partial(
     says="the restore returned 0, 12 tokens left",
     patches=("0006",),
 )
-"""What stands for a blob or an argument where its probe says nothing else."""
+"""Defaults of probes of a blob or an argument."""
 
 
 @_ends("ON_DEVICE blob without the magic", site="llama-context.cpp: llama_context::state_seq_set_data")

@@ -1,8 +1,8 @@
-"""Tensors split over several devices, and states that are had in pieces.
+"""Tensors split over several devices, and states written in pieces.
 
-The CPU serves as two devices. It holds such tensors, but it cannot compute with them, so states come from a
-context on the whole model, and nothing is decoded on the split one: its bytes are compared instead. What
-copies tensors inside the library (stream copies, a resize of planes, ON_DEVICE) takes real devices:
+The CPU serves as two devices, which hold such tensors but cannot compute with them: states come from a
+context on the whole model, and bytes are compared, because nothing can be decoded on the split one. Copies of
+tensors inside the library (stream copies, a resize of planes, ON_DEVICE) need real devices:
 ggml_backend_tensor_copy (ggml-backend.cpp) takes split tensors for plain host memory where both parts are.
 """
 
@@ -30,7 +30,7 @@ _WIDE = 192
 
 
 class _Pieces:
-    """What `llama_state_seq_write_ext` and `..._range` hand out; NotApplicable where they are missing."""
+    """Output of `llama_state_seq_write_ext` and `..._range`. Raises NotApplicable if they are missing."""
 
     def __init__(self, context: Context, most: int = 1 << 40) -> None:
         self.context, self.most = context, most

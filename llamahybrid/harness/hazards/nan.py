@@ -1,4 +1,4 @@
-"""Numbers that are none (NaN): where they stay when the sequence that had them is gone."""
+"""NaN that stays in memory after its sequence was removed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llamahybrid.harness.hazards.steps import next_prompt
 
 
 def _shown(context: Context, otherwise: str) -> Context:
-    """This context, whose next logits must show NaN for anything to be learned."""
+    """Return a context whose next logits are NaN. Raises NotApplicable with `otherwise` if they are not."""
     context.feed(12, 13)
     if np.isfinite(context.logits()).all():
         raise NotApplicable(otherwise)
@@ -37,7 +37,7 @@ _NAN = "llama-graph.cpp: llm_graph_context::build_rs"
 
 
 _nan = partial(probe, sound="starts the next prompt clean", verdicts=MENDED)
-"""What stands for each probe but the control."""
+"""Defaults of all probes but the control."""
 
 
 @_nan(

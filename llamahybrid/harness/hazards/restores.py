@@ -1,4 +1,4 @@
-"""Restores in general: files, states that do not fit, cells that are shared, memory that is not there."""
+"""Restores of files, of states that do not fit, over shared cells, and without memory."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ _shrinks = partial(
     model=GEMMA3,
     also=on(Verdict.REFUSED, LLAMA, "qwen35"),
 )
-"""What stands for a file that is cut while it is read."""
+"""Defaults of probes of a file that is truncated while it is read."""
 _beside_copy = partial(
     probe, site=_READ, verdicts=CONTROL, also=on(Verdict.EXACT, LLAMA, "jamba", "lfm2", "mamba")
 )
-"""What stands for a restore over a sequence whose cells a copy shares."""
+"""Defaults of probes of a restore over a sequence whose cells a copy shares."""
 
 
 class _File:
@@ -65,7 +65,7 @@ class _File:
             raise RuntimeError("the state was not written")
 
     def load(self, context: Context) -> bool:
-        """Whether the library says that it read it."""
+        """Return the library's result of reading it."""
         name, tokens, count = str(self.path).encode(), self._tokens, ctypes.c_size_t()
         if self.whole:
             return bool(lib.llama_state_load_file(context.ctx, name, tokens, 64, ctypes.byref(count)))
@@ -111,7 +111,7 @@ def failed_file_restore(bench: Bench) -> Outcome:
 def _shrinking(bench: Bench, whole: bool) -> Outcome:
     """A file loses the end of its last tensor between being parsed and its data being read.
 
-    What is replaced by then cannot be had back. The moment is that of a message in the log.
+    State replaced by then is lost. A message in the log gives the moment.
     """
     if sys.platform == "win32":
         raise NotApplicable("a file that is open cannot be cut here")

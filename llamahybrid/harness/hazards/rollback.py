@@ -41,10 +41,10 @@ def _pending_copied(bench: Bench) -> Context:
 
 
 _rollback = partial(probe, site=_SITE, verdicts=(Verdict.WRONG, Verdict.REFUSED), patches=("0001",))
-"""What stands for a cut where its probe says nothing else: stock grants what cannot be right."""
+"""Defaults of probes of a cut: stock grants cuts that cannot be right."""
 
 _stale = partial(probe, sound="starts the next prompt clean", verdicts=MENDED, patches=("0001",))
-"""What stands for a rollback that is pending when it ought to be gone, or to be carried out."""
+"""Defaults of probes of a rollback that is pending after it should have ended."""
 
 
 @_rollback(
@@ -164,7 +164,7 @@ def rollback_shared(bench: Bench) -> Outcome:
 def rollback_to_batch_start(bench: Bench) -> Outcome:
     """Four planes, twelve tokens, snapshot; decode a draft of four in one batch; roll back those four.
 
-    Where that is refused, restore the snapshot, cut to twelve and go on. llama-server relies on this when a
+    If that is refused, restore the snapshot, cut to twelve and go on. llama-server relies on this when a
     draft model with a recurrent memory takes its target back to before the batch.
     """
     context = bench.with_planes().grown(12)

@@ -1,4 +1,4 @@
-"""Restores that go wrong: half a blob, the wrong blob, a blob that lies."""
+"""Restores of truncated, wrong and manipulated blobs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from llamahybrid.harness.hazards.steps import (
 )
 
 _CUTS = (4, 8, 12, 16, 40, 200, -2000, -100, -8, -1)
-"""Where a blob ends, counted from its beginning or its end."""
+"""Ends of truncated blobs, counted from the beginning or the end."""
 _EMPTIED = ("gemma3", "qwen35", "lfm2", "qwen4exp", "deepseek4")
 _HEADER = struct.calcsize("<Ii")  # magic, sequence
 _MIB = 1 << 20
@@ -34,10 +34,10 @@ _next = partial(
     says="the restore returned 0, the next prompt -1 until the sequence was removed",
     patches=("0003", "0009"),
 )
-"""What stands for another prompt after a failed restore."""
+"""Defaults of probes of another prompt after a failed restore."""
 
 _refuses = partial(failed_restore, sound="refuses", patches=("0006",))
-"""What stands for a damaged or outdated state where its probe says nothing else."""
+"""Defaults of probes of damaged or outdated states."""
 
 _empty = partial(
     probe,
@@ -49,7 +49,7 @@ _empty = partial(
     model=LLAMA,
     also=on(Verdict.WRONG, *_EMPTIED),
 )
-"""What stands for the state of an empty sequence over a live one."""
+"""Defaults of probes that restore the state of an empty sequence over a live one."""
 
 
 def _truncated(bench: Bench, flags: int) -> Outcome:
@@ -172,7 +172,7 @@ def snapshot_without_attention(bench: Bench) -> Outcome:
 def state_lost(bench: Bench) -> Outcome:
     """Twelve tokens; restore the PARTIAL state of an empty sequence; decode another prompt from 0.
 
-    Where that is refused, remove the sequence and decode that prompt again.
+    If that is refused, remove the sequence and decode that prompt again.
     """
     bench.need_hybrid()
     context = bench.context()
@@ -234,7 +234,7 @@ def on_device_restore(bench: Bench) -> Outcome:
 def negative_position(bench: Bench) -> Outcome:
     """Twelve live tokens; restore their PARTIAL state with the first cell's position set to -7.
 
-    Where that is accepted, remove the sequence and decode another prompt. Of a hybrid the full state, too.
+    If that is accepted, remove the sequence and decode another prompt. Of a hybrid the full state, too.
     """
     bench.need_recurrent()
 

@@ -34,7 +34,7 @@ def _grown(bench: Bench) -> Context:
 _window = partial(
     probe, site=_DECODE, verdicts=(Verdict.WRONG, Verdict.REFUSED), patches=("0025",), model=GEMMA3
 )
-"""What stands for a window where its probe says nothing else: stock decodes without what it needs."""
+"""Defaults of probes of a window: stock decodes without the tokens that it needs."""
 
 
 @_window(
@@ -125,7 +125,7 @@ def window_ahead_of_attention(bench: Bench) -> Outcome:
 def range_without_window(bench: Bench) -> Outcome:
     """swa_full=False; restore the range [0, 100) into an empty context; go on at 100; start at 0.
 
-    Where both are refused, restore the PARTIAL snapshot of 100 tokens and go on; remove all and start again.
+    If both are refused, restore the PARTIAL snapshot of 100 tokens and go on; remove all and start again.
     """
     bench.need_window()
     donor = bench.context(**_SMALL).grown(100, chunk=32)
@@ -182,7 +182,7 @@ def copy_behind_window(bench: Bench) -> Outcome:
 def empty_window_restored(bench: Bench) -> Outcome:
     """swa_full=False; 400 tokens; restore an empty sequence's PARTIAL state, cut to 100, go on.
 
-    Where that is refused, restore the PARTIAL snapshot of 100 tokens and go on.
+    If that is refused, restore the PARTIAL snapshot of 100 tokens and go on.
     """
     bench.need_attention()  # not a window: llama_model_n_swa is 0 for deepseek4
     context = bench.context(**_SMALL)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import urlsplit
+
+import httpx
 
 from llamahybrid.errors import TargetError
 from llamahybrid.harness.report import Sameness
@@ -27,63 +27,72 @@ from llamahybrid.harness.workloads.speech import Vocabulary
 
 SECONDS = 600.0
 _PROBABILITIES = 4096
-"""Tokens whose probabilities are asked for where two answers part: all, of a small vocabulary."""
+"""Number of most likely tokens requested where two answers part."""
+
+
+def base_url(url: str) -> httpx.URL:
+    """Return the URL of a server without its "/v1". Raises TargetError unless it is one of HTTP."""
+    try:
+        found = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise TargetError(f"{url}: {error}") from error
+    if found.scheme not in ("http", "https") or not found.host:
+        raise TargetError(f"{url} is no http:// or https:// URL")
+    return found.copy_with(path=found.path.rstrip("/").removesuffix("/v1") or "/")
+
+
+def events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Yield the events of a server's stream. Raises TargetError for an error in it."""
+    for line in lines:
+        if line.startswith("error:"):
+            raise TargetError(line)
+        if line.startswith("data:") and line[5:].strip() != "[DONE]":
+            event = json.loads(line[5:])
+            if not isinstance(event, dict) or "error" in event:
+                raise TargetError(str(event.get("error") if isinstance(event, dict) else event))
+            yield event
 
 
 class Client:
-    """JSON over HTTP, a connection a request; streams are read as they come."""
+    """JSON over HTTP, with a connection for each request."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise TargetError(f"{url} is no http:// or https:// URL")
-        self._kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._host, self._port = parts.hostname, parts.port
-        self._base = parts.path.rstrip("/").removesuffix("/v1")
-        self._headers = {"Content-Type": "application/json"}
-        if key:
-            self._headers["Authorization"] = f"Bearer {key}"
-
-    @contextmanager
-    def _open(self, path: str, body: object) -> Iterator[http.client.HTTPResponse]:
-        connection = self._kind(self._host, self._port, timeout=SECONDS)
-        try:
-            method = "GET" if body is None else "POST"
-            data = None if body is None else json.dumps(body).encode()
-            connection.request(method, self._base + path, data, self._headers)
-            response = connection.getresponse()
-            if response.status != 200:
-                said = response.read(400).decode(errors="replace")
-                raise TargetError(f"{method} {path}: HTTP status {response.status}: {said}")
-            yield response
-        except (OSError, http.client.HTTPException) as error:
-            raise TargetError(f"{path}: {type(error).__name__}: {error}") from error
-        finally:
-            connection.close()
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        more: dict[str, Any] = {"timeout": SECONDS, "limits": limits, "trust_env": False}
+        self._client = httpx.Client(base_url=base_url(url), headers=headers, **more)
 
     def json(self, path: str, body: object = None) -> Any:
         """POST, or GET without a body. Raises TargetError."""
-        with self._open(path, body) as response:
-            try:
+        try:
+            with self._open(path, body) as response:
                 return json.loads(response.read())
-            except ValueError as error:
-                raise TargetError(f"{path}: no JSON came back") from error
+        except ValueError as error:
+            raise TargetError(f"{path}: no JSON came back") from error
 
     def stream(self, path: str, body: object) -> Iterator[dict[str, Any]]:
-        """The events of a stream. Raises TargetError."""
-        with self._open(path, body) as response:
-            for line in response:
-                text = line.strip()
-                if text.startswith(b"error:"):
-                    raise TargetError(f"{path}: {text.decode(errors='replace')}")
-                if text.startswith(b"data:") and text[5:].strip() != b"[DONE]":
-                    event = json.loads(text[5:])
-                    if "error" in event:
-                        raise TargetError(f"{path}: {event['error']}")
-                    yield event
-            # http.client takes a chunked body for whole where its connection ends between two lines
-            if getattr(response, "chunked", False) and getattr(response, "chunk_left", None) is not None:
-                raise TargetError(f"{path}: the answer broke off")
+        """Yield the events of a stream. Raises TargetError."""
+        try:
+            with self._open(path, body) as response:
+                yield from events(response.iter_lines())
+        except ValueError as error:
+            raise TargetError(f"{path}: {error}") from error
+
+    @contextmanager
+    def _open(self, path: str, body: object) -> Iterator[httpx.Response]:
+        method = "GET" if body is None else "POST"
+        try:
+            with self._client.stream(method, path, json=body) as response:
+                if response.status_code != 200:
+                    said = response.read()[:400].decode(errors="replace")
+                    raise TargetError(f"{method} {path}: HTTP status {response.status_code}: {said}")
+                yield response
+        except httpx.HTTPError as error:
+            raise TargetError(f"{path}: {type(error).__name__}: {error}") from error
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
 
 
 def _number(value: object) -> int | None:
@@ -91,7 +100,7 @@ def _number(value: object) -> int | None:
 
 
 class HttpSession(Session):
-    """A server that runs. `native`: it has llama-server's interface; token ids go in and come out."""
+    """A running server. `native`: it has llama-server's interface, which takes and gives token ids."""
 
     def __init__(self, client: Client, native: bool, vocabulary: Vocabulary | None, parallel: int) -> None:
         self._client, self._native = client, native
@@ -106,7 +115,7 @@ class HttpSession(Session):
         return self._ask(ask)
 
     def _ask(self, ask: Ask, fresh: str = "") -> Reply:
-        """`fresh`: a salt that nobody has; what is stored is not to be used."""
+        """Answer; `fresh`: an unused salt, so that nothing stored is used."""
         body: dict[str, Any] = {"stream": True, "temperature": 0.0 if ask.seed is None else 1.0}
         if ask.seed is not None:
             body["seed"] = ask.seed
@@ -153,7 +162,7 @@ class HttpSession(Session):
         reply = self._events("/v1/chat/completions", body, lambda choice: _said(choice.get("delta") or {}))
         prompt = self._rendered(ask) if self._native else None
         if prompt is not None and reply.total is not None and len(prompt) != reply.total:
-            prompt = None  # what the server made of the messages is something else
+            prompt = None  # the server renders messages in another way
         return Reply(**{**_fields(reply), "prompt": prompt})
 
     def _text(self, ask: Ask, body: dict[str, Any]) -> Reply:
@@ -188,7 +197,7 @@ class HttpSession(Session):
         )
 
     def _rendered(self, ask: Ask) -> tuple[int, ...] | None:
-        """Token ids of a chat's prompt; None where the server does not tell."""
+        """Return the token ids of a chat's prompt; None if the server does not tell."""
         body: dict[str, Any] = {"messages": list(ask.messages)}
         if ask.tools:
             body["tools"] = list(ask.tools)
@@ -200,7 +209,7 @@ class HttpSession(Session):
             return None
 
     def sameness(self, ask: Ask, reply: Reply) -> tuple[Sameness, str]:
-        """Against the same server, told to reuse nothing, where it says that it did not."""
+        """Compare with the same server, told to reuse nothing, if it reports that it did not."""
         fresh = self._ask(ask, fresh=uuid.uuid4().hex)
         if fresh.reported or fresh.reused:
             return "unknown", f"it cannot be told to reuse nothing: {fresh.reported} tokens were"
@@ -221,7 +230,7 @@ class HttpSession(Session):
         return "different", f"token {where + 1} of the answer: {_around(reply.text, fresh.text)}"
 
     def _tied(self, prompt: Sequence[int], answer: Sequence[int], pair: tuple[int, int]) -> bool:
-        """Whether the two tokens are as likely after `answer`, for all that two right runs differ.
+        """Tell whether two tokens are equally likely after `answer`, within the distance of two right runs.
 
         Prompt and answer as one prompt are decoded in batches, the answer's tokens one by one: two right
         runs, neither of which reuses anything.
@@ -237,7 +246,7 @@ class HttpSession(Session):
         return abs(batched[pair[0]] - batched[pair[1]]) <= 2 * tolerance
 
     def _likely(self, prompt: Sequence[int], place: int) -> dict[int, float] | None:
-        """Log probabilities of the most likely tokens at a place of a fresh answer; None where not told."""
+        """Return log probabilities of the most likely tokens at a place of a fresh answer; None: not told."""
         body = {"prompt": list(prompt), "n_predict": place + 1, "n_probs": _PROBABILITIES, "temperature": 0}
         try:
             reply = self._client.json("/completion", {**body, "cache_prompt": False, "ignore_eos": True})
@@ -247,7 +256,7 @@ class HttpSession(Session):
             return None
 
     def spell(self, tokens: Sequence[int], special: bool = True) -> str | None:
-        """Their text; `special`: control tokens, too."""
+        """Return the text of tokens; `special`: with control tokens."""
         if not self._native:
             return None
         try:
@@ -265,14 +274,14 @@ def _fields(reply: Reply) -> dict[str, Any]:
 
 
 def _around(text: str, fresh: str) -> str:
-    """Where two texts part."""
+    """Quote the place where two texts part."""
     pairs = zip(text, fresh, strict=False)
     at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(text), len(fresh)))
     return f"{text[at : at + 20]!r} where a fresh answer has {fresh[at : at + 20]!r}"
 
 
 class UrlTarget(Target):
-    """A server that someone else started; others may ask it meanwhile, and it has a past."""
+    """A running server; it may have other clients and a past."""
 
     needs_model = False
 
@@ -283,14 +292,14 @@ class UrlTarget(Target):
 
     @contextmanager
     def open(self, model: ModelFile | None, shape: Shape) -> Iterator[Session]:
-        """The server as it is. Raises TargetError."""
+        """Open a session on the server as it is. Raises TargetError."""
         session = HttpSession(self._client, self._native(), None, shape.parallel)
         session.nonce = uuid.uuid4().hex
         session.name = self._model()
         yield session
 
     def _native(self) -> bool:
-        """It has llama-server's interface."""
+        """Tell whether the server has llama-server's interface."""
         try:
             props = self._client.json("/props")
         except TargetError:
@@ -301,7 +310,7 @@ class UrlTarget(Target):
         return False
 
     def _model(self) -> str:
-        """The first one that it has."""
+        """Return the name of its first model."""
         try:
             models = self._client.json("/v1/models")["data"]
             return str(models[0]["id"])
@@ -309,5 +318,9 @@ class UrlTarget(Target):
             return ""
 
     def versions(self) -> dict[str, str]:
-        """What it says of itself."""
+        """Return the versions that the server reports."""
         return self._versions
+
+    def close(self, patience: float = 20.0) -> None:
+        """Close the connections."""
+        self._client.close()

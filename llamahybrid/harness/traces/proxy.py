@@ -1,204 +1,134 @@
-"""A reverse proxy that records: clients talk to it as to the server behind, streams pass as they come."""
+"""A recording reverse proxy: requests and streams pass unchanged and at once."""
 
 from __future__ import annotations
 
 import hashlib
-import http.client
 import json
 import logging
+import socket
 import threading
 import time
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import AsyncIterator
 from typing import Any
-from urllib.parse import urlsplit
 
 from llamahybrid.errors import TargetError
 from llamahybrid.harness.targets.base import Ask
+from llamahybrid.harness.targets.http import base_url, events
 from llamahybrid.harness.traces.trace import Entry, TraceWriter
+
+try:
+    import anyio
+    import httpx
+    import uvicorn
+    from starlette.requests import Request
+    from starlette.responses import PlainTextResponse, Response, StreamingResponse
+except ImportError as error:
+    raise TargetError(f"{error}; `record --proxy` needs llamahybrid[server]") from error
 
 logger = logging.getLogger("llamahybrid")
 
 RECORDED = ("/chat/completions", "/completions", "/completion")
 SECONDS = 3600.0
-MOST = 64 << 20
-"""Bytes of a request that are taken."""
+LARGEST_REQUEST = 64 << 20
 
 _HOP = frozenset(
     ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "trailers")
-) | {"transfer-encoding", "upgrade", "host", "content-length", "accept-encoding"}
+) | {"transfer-encoding", "upgrade", "host", "accept-encoding"}
 
 
 class RecordingProxy:
-    """Before the server at `url`; `port` 0: any that is free. A context manager, or `serve`."""
+    """A proxy before the server at `url`; `port` 0: a free one. A context manager, or `serve`."""
 
     def __init__(self, url: str, writer: TraceWriter, port: int = 0, host: str = "127.0.0.1") -> None:
-        """Raises TargetError for what is no URL, OSError for a port that is taken."""
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise TargetError(f"{url} is no http:// or https:// URL")
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        base = parts.path.rstrip("/").removesuffix("/v1")
-        hostname, upstream_port = parts.hostname, parts.port
-
-        class Handler(_Handler):
-            recorder = writer
-
-            def connect(self) -> http.client.HTTPConnection:
-                return kind(hostname, upstream_port, timeout=SECONDS)
-
-            def target(self) -> str:
-                return base + self.path
-
-        self._server = ThreadingHTTPServer((host, port), Handler)
-        self._server.daemon_threads = True
-        self.port = int(self._server.server_address[1])
+        """Listen. Raises TargetError for a malformed URL, OSError for a port that is taken."""
+        self._base, self._writer = base_url(url), writer
+        self._listening = socket.create_server((host, port))
+        self.port = int(self._listening.getsockname()[1])
         self.url = f"http://{host}:{self.port}"
+        self._client = httpx.AsyncClient(
+            timeout=SECONDS,
+            limits=httpx.Limits(max_connections=None),
+            headers={"Accept-Encoding": "identity"},
+            trust_env=False,
+        )
+        quiet: dict[str, Any] = {"log_level": "error", "access_log": False}
+        config = uvicorn.Config(self._app, interface="asgi3", lifespan="off", **quiet)
+        config.timeout_graceful_shutdown = 5
+        self._server = uvicorn.Server(config)
 
     def serve(self) -> None:
-        """Until it is shut down, or interrupted."""
+        """Serve until SIGINT or SIGTERM."""
         try:
-            self._server.serve_forever(0.1)
+            self._server.run(sockets=[self._listening])
         finally:
-            self._server.server_close()
+            self._listening.close()
 
     def __enter__(self) -> RecordingProxy:
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        self._thread = threading.Thread(target=self.serve, daemon=True)
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.should_exit = True
+        self._thread.join()
 
+    async def _app(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            response = await self._forward(Request(scope, receive))
+            await response(scope, receive, send)
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    recorder: TraceWriter
-
-    def connect(self) -> http.client.HTTPConnection:
-        raise NotImplementedError
-
-    def target(self) -> str:
-        raise NotImplementedError
-
-    def log_message(self, *args: Any) -> None:
-        pass
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("do_"):
-            return self._forward
-        raise AttributeError(name)
-
-    def _forward(self) -> None:
+    async def _forward(self, request: Request) -> Response:
+        """Send a request on and stream the response."""
+        at, began, body = self._writer.now(), time.perf_counter(), bytearray()
+        async for piece in request.stream():
+            body += piece
+            if len(body) > LARGEST_REQUEST:
+                return PlainTextResponse("the request is too large", 413)
+        raw_path = self._base.raw_path.rstrip(b"/") + request.scope["raw_path"]
+        if query := request.scope["query_string"]:
+            raw_path += b"?" + query
+        headers = [(name, value) for name, value in request.headers.items() if name not in _HOP]
+        url = self._base.copy_with(raw_path=raw_path)
+        outgoing = self._client.build_request(request.method, url, headers=headers, content=bytes(body))
         try:
-            body = self._body()
-        except ValueError as error:
-            self.close_connection = True
-            self.send_error(400, str(error))
-            return
-        at, began = self.recorder.now(), time.perf_counter()
-        connection = self.connect()
+            response = await self._client.send(outgoing, stream=True)
+        except httpx.HTTPError as error:
+            return PlainTextResponse(f"the server behind does not answer: {type(error).__name__}", 502)
+        recorded = response.status_code == 200 and request.url.path.endswith(RECORDED)
+        passing = self._pass_on(response, bytes(body), at, began, recorded)
+        answer = StreamingResponse(passing, response.status_code)
+        answer.raw_headers = [pair for pair in response.headers.raw if pair[0].lower().decode() not in _HOP]
+        return answer
+
+    async def _pass_on(
+        self, response: httpx.Response, body: bytes, at: float, began: float, recorded: bool
+    ) -> AsyncIterator[bytes]:
+        """Yield a response as it comes, then record the request."""
+        reply, first = bytearray(), None
         try:
-            headers = {k: v for k, v in self.headers.items() if k.lower() not in _HOP}
-            connection.request(self.command, self.target(), body or None, headers)
-            response = connection.getresponse()
-        except (OSError, http.client.HTTPException) as error:
-            connection.close()
-            self.send_error(502, f"the server behind does not answer: {type(error).__name__}")
-            return
-        try:
-            said = _Said(began)
-            self._pass_on(response, said)
+            async for piece in response.aiter_raw():
+                first = first or time.perf_counter() - began
+                reply += piece
+                yield piece
         finally:
-            connection.close()
-            if response.status == 200 and self.path.partition("?")[0].endswith(RECORDED):
-                self._record(body, said, at, time.perf_counter() - began)
+            if recorded:
+                self._record(body, bytes(reply), at, first, time.perf_counter() - began)
+            with anyio.CancelScope(shield=True):
+                await response.aclose()
 
-    def _record(self, body: bytes, said: _Said, at: float, seconds: float) -> None:
+    def _record(self, body: bytes, reply: bytes, at: float, first: float | None, seconds: float) -> None:
         try:
-            entry = entry_of(body, said, at, seconds)
+            entry = entry_of(body, reply, at, first, seconds)
             if entry is not None:
-                self.recorder.add(entry)
-        except (TypeError, ValueError, AttributeError, RecursionError) as error:  # servers say odd things
+                self._writer.add(entry)
+        except (TypeError, ValueError, AttributeError, RecursionError) as error:  # of an odd reply
             logger.warning("a request was not recorded: %s: %s", type(error).__name__, error)
 
-    def _body(self) -> bytes:
-        if "chunked" in self.headers.get("Transfer-Encoding", "").lower():
-            return b"".join(self._chunks())
-        length = int(self.headers.get("Content-Length") or 0)
-        if not 0 <= length <= MOST:
-            raise ValueError("a request of that size is not taken")
-        return self.rfile.read(length)
 
-    def _chunks(self) -> Iterator[bytes]:
-        taken = 0
-        while size := int(self.rfile.readline(64).partition(b";")[0], 16):
-            taken += size
-            if size < 0 or taken > MOST:
-                raise ValueError("a request of that size is not taken")
-            yield self.rfile.read(size)
-            self.rfile.readline()
-        while self.rfile.readline(8192).strip():
-            pass
-
-    def _pass_on(self, response: http.client.HTTPResponse, said: _Said) -> None:
-        """What comes goes out at once."""
-        self.send_response(response.status, response.reason)
-        for name, value in response.getheaders():
-            if name.lower() not in _HOP:
-                self.send_header(name, value)
-        length = response.getheader("Content-Length")
-        plain = length is not None or self.command == "HEAD" or response.status in (204, 304)
-        if length is not None:
-            self.send_header("Content-Length", length)
-        elif not plain:
-            self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-        try:
-            while piece := response.read1(65536):
-                said.add(piece)
-                self.wfile.write(piece if plain else b"%x\r\n%s\r\n" % (len(piece), piece))
-                self.wfile.flush()
-            if not plain:
-                self.wfile.write(b"0\r\n\r\n")
-        except (OSError, http.client.HTTPException):
-            self.close_connection = True  # whoever hung up, the other is told by it
-
-
-class _Said:
-    """A reply as it went by."""
-
-    def __init__(self, began: float) -> None:
-        self._began = began
-        self._pieces: list[bytes] = []
-        self.first: float | None = None
-
-    def add(self, piece: bytes) -> None:
-        """More of it came."""
-        if self.first is None:
-            self.first = time.perf_counter() - self._began
-        self._pieces.append(piece)
-
-    def events(self) -> list[dict[str, Any]]:
-        """Of a stream, or the one object that it is."""
-        data = b"".join(self._pieces)
-        found: list[dict[str, Any]] = []
-        streamed = [line[5:] for line in data.splitlines() if line.startswith(b"data:")]
-        for text in streamed or [data]:
-            try:
-                event = json.loads(text)
-            except ValueError:
-                continue
-            if isinstance(event, dict):
-                found.append(event)
-        return found
-
-
-def entry_of(body: bytes, said: _Said, at: float, seconds: float) -> Entry | None:
-    """What was asked and what came back; None: no request that can be asked again."""
+def entry_of(body: bytes, reply: bytes, at: float, first: float | None, seconds: float) -> Entry | None:
+    """Return a request and its answer; None: the request cannot be repeated."""
     try:
-        asked = json.loads(body)
-        ask = _ask(asked)
+        ask = _ask(json.loads(body))
     except (ValueError, TypeError, AttributeError, RecursionError):
         return None
     if ask is None:
@@ -207,7 +137,7 @@ def entry_of(body: bytes, said: _Said, at: float, seconds: float) -> Entry | Non
     usage: dict[str, Any] = {}
     timings: dict[str, Any] = {}
     answer: list[int] = []
-    for event in said.events():
+    for event in _events(reply.decode(errors="replace")):
         for choice in event.get("choices") or ():
             spoken = choice.get("delta") or choice.get("message") or {}
             text.append(str(spoken.get("content") or choice.get("text") or ""))
@@ -223,21 +153,32 @@ def entry_of(body: bytes, said: _Said, at: float, seconds: float) -> Entry | Non
         total=usage.get("prompt_tokens"),
         cached=details.get("cached_tokens", timings.get("cache_n")),
         seconds=seconds,
-        ttft=said.first,
+        ttft=first,
     )
 
 
+def _events(reply: str) -> list[dict[str, Any]]:
+    """Return the events of a stream before its first error, or the one object that a reply is."""
+    found: list[dict[str, Any]] = []
+    try:
+        if any(line.startswith("data:") for line in reply.splitlines()):
+            found.extend(events(reply.splitlines()))
+        elif isinstance(whole := json.loads(reply), dict):
+            found.append(whole)
+    except (TargetError, ValueError):
+        pass
+    return found
+
+
 def _ask(asked: dict[str, Any]) -> Ask | None:
-    prompt = asked.get("prompt")
+    prompt, seed = asked.get("prompt"), asked.get("seed")
     most = asked.get("max_completion_tokens") or asked.get("max_tokens") or asked.get("n_predict")
     if not isinstance(most, int) or most < 1:
         most = 128
-    greedy = asked.get("temperature") == 0
-    seed = asked.get("seed")
     salt = str(asked.get("cache_salt") or "")
     common: dict[str, Any] = {
-        "seed": None if greedy else seed if isinstance(seed, int) else 0,
-        # who holds the salt finds the states: only its digest is written down
+        "seed": None if asked.get("temperature") == 0 else seed if isinstance(seed, int) else 0,
+        # the salt gives access to stored state: its digest alone is written
         "salt": hashlib.sha256(salt.encode("utf-8", "surrogatepass")).hexdigest()[:32] if salt else "",
     }
     if isinstance(asked.get("messages"), list):

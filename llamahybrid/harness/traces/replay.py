@@ -1,15 +1,15 @@
-"""Plays a trace on targets, request by request in the order of asking, into a report."""
+"""Plays a trace on targets, request by request in the recorded order, into a report."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from llamahybrid.errors import LlamaHybridError, ReportError
 from llamahybrid.files import distinct_names
 from llamahybrid.harness import figures
-from llamahybrid.harness.check import Progress, TargetRun, named, report_of
+from llamahybrid.harness.collecting import Collector, Progress
 from llamahybrid.harness.report import Report, WorkloadFigures
 from llamahybrid.harness.runner import Player
 from llamahybrid.harness.targets.base import Ask, ModelFile, Session, Shape, Target
@@ -18,7 +18,7 @@ from llamahybrid.harness.traces.trace import Trace, chats, read
 
 
 def needed_context(trace: Trace) -> int:
-    """Tokens that its longest request takes, rounded up; characters are counted where there are no ids."""
+    """Return the tokens of its longest request, rounded up; without token ids characters are counted."""
     longest = 0
     for entry in trace.entries:
         ask = entry.ask
@@ -33,46 +33,43 @@ def replay(
     models: Sequence[ModelFile],
     n_ctx: int | None = None,
     progress: Progress = lambda text, done, of: None,
+    found: Callable[[Report], None] = lambda report: None,
 ) -> Report:
-    """Play each trace on each target, in sessions of their own.
+    """Play each trace on each target, in sessions of their own; `found` is called after each.
 
-    KeyboardInterrupt and SystemExit end it: the report has what was found, and is not `complete`.
-    Raises ReportError for what is no trace, ValueError for one that is there twice, OSError; what a target
-    does wrong is in the report.
+    KeyboardInterrupt and SystemExit end the run: the report is not `complete`. Errors of targets are in the
+    report. Raises ReportError for a file that is no trace, ValueError for one that is given twice, OSError.
     """
     traces = {name: read(path) for name, path in zip(distinct_names(paths), paths, strict=True)}
     for name, trace in traces.items():
         if not trace.entries:
             raise ReportError(f"{name}: no request is in it")
+    results = Collector(targets, models, found)
     steps = [
         (target, model, name)
         for target in targets
         for model in (models if target.needs_model else (None,))
         for name in traces
     ]
-    found = {target.name: TargetRun(target) for target in targets}
-    complete = True
-    try:
+
+    def play() -> bool:
         for number, (target, model, name) in enumerate(steps):
-            before = f"{model.name}: " if model is not None and len(models) > 1 else ""
-            run, title = found[target.name], f"{target.name}: {before}{name}"
-            progress(title, number, len(steps))
+            on = f"{model.name}: " if model is not None and len(models) > 1 else ""
+            progress(f"{target.name}: {on}{name}", number, len(steps))
             try:
                 with target.open(model, Shape(n_ctx or needed_context(traces[name]))) as session:
-                    run.workloads.append(named(played(session, name, traces[name]), before))
+                    results.put(target, played(session, name, traces[name]), model)
             except LlamaHybridError as error:
-                run.errors.append(f"{before}{name}: {error}")
+                results.fail(target, f"{on}{name}: {error}")
             if number + 1 == len(steps) or steps[number + 1][0] is not target:
                 target.close()
-    except (KeyboardInterrupt, SystemExit):
-        complete = False
-        for target in targets:
-            target.close(1.0)
-    return report_of(found.values(), models, complete)
+        return True
+
+    return results.run(play)
 
 
 def played(session: Session, name: str, trace: Trace) -> WorkloadFigures:
-    """One trace in an open session. Raises TargetError."""
+    """Play a trace in an open session. Raises TargetError."""
     player = Player(session)
     for chat, entry in zip(chats(trace.entries), trace.entries, strict=True):
         player.ask(suited(session, entry.ask, trace.hashed), chat)
@@ -85,11 +82,11 @@ def played(session: Session, name: str, trace: Trace) -> WorkloadFigures:
         figures.reports_verdict(player.played, found, checked),
         figures.prefix_verdict(player.played, found, checked),
     )
-    return WorkloadFigures(name, found, least, decoded, ratio, None, None, verdicts)
+    return WorkloadFigures(name, found, least, decoded, ratio, verdicts=verdicts)
 
 
 def suited(session: Session, ask: Ask, hashed: bool) -> Ask:
-    """A request as this session takes it: token ids where they are known and it does, else messages."""
+    """Return a request in a form that the session takes: known token ids, else messages."""
     if hashed:
         ask = stand_in(ask, session.vocabulary.words if session.vocabulary else ())
     if ask.tokens and (session.takes_tokens or not ask.messages):

@@ -1,12 +1,52 @@
-"""One context: how it goes on, beside one that saw nothing else, and how a decode is stopped."""
+"""Contexts for probes: requirements on models, comparison with clean runs, stopped decodes, batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from llamahybrid.harness.hazards.context import ABORTED, PARTIAL, TWO
+import pytest
+
+from llamahybrid.harness.hazards.batches import batch_of_several
+from llamahybrid.harness.hazards.context import ABORTED, PARTIAL, TWO, Context, Item
 from llamahybrid.harness.hazards.model import Bench
-from llamahybrid.harness.hazards.outcome import Gap
+from llamahybrid.harness.hazards.outcome import Gap, NotApplicable, Verdict
+from llamahybrid.harness.hazards.steps import stop
+
+
+@pytest.mark.parametrize(
+    ("arch", "refused"),
+    [
+        ("qwen35", {"window", "other positions"}),
+        ("mamba", {"hybrid", "attention", "window", "planes", "M-RoPE"}),
+        ("llama", {"hybrid", "recurrent", "window", "planes", "M-RoPE"}),
+        ("gemma3", {"hybrid", "recurrent", "planes", "M-RoPE"}),
+        ("jamba", {"window", "planes", "M-RoPE"}),
+        ("qwen4exp", {"window", "other positions", "shared tokens"}),
+        ("bert", {"hybrid", "recurrent", "window", "planes", "M-RoPE", "memory"}),
+    ],
+)
+def test_what_cannot_happen_with_a_model_is_not_applicable(
+    bench: Callable[[str], Bench], arch: str, refused: set[str]
+) -> None:
+    model = bench(arch)
+    needs: dict[str, Callable[[], object]] = {
+        "hybrid": model.need_hybrid,
+        "recurrent": model.need_recurrent,
+        "attention": model.need_attention,
+        "window": model.need_window,
+        "M-RoPE": lambda: model.need_multi_rope(True),
+        "other positions": lambda: model.need_multi_rope(False),
+        "planes": lambda: model.with_planes(2),
+        "shared tokens": model.need_shared_tokens,
+        "memory": model.context,
+    }
+    found = set()
+    for name, need in needs.items():
+        try:
+            need()
+        except NotApplicable:
+            found.add(name)
+    assert found == refused
 
 
 def test_what_goes_on_is_compared_with_a_run_that_saw_nothing_else(bench: Callable[[str], Bench]) -> None:
@@ -57,10 +97,58 @@ def test_a_snapshot_is_gone_back_to(bench: Callable[[str], Bench]) -> None:
     assert found.exact
 
 
-def test_another_prompt_starts_over_or_says_why_not(bench: Callable[[str], Bench]) -> None:
-    context = bench("jamba").context().grown(8)
-    assert context.starts_over(8, text=1) == -1, "the old prompt is still there"
-    assert context.rm(0, -1, -1)
-    found = context.starts_over(8, text=1)
-    assert isinstance(found, Gap)
-    assert found.exact
+def test_a_decode_that_was_to_be_stopped_and_was_not_tells_nothing(bench: Callable[[str], Bench]) -> None:
+    context = bench("llama").context()
+    polls = context.polls_of(lambda: context.feed(0, 8))
+    stop(context, polls, 0.5, lambda: context.feed(8, 16))
+    end = context.last() + 1
+    with pytest.raises(RuntimeError, match="the decode was not stopped: it returned 0"):
+        stop(context, polls, 2.0, lambda: context.feed(end, end + 8))
+
+
+def _decoding(patch: pytest.MonkeyPatch, shared: Callable[[Callable[..., int], list[Item]], int]) -> None:
+    """`shared` decodes batches of several sequences, given the native way to."""
+    native = Context.decode
+
+    def decode(context: Context, items: Iterable[Item]) -> int:
+        rows = list(items)
+        if len({seqs for _, _, seqs in rows}) == 1:
+            return native(context, rows)
+        return shared(lambda rows: native(context, rows), rows)
+
+    patch.setattr(Context, "decode", decode)
+
+
+def test_the_last_two_of_three_are_decoded_together_twice(
+    bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches: list[list[Item]] = []
+
+    def noted(native: Callable[..., int], rows: list[Item]) -> int:
+        batches.append(rows)
+        return native(rows)
+
+    _decoding(monkeypatch, noted)
+    llama = bench("llama")
+    assert batch_of_several.run(llama).verdict is Verdict.EXACT
+    assert batches == [[(llama.token(at, seq), at, (seq,)) for seq in (1, 2)] for at in (12, 13)]
+
+
+@pytest.mark.parametrize("arch", ["llama", "jamba"])
+def test_sequences_that_are_mixed_up_are_seen(
+    bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch, arch: str
+) -> None:
+    def swapped(native: Callable[..., int], rows: list[Item]) -> int:
+        (one, at, first), (two, _, second) = rows
+        return native([(two, at, first), (one, at, second)])
+
+    _decoding(monkeypatch, swapped)
+    assert batch_of_several.run(bench(arch)).verdict is Verdict.WRONG
+
+
+def test_a_batch_that_is_not_decoded_tells_nothing(
+    bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _decoding(monkeypatch, lambda native, rows: 1)
+    with pytest.raises(RuntimeError, match="llama_decode returned 1 for a batch of 2 sequences"):
+        batch_of_several.run(bench("llama"))

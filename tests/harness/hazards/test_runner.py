@@ -1,4 +1,4 @@
-"""A runner that survives what happens to its children, and says what it was."""
+"""The runner turns crashes and timeouts of its children into outcomes."""
 
 from __future__ import annotations
 
@@ -9,19 +9,23 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from llamahybrid.engine.bindings import stock
 from llamahybrid.errors import EngineError, UnknownArchitecture
 from llamahybrid.harness.hazards import runner
 from llamahybrid.harness.hazards.case import QWEN35, Model
 from llamahybrid.harness.hazards.catalogue import PROBES, find
 from llamahybrid.harness.hazards.outcome import Outcome, Verdict
+from llamahybrid.harness.hazards.process import memory_left, peak_memory
 
 
 def child(code: str, seconds: float = 20.0) -> Outcome:
-    """What the runner makes of a child that runs `code`."""
+    """Run a child with `code`."""
     return runner.supervise([sys.executable, "-c", code], os.environ, seconds)
 
 
@@ -142,3 +146,48 @@ def test_a_hazard_whose_patch_an_engine_was_built_without_is_expected() -> None:
     if probe.stock is not Verdict.DIED:
         died = runner.Result(probe, probe.model, Outcome(Verdict.DIED), 0.0)
         assert not runner.sound([died], frozenset({"0001"})), "not as on stock"
+
+
+COMMAND = (sys.executable, "-m", "llamahybrid.harness.hazards.child")
+
+
+def last_line(*arguments: object, **environment: str) -> dict[str, object]:
+    run = subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return dict(json.loads(run.stdout.splitlines()[-1]))
+
+
+def test_without_a_probe_it_says_which_library_the_folder_has(tmp_path: Path) -> None:
+    libraries = stock()
+    assert libraries is not None
+    (tmp_path / "lib").symlink_to(libraries)
+    said = last_line(LLAMAHYBRID_ENGINE="", LLAMA_CPP_LIB_PATH=str(tmp_path / "lib"))
+    assert Path(str(said["path"])).parent == tmp_path / "lib"
+    assert "CPU" in str(said["system"])
+
+
+def test_what_cannot_happen_is_said_and_is_no_failure(tiny_model: Callable[..., Path]) -> None:
+    said = last_line("rollback-twice", tiny_model("jamba"), 0)
+    assert said["verdict"] == Verdict.NOT_APPLICABLE.value
+    assert "rollback planes" in str(said["detail"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory can be limited on Linux only")
+def test_memory_runs_out_when_told_to_and_only_then() -> None:
+    with memory_left(64 << 20), pytest.raises(MemoryError):
+        np.empty(1 << 30, np.uint8)
+    assert np.empty(1 << 30, np.uint8).nbytes == 1 << 30
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="peak memory is not known there")
+def test_the_peak_is_what_was_held_at_most() -> None:
+    before = peak_memory()
+    np.ones(256 << 20, np.uint8)
+    assert peak_memory() >= min(before, 256 << 20)
+    assert peak_memory() >= 256 << 20
+    assert peak_memory() >= before
