@@ -99,12 +99,12 @@ class Admission:
 
     # -- questions of the running request --------------------------------------------------------------
 
-    def waiting_beside(self) -> int:
+    def others_waiting(self) -> int:
         """Number of requests that decode or wait, without the running one."""
         others = (request for request in (*self.slots.seated, *self.waiting) if request is not self.running)
         return sum(request.task is not None for request in others)
 
-    def wait_for(self, prompt: Tokens) -> bool:
+    def is_awaited(self, prompt: Tokens) -> bool:
         """Other requests of the same salt wait for checkpoints of this prompt, which is decoded now."""
         current = self.running
         if current is None:

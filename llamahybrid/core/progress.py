@@ -47,8 +47,6 @@ class Progress:
     """Another one has begun in its place, or a state was loaded there: it cannot go on."""
     staged: list[tuple[int, Bytes]] = field(default_factory=list)
     """Checkpoints of this prefill, (position, snapshot), kept back until its logits prove to be numbers."""
-    salt: bytes = b""
-    """See `Request.salt`."""
     prompt: Tokens = field(default_factory=lambda: np.empty(0, np.int32))
     """All of the prompt, shape (total,)."""
     said: list[int] = field(default_factory=list)

@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 
@@ -35,28 +34,6 @@ MOST_RESTORES = 4
 logger = logging.getLogger("llamahybrid")
 
 
-class Others(Protocol):
-    """The other requests of the loop."""
-
-    def waiting_beside(self) -> int:
-        """How many want to decode, or wait for a slot, beside the one that runs."""
-
-    def wait_for(self, prompt: Tokens) -> bool:
-        """Some wait for what the prompt that is decoded now leaves behind, or will."""
-
-
-class Alone:
-    """There are no others."""
-
-    def waiting_beside(self) -> int:
-        """See `Others.waiting_beside`."""
-        return 0
-
-    def wait_for(self, prompt: Tokens) -> bool:
-        """See `Others.wait_for`."""
-        return False
-
-
 class Runner:
     """Runs requests on one slot: plans, restores, takes checkpoints."""
 
@@ -71,7 +48,10 @@ class Runner:
         self.live = live
         self.cache = cache
         self.meter = meter
-        self.others: Others = Alone()
+        self.others_waiting: Callable[[], int] = lambda: 0
+        """Number of other requests that decode or wait for a slot."""
+        self.is_awaited: Callable[[Tokens], bool] = lambda prompt: False
+        """Other requests wait for the checkpoints of the prompt that is decoded now."""
         self._boundaries = boundaries
         self._n_batch = n_batch
         self.checkpoints = Checkpoints(live, cache, meter)
@@ -79,7 +59,7 @@ class Runner:
 
     def _costs(self) -> Costs:
         """What was measured, and how many others the request that runs keeps waiting."""
-        return replace(self.meter.costs(), waiting=self.others.waiting_beside())
+        return replace(self.meter.costs(), waiting=self.others_waiting())
 
     # -- a request's start -----------------------------------------------------------------------
 
@@ -309,7 +289,7 @@ class Runner:
         """
         progress.prefilling = False
         sound = self._prompt_done(progress)
-        if sound and self.others.wait_for(self.live.tokens):
+        if sound and self.is_awaited(self.live.tokens):
             # What waits for this prompt's checkpoints needs their attention.
             self.checkpoints.page_out(deep=False)
         return sound

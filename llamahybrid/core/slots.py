@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from llamahybrid.core.batch import Decode
 from llamahybrid.core.executor import Executor
 from llamahybrid.core.leaving import preempt
-from llamahybrid.core.request import Request
+from llamahybrid.core.request import Request, Task
 from llamahybrid.core.runner import Runner
+from llamahybrid.memory.adoption import take_over
 from llamahybrid.prompt_cache.base import LiveState, Tokens
 from llamahybrid.prompt_cache.ladder import MIN_SPACING
 
@@ -52,8 +54,8 @@ class Slots:
         self.all = [Slot(executor) for executor in executors]
         self._uses = itertools.count(1)
 
-    def __iter__(self) -> itertools.chain[Slot]:
-        return itertools.chain(self.all)
+    def __iter__(self) -> Iterator[Slot]:
+        return iter(self.all)
 
     def __len__(self) -> int:
         return len(self.all)
@@ -68,6 +70,14 @@ class Slots:
         """The requests that have a slot, oldest first; from any thread."""
         found = [request for slot in self.all if (request := slot.request) is not None]
         return sorted(found, key=lambda request: request.born)
+
+    def wanted(self) -> list[tuple[Task, Decode]]:
+        """Tasks that wait for decoded tokens, and these tokens; the oldest request first."""
+        return [
+            (request.task, request.task.wanted)
+            for request in self.seated
+            if request.task is not None and isinstance(request.task.wanted, Decode)
+        ]
 
     def free(self) -> list[Slot]:
         """Slots that no request has."""
@@ -131,7 +141,7 @@ class Slots:
                     first.runner.save_tip()
                 else:
                     first.runner.serve(salt)  # what is taken over must not bear the name of another salt
-                first.executor.take_over(last.executor)
+                take_over(first.executor.live, last.executor.live)
             last.runner.save_tip()
             last.executor.live.empty()
         return first.executor
