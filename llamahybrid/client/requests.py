@@ -269,7 +269,8 @@ class Requests:
             for last in inner:
                 self._thread.last = last or getattr(self._thread, "last", None)
             request.over = True
-            self.show(request.view)
+            if self.inside is None or self.inside.view is request.view:  # else of a signal handler
+                self.show(request.view)
 
     def beside(self, work: Iterable[Callable[[], Result]]) -> Iterator[Result]:
         """Do work that needs no slot, one piece after the other, batches of other requests between them.
