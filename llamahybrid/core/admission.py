@@ -62,6 +62,14 @@ class Admission:
         self.slots.leave(request)
         self._freed = True
 
+    def clear(self) -> None:
+        """Release all slots, and forget the waiting requests; begun ones continue like preempted ones."""
+        for request in self.slots.seated:
+            request.parked = request.progress is not None and not request.progress.over
+            request.prompt = request.view.ids()
+            self.slots.leave(request)
+        self.waiting, self.running = [], None
+
     def admitted(self) -> Iterator[tuple[Request, Slot | BaseException | None]]:
         """Yield requests whose wait ends: with a slot, an error, or None where they were cancelled.
 

@@ -211,13 +211,8 @@ class DecodeLoop:
         if self.here or not self._thread.asked:
             return
         messages: list[Any] = [self._doing, *self._calls, *self._unread(), *self._known()]
-        for request in self._known():
-            if request.slot is not None:
-                request.parked = request.progress is not None and not request.progress.over
-                request.prompt = request.view.ids()
-                self.slots.leave(request)
+        self.admission.clear()
         self._inbox = SimpleQueue()
-        self.admission.waiting, self.admission.running = [], None
         self._calls.clear()
         if not self._idle:
             self._shared.lose_all()

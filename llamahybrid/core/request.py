@@ -23,7 +23,7 @@ _thread = threading.local()
 
 
 def this_thread() -> object:
-    """Stand for the calling thread, and never for another one: numbers of threads are given out again."""
+    """Return an object for the calling thread; unlike thread numbers, such objects are never reused."""
     try:
         return _thread.mark
     except AttributeError:
@@ -141,7 +141,7 @@ class Request:
         self.cancelled = False
         """Asked to end; `progress.cancelled` says whether that came before its end."""
         self.unwanted = False
-        """Cancelled, and its result is not waited for."""
+        """Cancelled, and its caller does not wait for a result."""
         self.over = False
 
     @property

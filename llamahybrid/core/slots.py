@@ -19,12 +19,12 @@ from llamahybrid.prompt_cache.ladder import MIN_SPACING
 logger = logging.getLogger("llamahybrid")
 
 PAYING_STEPS = 16
-"""Steps of an answer that pay for moving a chat beside those that run; else each takes half as long again."""
+"""Steps of an answer that pay for moving a chat next to running ones: a gap makes each half as long again."""
 
 
 @dataclass(eq=False)
 class Slot:
-    """One live sequence with what runs requests on it."""
+    """A live sequence and its executor."""
 
     executor: Executor
     request: Request | None = None
@@ -33,13 +33,13 @@ class Slot:
 
     @property
     def runner(self) -> Runner:
-        """What runs requests here."""
+        """The runner of this slot."""
         return self.executor.runner
 
     def glimpse(self) -> tuple[str, Tokens]:
-        """Namespace and ids of what is live here, copied, for any thread.
+        """Return namespace and copied ids of the live tokens, for any thread.
 
-        Nothing while it is given to requests of another salt.
+        Empty while the slot changes to requests of another salt.
         """
         live = self.executor.live
         before, name = live.identity.fingerprint, live.identity.namespace
@@ -62,7 +62,7 @@ class Slots:
 
     @property
     def runners(self) -> list[Runner]:
-        """What runs requests, of each slot."""
+        """The runner of each slot."""
         return [slot.runner for slot in self.all]
 
     @property
@@ -128,7 +128,7 @@ class Slots:
             there.runner.share()
 
     def gather(self, prompt: Tokens, salt: bytes) -> Executor:
-        """Have the first slot hold what is live of these tokens anywhere, and the others nothing."""
+        """Move the longest live prefix of these tokens to the first slot, and empty the others."""
         first = self.all[0]
         last = max(self.all, key=lambda each: each.executor.live_prefix(prompt, salt))
         for slot in self.all[1:]:
@@ -140,14 +140,14 @@ class Slots:
                 if first.executor.live.identity.serves(salt):
                     first.runner.save_tip()
                 else:
-                    first.runner.serve(salt)  # what is taken over must not bear the name of another salt
+                    first.runner.serve(salt)  # else the content gets the name of another salt
                 take_over(first.executor.live, last.executor.live)
             last.runner.save_tip()
             last.executor.live.empty()
         return first.executor
 
     def park(self, request: Request) -> None:
-        """Take the slot of a request that goes on later; the cache follows its tokens meanwhile."""
+        """Preempt a request, which continues later; the cache follows its tokens until then."""
         slot = request.slot
         assert slot is not None, "only a request with a slot is parked"
         ids = preempt(slot.executor, request)
@@ -158,7 +158,7 @@ class Slots:
         self.leave(request)
 
     def leave(self, request: Request) -> None:
-        """A request gives its slot back."""
+        """Release the slot of a request."""
         slot = request.slot
         if slot is not None:
             slot.used = next(self._uses)
@@ -169,21 +169,21 @@ class Slots:
             request.slot = None
 
     def store_live(self) -> None:
-        """Store what all slots hold; the prompt cache stays when the model is closed."""
+        """Store the live tokens of all slots, before the model is closed."""
         for slot in self:
             slot.runner.store_live()
 
     def store_attention(self) -> None:
-        """Store what all slots hold and is about to go (see `Runner.store_attention`)."""
+        """Store unstored attention of all slots (see `Runner.store_attention`)."""
         for slot in self.all:
             slot.runner.store_attention()
 
     def store_owed(self, quiet: Callable[[], bool]) -> None:
-        """Store the attention of answers that ended while others waited, once nobody does."""
+        """Store the attention of answers that ended while other requests waited, once `quiet()`."""
         for slot in self.all:
             points = slot.runner.checkpoints
             pager = slot.executor.live.profile.pager
-            late = pager is not None and pager.reads_whole  # once it goes
+            late = pager is not None and pager.reads_whole  # stored before the tokens go
             if points.owes_attention and not late and quiet():
                 points.owes_attention = False
                 try:
@@ -193,7 +193,7 @@ class Slots:
 
 
 def _moves(runner: Runner) -> bool:
-    """A chat is loaded into another slot in less time than an answer there saves."""
+    """Loading a chat into another slot takes less time than its answer saves there."""
     if not runner.live.profile.keeps_chats:
         return False
     costs = runner.meter.costs()
@@ -202,6 +202,8 @@ def _moves(runner: Runner) -> bool:
 
 
 def _rows(numbers: set[int]) -> int:
-    """Rows of consecutive numbers: a step of answers takes a native batch for each (src/llama-batch.cpp,
-    split_equal)."""
+    """Count runs of consecutive numbers: each is a native batch in a step of answers.
+
+    (src/llama-batch.cpp, split_equal)
+    """
     return sum(number - 1 not in numbers for number in numbers)

@@ -37,7 +37,7 @@ def sequences(llm: Any) -> list[Any]:
 
 
 def foreign_decode(llm: Any, tokens: list[int], start: int, seq: int = 0) -> None:
-    """`llama_decode` by another caller, behind our back."""
+    """`llama_decode` by other code."""
     batch = llama_cpp.llama_batch_init(len(tokens), 0, 1)
     batch.n_tokens = len(tokens)
     for index, token in enumerate(tokens):
