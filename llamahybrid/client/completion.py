@@ -10,8 +10,8 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-from llamahybrid.capi.sampling import RowSampler
 from llamahybrid.client.requests import Requests
+from llamahybrid.client.sampling import RowSampler
 from llamahybrid.core.answering import answer_steps
 from llamahybrid.core.executor import Executor
 from llamahybrid.core.messages import Resume

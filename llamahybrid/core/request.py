@@ -90,7 +90,7 @@ class Request:
         self.pauses: Callable[[int], bool] | None = None
         """Tells of a token whether the answer may end on it."""
         self.limits: Any = None
-        """The limits of its sampler, a `capi.sampling.Limits`; None: none."""
+        """The limit of its thought, a `client.thought.ThoughtLimit`; None: none."""
         self.whole = False
         """Needs the whole context: no other request may have a slot at the same time."""
         self.prompt: Tokens | None = None
