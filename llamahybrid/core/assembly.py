@@ -196,7 +196,7 @@ def assemble(
         executors.append(Executor(runner, drafts, view))
     guarded.live = executors[0].live
     slots = Slots(executors)
-    loop = DecodeLoop(slots, shared, Scheduler(meter, llm.n_batch, _merges(llm)), llm.requests.tell_weakly())
+    loop = DecodeLoop(slots, shared, Scheduler(meter, llm.n_batch, _merges(llm)), llm.requests.reporter())
     if n_parallel == 1:  # else sequence 0 belongs to a slot
         guarded.outside = OutsideTokens(guarded.live, partial(_hold, ref(llm.requests)))
     else:  # with one slot there are no other sequences
