@@ -1,4 +1,4 @@
-"""What closes, collects or forks a model: who still reads it is waited for, who comes later is refused."""
+"""Closed, collected and forked models: running native calls are waited for, later ones are refused."""
 
 import gc
 import threading

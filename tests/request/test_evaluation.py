@@ -1,4 +1,4 @@
-"""What upstream's `eval` and `generate` ask for: what does not fit is refused, what others did is noticed."""
+"""Upstream's `eval` and `generate`: overlong input is refused, decodes by other code are noticed."""
 
 from array import array
 from collections import deque

@@ -1,4 +1,4 @@
-"""What users of one cache may expect of it: forgotten is gone, nothing is spelt, damage stays local."""
+"""A cache with several users: forgotten text is gone, no text is shown, damage stays local."""
 
 from __future__ import annotations
 
