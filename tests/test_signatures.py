@@ -1,4 +1,4 @@
-"""What editors and programs read of our methods' parameters."""
+"""Parameters of our methods as editors and programs read them."""
 
 from __future__ import annotations
 

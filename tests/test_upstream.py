@@ -1,4 +1,4 @@
-"""A release of llama-cpp-python that changes what llamahybrid leans on is told, by name."""
+"""Changes of llama-cpp-python that break llamahybrid are named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""langchain-community: `LlamaCpp`, `ChatLlamaCpp`, streamed, with tools, and what is told of the tokens."""
+"""langchain-community: `LlamaCpp`, `ChatLlamaCpp`, streamed, with tools, and their counts of tokens."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ TOOL: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def asked(tiny_model: TinyModel) -> Iterator[dict[str, Any]]:
-    """What all requests say: a server of ours, that wants its key."""
+    """Arguments of all requests: our server's address and key."""
     from tests.lab.serving import serving
 
     with serving(tiny_model("qwen35"), api_key="secret", model={"chat_format": "chatml"}) as server:

@@ -54,7 +54,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def server(tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A server with so many conversations, some of them in a tree, one of which looks like markup."""
+    """A server with `count` conversations, some of them in a tree, one of which looks like markup."""
     from llamahybrid.prompt_cache import LiveView
     from tests.lab.serving import serving
 

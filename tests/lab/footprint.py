@@ -61,12 +61,12 @@ class Footprint:
 
     @property
     def grown(self) -> int:
-        """What the budget brought with it at most."""
+        """Growth of resident memory under the budget, at most."""
         return self.peak - self.warm
 
     @property
     def allowed(self) -> int:
-        """What it may bring."""
+        """Growth that the budget allows."""
         return int(self.budget * ALLOWED_SHARE) + self.snapshot
 
 
@@ -91,7 +91,7 @@ class _Chats:
         """Chats there were so far."""
 
     def turn(self) -> None:
-        """One request, of a new chat or an old one."""
+        """Send a request of a new chat or an old one."""
         chance = self._chance
         if self._histories and chance.random() < 0.5:
             history = self._histories.pop(chance.randrange(len(self._histories)))
@@ -106,7 +106,7 @@ class _Chats:
 
 
 def run(model: Path, snapshots: int, conversations: int, seed: int) -> Footprint:
-    """One run in this process, which should be a fresh one, until so many chats came under the budget."""
+    """Run in this process, a fresh one, until `conversations` chats were held under the budget."""
     silence()
     cache = PromptCache(0)
     llama = partial(Llama, n_ctx=1024, n_batch=128, n_ubatch=64, swa_full=False, verbose=False)

@@ -46,7 +46,7 @@ OTHERS = 2
 """Threads that ask while one is interrupted, in the mode of several slots."""
 
 PAUSES, PAUSE_SECONDS = 0.2, 0.3
-"""How often such a thread asks for nothing for a while, and for how long at most: then somebody is alone."""
+"""Share of a thread's requests before which it pauses, and the longest pause."""
 
 RAM = 3 << 20
 """Small enough that entries come and go."""
@@ -59,12 +59,12 @@ STUCK_SECONDS = 60
 
 @dataclass
 class Outcome:
-    """What one campaign on one model showed."""
+    """Results of a campaign on one model."""
 
     rounds: int = 0
     interrupted: int = 0
     beside: int = 0
-    """Requests of other threads meanwhile."""
+    """Requests of other threads."""
 
 
 class Timer:
@@ -123,7 +123,7 @@ class Others:
 
     @contextmanager
     def asking(self, threads: int) -> Iterator[None]:
-        """So many of them ask while the body runs."""
+        """Run `threads` threads that ask while the body runs."""
         with ThreadPoolExecutor(threads or 1) as pool:
             asking = [pool.submit(self._ask, self._seed + i) for i in range(threads)]
             try:

@@ -21,7 +21,7 @@ TOLD = ("thinking stripped", "edit a middle message", "tool calls and pages", "m
 CROWDS = ("four users", "shared system prompt", "few-shot", "document questions", "two agents")
 USER = [{"role": "user", "delimiter": "<|im_start|>\x01\x02"}]
 USER_HEAD = [257, 1, 2]
-"""What `Speech` opens a user's message with, in the vocabulary of tiny models."""
+"""The tokens that `Speech` opens a user's message with, in the vocabulary of tiny models."""
 
 Model: TypeAlias = tuple[Path, Sizes, Callable[[], Speech]]
 

@@ -1,6 +1,6 @@
-"""The name of a computation: each part of it counts, and none runs into the next.
+"""The fingerprint of a computation: each part of it counts, and none runs into the next.
 
-That every bit of the model counts is in test_model_files.
+test_model_files has the model's own bits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the trial finds out about each kind of memory."""
+"""The trial's profile of each kind of memory."""
 
 import llama_cpp
 import pytest

@@ -8,7 +8,7 @@ from capi import EXACT, Context, difference
 
 
 def beside_many(path):
-    """What both have already is copied again, and a little more onto much."""
+    """Copy tokens that both sequences have, then a few tokens onto many."""
     context, at = heap.filled(path)
     context.cp(0, 1)
     again = heap.growth(lambda: context.cp(0, 1))

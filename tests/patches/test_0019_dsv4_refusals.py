@@ -11,7 +11,7 @@ BLOCKS = 9  # tokens that complete two blocks of compressed rows, from what the 
 
 
 def further(context, path, begin, seq=0, *, text=0, **params):
-    """How far off the context is after `BLOCKS` more tokens from `begin`; None when it refuses them."""
+    """Return the difference of logits after `BLOCKS` more tokens from `begin`; None for refused ones."""
     end = begin + BLOCKS
     if context.feed(begin, end, seq, text=text) or context.feed(end, end + 1, seq, text=text):
         return None

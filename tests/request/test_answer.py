@@ -55,7 +55,7 @@ def says(llm: Llama, said: bytes) -> llama_cpp.LogitsProcessorList:
 
 
 class Joined:
-    """What the chunks of one answer say together."""
+    """Text, finish reason and logprobs of an answer's chunks."""
 
     def __init__(self, chunks: list[Any], index: int = 0) -> None:
         choices = [each for chunk in chunks for each in chunk["choices"] if each["index"] == index]

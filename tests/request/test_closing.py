@@ -1,4 +1,4 @@
-"""What closes, collects or forks a model: who still reads it is waited for, who comes later is refused."""
+"""Models that are closed or collected: readers are waited for, later calls are refused."""
 
 import gc
 import threading

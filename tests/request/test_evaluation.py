@@ -1,4 +1,4 @@
-"""What upstream's `eval` and `generate` ask for: what does not fit is refused, what others did is noticed."""
+"""Calls of `eval` and `generate`: wrong prompts are refused, changes by others are noticed."""
 
 from array import array
 from collections import deque

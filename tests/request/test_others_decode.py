@@ -1,6 +1,6 @@
-"""What others decode in an idle slot is noticed, whatever slots do before it is used again.
+"""Tokens that others decode in an idle slot are noticed when the slot is used again.
 
-By `llama_decode` itself: as many tokens as were there, so that neither positions nor sizes tell.
+They call `llama_decode` itself, with as many tokens as before: positions and sizes are the same.
 """
 
 from __future__ import annotations

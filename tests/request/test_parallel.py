@@ -391,7 +391,7 @@ def test_request_that_was_let_in_before_is_never_refused(opened, stock, patient)
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_answer_whose_reader_is_away_while_buffers_are_zeroed_goes_on_right(opened, stock, arch):
-    """What was forgotten is zeroed with all that other slots hold, and these are emptied."""
+    """Forgotten state is zeroed with all that other slots hold, and these are emptied."""
     llm, right = opened(arch), stock(arch)
     stream, said = begin(llm, WORDS[:50], 3)
     take(llm, WORDS[200:240])

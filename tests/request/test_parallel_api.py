@@ -1,4 +1,4 @@
-"""What users of llama_cpp.Llama do holds with several requests at once, as on a fresh one of upstream's."""
+"""Uses of llama_cpp.Llama with several requests at once: each result is a fresh upstream model's."""
 
 import asyncio
 import threading

@@ -33,7 +33,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 class Models:
-    """One architecture: the model on trial, and what a fresh context of upstream's says."""
+    """An architecture: the model on trial, and answers of a fresh context of upstream's."""
 
     def __init__(self, path: Path, options: dict[str, Any], stack: ExitStack) -> None:
         self._path = str(path)
@@ -197,7 +197,7 @@ def test_nothing_is_stored_while_one_chat_goes_on(models: Models) -> None:
 
 
 def test_of_stored_attention_only_what_agrees_with_a_prompt_is_taken(models: Models) -> None:
-    """Where live and stored histories both share something with a prompt, the deeper one serves."""
+    """A prompt that shares a beginning with the live and a stored history resumes from the deeper one."""
     llm = models.open()
     asked(llm, models, ONE)
     asked(llm, models, TWO)
@@ -321,7 +321,7 @@ def test_without_a_second_sequence_nothing_is_stored(models: Models) -> None:
 
 
 def test_what_stayed_live_in_one_slot_is_found_from_another(llama: Models) -> None:
-    """What it gave up is stored, what stayed there is when it is asked for."""
+    """Attention that the slot gave up is stored; the rest is stored when it is asked for."""
     llm = llama.open(n_parallel=2)
     take(llm, ONE)
     held = llm.generate([*ONE[:100], 3, 4], temp=0.0)  # goes back to what both share

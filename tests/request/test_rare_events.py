@@ -1,4 +1,4 @@
-"""What seldom happens to the decode loop: no thread, signals, cancels beside others, callbacks that block."""
+"""Rare events of the decode loop: no thread, signals, cancels beside others, callbacks that block."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_cancel_reaches_a_request_whose_message_is_not_read_yet(opened: Opened) 
 
 
 def test_tokens_sent_into_a_stream_after_another_took_its_slot(opened: Opened) -> None:
-    """Those sent before are lost with the slot (`RequestSuperseded`), later ones are not."""
+    """Tokens sent before are lost with the slot (`RequestSuperseded`), later ones are not."""
     both = []
     for preempted in (False, True):
         llm = opened(logits_all=True)
@@ -84,7 +84,7 @@ def test_tokens_sent_into_a_stream_after_another_took_its_slot(opened: Opened) -
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="threads get no signals")
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_signal_handler_may_use_the_model(opened: Opened, stock: Opened, stream: bool) -> None:
-    """It runs in the thread that waits for a reply, inside that request."""
+    """The handler runs in the thread that waits for a reply, inside that request."""
     llm, right, used = opened(), stock(), list[list[int]]()
     caller, before = threading.get_ident(), signal.getsignal(signal.SIGUSR1)
 
@@ -118,7 +118,7 @@ def test_a_signal_handler_may_use_the_model(opened: Opened, stock: Opened, strea
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_completion_that_has_its_answer_may_change_the_tokens_itself(opened: Opened, stream: bool) -> None:
-    """Nobody waits for a reply any more: what is changed there is no signal handler's."""
+    """No thread waits for a reply any more: these changes are no signal handler's."""
     llm, tokens = opened(), list[int]()
 
     class Resets(llama_cpp.LlamaRAMCache):  # type: ignore[misc]

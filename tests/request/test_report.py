@@ -1,4 +1,4 @@
-"""What a request tells of itself: last_request, reasons in words, usage."""
+"""Reports of requests: last_request, reasons in words, usage."""
 
 from __future__ import annotations
 

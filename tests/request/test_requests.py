@@ -296,7 +296,7 @@ def test_what_on_request_raises_for_a_dropped_stream_fails_no_other(opened, stoc
 
 
 def test_chat_handler_has_the_model_to_itself(opened, impatient):
-    """It resets, evaluates piece by piece and completes what is there; a stream goes on meanwhile."""
+    """The handler resets, evaluates piece by piece and completes; another thread's requests wait."""
     llm = opened()
     pieces, seen, over = [words(1, 20), words(3, 20)], [], threading.Event()
     came = threading.Event()

@@ -1,4 +1,4 @@
-"""Requests of different salts: what one tenant asked shows in nothing that another is told, or waits for."""
+"""Requests of different salts: a tenant's prompts show in no answer, report or waiting time of another's."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def ask(llm: Any, salt: str | None, prompt: Sequence[int], n: int = 8) -> tuple[
 
 
 def told(report: Any) -> tuple[int, int, str, str]:
-    """How a prompt began."""
+    """Return the restore of a prompt, as its report has it."""
     return report.matched, report.cached, report.source, report.reason
 
 
@@ -263,7 +263,7 @@ def test_loop_does_not_go_on_in_a_slot_of_another_salt(opened: Opened, stock: Op
 def test_upstreams_own_loop_is_shown_no_tokens_of_another_salt(
     opened: Opened, stock: Opened, salts: tuple[str | None, str | None], n_parallel: int
 ) -> None:
-    """It leaves out of its prompt what it believes to be there."""
+    """Upstream's loop leaves out the beginning of a prompt that it believes to be in memory."""
     llm, prompt = opened(n_parallel=n_parallel), [*SECRET, *OTHER]
     for salt, tokens in zip(salts, (prompt, SECRET), strict=True):
         with llm.request(salt):
@@ -292,7 +292,7 @@ def test_saved_state_is_of_its_salt(opened: Opened, stock: Opened, n_parallel: i
 
 
 def test_state_that_is_saved_from_another_slot_is_stored_for_nobody_else(opened: Opened) -> None:
-    """The whole context is asked for: what is live anywhere moves to the first slot, which was A's."""
+    """Saving takes the whole context: live state moves to the first slot, which was A's."""
     llm = opened(n_parallel=2)
     ask(llm, A, OTHER)
     with llm.request(B):

@@ -28,7 +28,7 @@ from tests.lab.fake_engine import FakeEngine, Kind
 TinyModel = Callable[..., Path]
 
 SLOW = Costs(token_seconds=0.1, prefill_seconds=0.01, snapshot_seconds=1.0, snapshot_bytes=1 << 20)
-"""A snapshot takes so long that nothing is stored because it is cheap."""
+"""Snapshots are too dear to be stored for cheapness."""
 
 
 def planned(total: int = 200, cached: int = 0, **more: object) -> Plan:
@@ -210,7 +210,7 @@ END = [Action.ADMIT_STAGED, Action.REMEMBER, Action.PAGE_OUT]
 def test_an_answers_end_is_stored_where_the_next_request_would_store_it(
     generated: int, told: list[Action]
 ) -> None:
-    """Whatever it costs: the next request's first token does not wait for it."""
+    """At any cost: the next request's first token does not wait for it."""
     assert list(done(planned()).end(200 + generated)) == told
 
 
@@ -292,7 +292,7 @@ def test_the_fake_engine_stores_what_a_model_stores(tiny_model: TinyModel, arch:
 
 
 def _both(llm: Llama, fake: FakeEngine, prompt: list[int], tokens: int) -> list[int]:
-    """One request on both; the answer, whose last token is not decoded."""
+    """Run a request on both; return the answer without its last token, which is not decoded."""
     with closing(llm.generate(prompt, temp=0.0)) as stream:
         answer = list(itertools.islice(stream, tokens))
     fake.request(prompt, answer=answer[:-1])

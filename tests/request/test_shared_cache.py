@@ -1,4 +1,4 @@
-"""What users of one cache may expect of it: forgotten is gone, nothing is spelt, damage stays local."""
+"""A cache of several users: forgotten prompts are gone, tokens are not spelt, damage stays local."""
 
 from __future__ import annotations
 

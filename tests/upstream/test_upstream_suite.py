@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.patched]
 
 HERE = Path(__file__).parent
 
-# What the suite would download -> (architecture, vocabulary) of the tiny model that takes its place.
+# Models that the suite downloads -> (architecture, vocabulary) of the tiny model in their place.
 MODELS = {
     "Qwen3.5-0.8B-Q8_0.gguf": ("qwen35", "qwen35"),
     "tinyllamas/stories15M-q4_0.gguf": ("llama", "llama-spm"),
