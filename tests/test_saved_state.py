@@ -75,7 +75,7 @@ def test_a_state_that_does_not_fit_is_a_miss_and_stays(open_model, tmp_path, one
 
 @pytest.mark.parametrize(("one", "other"), [({}, {"logits_all": True}), ({"logits_all": True}, {})])
 @pytest.mark.parametrize("n", [4, 10])
-def test_rows_of_scores_are_taken_for_what_they_are(open_model, one, other, n):
+def test_rows_of_scores_are_used_for_their_own_tokens(open_model, one, other, n):
     cache = llama_cpp.LlamaRAMCache()
     prompt = "Once upon a time " * n
     a, b = (open_model(n_batch=n, stock_logprobs=True, **more) for n, more in ((64, one), (128, other)))
@@ -191,7 +191,7 @@ def test_a_pickled_state_belongs_to_its_adapters(open_model, large):
 
 
 @pytest.mark.parametrize("arch", KINDS)
-def test_a_saved_state_continues_where_it_was(open_model, fresh, arch):
+def test_saved_state_continues_at_its_end(open_model, fresh, arch):
     llm = open_model(arch)
     llm.eval(PROMPT)
     state = pickle.loads(pickle.dumps(llm.save_state()))
@@ -357,7 +357,7 @@ def test_an_empty_dictionary_is_no_cache_as_with_upstream(open_model):
 
 
 @pytest.mark.parametrize("more", [{}, {"n_parallel": 2}, {"prompt_cache": False}])
-def test_the_cache_that_was_set_is_the_one_that_is_there(open_model, more):
+def test_cache_attribute_is_the_cache_that_was_set(open_model, more):
     llm = open_model(**more)
     assert llm.cache is None
     cache = llama_cpp.LlamaRAMCache()

@@ -166,7 +166,7 @@ def test_an_image_is_not_mixed_up_with_that_of_another_thread(opened, model, way
         assert other.submit(WAYS_ON[way], llm).exception() is None
 
 
-def test_cells_of_an_image_are_nobody_elses(opened, tiny_model):
+def test_images_take_no_cells_of_other_requests(opened, tiny_model):
     """With M-RoPE an image takes more cells than positions."""
     llm = opened(tiny_model("qwen35"), n_parallel=2, n_ctx=512)
 

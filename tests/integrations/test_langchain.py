@@ -82,7 +82,7 @@ def test_chats(path: str, ask: Any, streaming: bool) -> None:
     reuses(scenario)
 
 
-def test_usage_tells_what_was_cached(path: str) -> None:
+def test_usage_counts_cached_tokens(path: str) -> None:
     """langchain-community passes `usage` on as it is; it makes no `usage_metadata` of it, nor of a stream."""
     told = []
 

@@ -72,13 +72,13 @@ def compare(servers: Servers, model: Model, conversation: Conversation, cache_mi
 
 
 @pytest.mark.parametrize("name", [*TOLD, *CROWDS])
-def test_workloads_cost_what_the_rules_say(servers: Servers, model: Model, name: str) -> None:
+def test_workloads_cost_as_many_tokens_as_the_rules_count(servers: Servers, model: Model, name: str) -> None:
     compare(servers, model, WORKLOADS[name].start(model[2]()), 8192, 32)
 
 
 @pytest.mark.parametrize(("cache_mib", "checkpoints"), [(8192, 32), (1, 3), (2, 6)])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_so_do_prompts_in_no_order(
+def test_prompts_in_random_order_cost_as_many_tokens_as_the_rules_count(
     servers: Servers, model: Model, seed: int, cache_mib: int, checkpoints: int
 ) -> None:
     compare(servers, model, wander(model[2](), seed), cache_mib, checkpoints)

@@ -46,7 +46,7 @@ def interleaved(path):
     return difference(context.logits(), plain.logits()), left > 0, sizes
 
 
-def test_what_lies_between_is_replaced_cell_by_cell(run, tiny_model):
+def test_interleaved_cells_are_replaced_one_by_one(run, tiny_model):
     apart, longer, sizes = run(interleaved, tiny_model("llama"))
     assert apart < EXACT
     assert longer

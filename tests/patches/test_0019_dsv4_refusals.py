@@ -169,7 +169,7 @@ def test_a_copy_continues_from_the_pending_rollback(run, tiny_model):
     assert run(copy_while_a_cut_waits, tiny_model("deepseek4")) < EXACT
 
 
-def test_a_pending_copy_gets_what_was_there(run, tiny_model):
+def test_a_pending_copy_gets_the_content_of_its_time(run, tiny_model):
     assert max(run(moved, tiny_model("deepseek4"))) < EXACT
 
 

@@ -103,7 +103,7 @@ def test_thinking_that_is_stripped_costs_no_more_than_its_answer(open_one):
     assert llm.last_request.cached == len(head)
 
 
-def test_answer_is_known_though_nothing_of_it_is_stored(open_one):
+def test_answer_is_matched_without_a_checkpoint(open_one):
     llm = open_one()
     chat = ONE + take(llm, ONE, 6)[:5]
     take(llm, TWO)
@@ -146,7 +146,7 @@ def test_tip_that_a_few_tokens_are_added_to_is_not_stored(open_one):
     assert entries(llm) == stored + 1, "the prompt's end, and nothing else"
 
 
-def test_what_does_not_fit_is_not_counted(open_one):
+def test_refused_checkpoints_are_not_counted(open_one):
     llm = open_one()
     llm.prompt_cache.ram_bytes = 0
     take(llm, ONE, 3)
@@ -212,7 +212,7 @@ def test_attention_is_stored_when_another_chat_gets_its_slot(beside, stock):
     stream.close()
 
 
-def test_attention_is_stored_when_nobody_waits_any_more(beside):
+def test_attention_is_stored_once_no_request_waits(beside):
     llm, stream, said = beside()
     stream.close()
     for prompt in (TWO, THREE, TWO[::-1]):

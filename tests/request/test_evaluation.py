@@ -120,7 +120,7 @@ def test_upstreams_reset_of_the_counters_is_no_change_of_memory(open_model, capf
     ["12", b"12", 5, [5.0, 6.9], ["5"], [5, None], np.array([5.7]), np.array([True]), [[5.5]]],
     ids=repr,
 )
-def test_what_is_no_sequence_of_integers_is_refused(open_model, tokens):
+def test_prompts_that_are_no_integers_are_refused(open_model, tokens):
     llm = open_model("llama")
     for ask in (llm.eval, lambda tokens: next(llm.generate(tokens))):
         with pytest.raises(TypeError):

@@ -89,7 +89,7 @@ def test_stream_keeps_its_salt(llm: Any, kind: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["block", "keyword", "none"])
-def test_what_a_chats_stream_asks_later_belongs_to_it(llm: Any, how: str) -> None:
+def test_later_requests_of_a_chats_stream_belong_to_it(llm: Any, how: str) -> None:
     """As functionary's does: a generator that makes its completions when it is advanced."""
 
     def handler(*, llama: Any, **_: Any) -> Iterator[Any]:

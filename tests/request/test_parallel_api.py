@@ -76,7 +76,7 @@ def test_loops_of_eval_and_sample(llm, fresh, threads):
     assert each(lambda prompt: loop(llm, prompt, step.wait), prompts) == wanted
 
 
-def test_loop_after_a_stream_samples_as_it_says_itself(llm, fresh):
+def test_loop_by_hand_after_a_stream_samples_with_its_own_options(llm, fresh):
     seen = []
     processors = llama_cpp.LogitsProcessorList([lambda _, scores: seen.append(1) or scores])
     stream = llm.generate(WORDS[:30], temp=5.0, logits_processor=processors)
@@ -149,7 +149,7 @@ def test_thread_goes_on_behind_its_own_open_stream(llm):
     assert llm.input_ids[: llm.n_tokens].tolist() == [*WORDS[:20], *first]
 
 
-def test_generating_goes_on_behind_what_is_there(llm, fresh):
+def test_generating_goes_on_behind_evaluated_tokens(llm, fresh):
     def go_on(one, start):
         one.reset()
         one.eval(WORDS[start : start + 50])

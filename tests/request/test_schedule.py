@@ -64,7 +64,7 @@ def test_the_live_tip_is_given_up_unless_it_is_extended(plan: Plan, tip: int, go
 
 
 @pytest.mark.parametrize(("unstored", "first"), [(0, []), (1, [Action.CHECKPOINT_IF_FINITE])])
-def test_a_tip_that_goes_is_stored_unless_it_is_already(unstored: int, first: list[Action]) -> None:
+def test_lost_tip_is_stored_unless_it_is_a_checkpoint(unstored: int, first: list[Action]) -> None:
     assert list(before_tip_goes(unstored)) == [*first, Action.PAGE_OUT]
 
 
@@ -92,7 +92,7 @@ def test_a_cut_is_staged_and_other_batch_ends_are_not() -> None:
     assert [list(made.decoded(n)) for n in (60, 100, 120)] == [[Action.STAGE], [], [Action.STAGE]]
 
 
-def test_what_was_staged_comes_before_the_prompts_end() -> None:
+def test_staged_checkpoints_come_before_the_prompts_end() -> None:
     told = list(schedule(planned()).prompt_done(200, logits=True))
     assert told == [Action.ADMIT_STAGED, Action.CHECKPOINT_WITH_LOGITS]
     assert list(schedule(planned()).prompt_done(200, logits=False)) == [Action.ADMIT_STAGED]
@@ -186,7 +186,7 @@ def test_a_border_that_several_tokens_pass_at_once_counts() -> None:
     assert made.next_due == 320
 
 
-def test_when_the_next_is_due_follows_from_what_storing_took() -> None:
+def test_next_checkpoint_follows_from_measured_costs() -> None:
     now = [SLOW]
     made = schedule(planned(), lambda: now[0])
     list(made.prompt_done(200, logits=True))
@@ -214,7 +214,7 @@ def test_an_answers_end_is_stored_where_the_next_request_would_store_it(
     assert list(done(planned()).end(200 + generated)) == told
 
 
-def test_attention_stays_where_it_is_while_others_wait_for_their_own_ends() -> None:
+def test_attention_is_stored_later_while_others_wait() -> None:
     """A chat that goes on in its slot never needs it stored."""
     made = done(planned(), lambda: replace(SLOW, waiting=1))
     assert list(made.end(201)) == [*STORE_END[:-1], Action.PAGE_OUT_LATER]
@@ -245,11 +245,11 @@ def test_a_checkpoint_that_was_refused_is_none() -> None:
     assert list(made.end(270)) == STORE_END
 
 
-def test_a_prompt_that_was_cancelled_keeps_what_was_staged() -> None:
+def test_cancelled_prompt_keeps_staged_checkpoints() -> None:
     assert list(schedule(planned()).end(120)) == END
 
 
-def test_nothing_is_remembered_of_what_is_not_known() -> None:
+def test_unknown_content_is_not_remembered() -> None:
     assert list(done(planned()).end(400, opaque=True)) == [Action.ADMIT_STAGED]
 
 
@@ -274,7 +274,7 @@ def test_memory_that_needs_none_gets_none_but_is_remembered(make: Callable[[], S
 
 
 @pytest.mark.parametrize(("arch", "kind"), [("qwen35", "hybrid"), ("mamba", "recurrent")])
-def test_the_fake_engine_stores_what_a_model_stores(tiny_model: TinyModel, arch: str, kind: Kind) -> None:
+def test_fake_engine_stores_the_checkpoints_of_a_model(tiny_model: TinyModel, arch: str, kind: Kind) -> None:
     """The same requests on a context and on tokens: every checkpoint at the same place, in the same order."""
     costs = replace(SLOW, snapshot_seconds=0.01, batch_tokens=64)
     caches = Noting(1 << 28), Noting(1 << 28)

@@ -113,7 +113,7 @@ def test_stock_fails_only_where_the_released_model_is_needed(stock):
     assert failures(stock) == set(NEEDS_THE_RELEASED_MODEL)
 
 
-def test_ours_passes_what_stock_passes(stock, ours):
+def test_ours_passes_the_tests_that_stock_passes(stock, ours):
     assert ours.keys() == stock.keys()
     assert failures(ours) == failures(stock)
 
