@@ -123,12 +123,6 @@ def test_naive_twin_serves_the_same(open_one, arch):
 # -- how much is stored ----------------------------------------------------------------------------
 
 
-def test_plain_model_stores_no_checkpoints(open_one):
-    llm = open_one("llama")
-    take(llm, ONE, 80)
-    assert entries(llm) == 0
-
-
 def test_repeated_prompt_is_not_stored_again(open_one):
     llm = open_one()
     for _ in range(2):
@@ -171,12 +165,6 @@ def test_request_goes_on_where_nothing_can_be_saved(open_one, stock, monkeypatch
 
 
 # -- attention -------------------------------------------------------------------------------------
-
-
-def test_attention_is_stored_once_a_request_is_over(open_one):
-    llm = open_one()
-    take(llm, ONE, 1)
-    assert llm.prompt_cache.stats().segments > 0
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from llamahybrid import PromptCache
 from llamahybrid.core import pace
 from llamahybrid.core.runner import Runner
 from llamahybrid.engine import loaded
-from llamahybrid.errors import Busy, ContextOverflow, DecodeError
+from llamahybrid.errors import Busy, DecodeError
 from llamahybrid.memory.shared import SharedContext
 from tests.lab.inside import MergedBatches, posted, set_wait, waiting
 from tests.lab.integrity import check_integrity
@@ -306,14 +306,6 @@ def test_context_of_a_request_is_that_of_one_slot(opened, n_ctx):
     assert llm.n_ctx() == one.n_ctx()
     assert llm.__getstate__()["n_ctx"] == one.__getstate__()["n_ctx"]
     assert len(llm.input_ids) == len(one.input_ids)
-
-
-def test_too_long_prompt_leaves_other_requests_alone(opened, stock):
-    llm = opened(n_ctx=512)
-    other, said = begin(llm, WORDS[:100])
-    with pytest.raises(ContextOverflow):
-        take(llm, WORDS * 3)
-    assert [*said, *islice(other, 5)] == stock()(WORDS[:100], 6)
 
 
 # -- errors ----------------------------------------------------------------------------------------

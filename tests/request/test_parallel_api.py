@@ -243,28 +243,6 @@ def test_processor_may_ask_another_model(llm, opened, arch):
     assert all(words == wanted for words in seen)
 
 
-def test_text_and_tokens_while_others_run(llm, fresh):
-    stock, over = fresh(), threading.Event()
-    texts = [f"some words, {i} of them" for i in range(20)]
-    wanted = [stock.tokenize(text.encode()) for text in texts]
-
-    def run():
-        while not over.is_set():
-            take(llm, WORDS[:50])
-
-    threads = [threading.Thread(target=run) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
-        for _ in range(10):
-            assert [llm.tokenize(text.encode()) for text in texts] == wanted
-            assert [llm.detokenize(ids) for ids in wanted] == [stock.detokenize(ids) for ids in wanted]
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join(DEADLINE)
-
-
 def test_embeddings_are_refused_as_clearly_as_upstream_does(llm, opened, arch):
     for ask_for in (llm.embed, llm.create_embedding):
         with pytest.raises(RuntimeError, match="embedding=True"):

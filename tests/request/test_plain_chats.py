@@ -332,6 +332,3 @@ def test_attention_live_in_one_slot_serves_another(llama: Models) -> None:
     assert answer == llama.stock([*ONE, 5])
     assert counter.take() <= 1 + 8
     held.close()
-
-
-# -- full-size windows -----------------------------------------------------------------------------

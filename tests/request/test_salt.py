@@ -99,23 +99,6 @@ def test_prompt_of_another_salt_is_answered_as_the_first_time(
     check_integrity(llm.prompt_cache)
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-def test_turns_of_two_tenants_decode_as_many_tokens_as_alone(
-    opened: Opened, stock: Opened, arch: str
-) -> None:
-    """The same chat under two salts, turn by turn."""
-    llm, chat = opened(arch), list(SECRET)
-    counter = DecodeCounter(llm)
-    for _ in range(3):
-        answer, work = stock(arch)(chat), []
-        for salt in (A, B):
-            said, report = ask(llm, salt, chat)
-            assert said == answer
-            work.append((report.matched, counter.take()))
-        assert work[0] == work[1]
-        chat += [*answer, *OTHER[:20]]
-
-
 def test_empty_salt_is_the_shared_default(opened: Opened) -> None:
     llm = opened(n_parallel=2)
     take(llm, SECRET)
