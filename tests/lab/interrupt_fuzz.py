@@ -254,25 +254,35 @@ def all_lines(*, disk: bool) -> list[Line]:
     return [line for line in found if line not in without or line[0] == "cache"]
 
 
-def by_timer(chance: random.Random, outcome: Outcome) -> None:
-    """Interrupt the workload by a signal at a random moment."""
-    cache = opened(None)
+def interrupted_after(seconds: float, job: Callable[[], object]) -> bool:
+    """Run a job in the main thread with a KeyboardInterrupt after `seconds`; return whether it came."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 10 ** chance.uniform(-4, -1.5))
+        signal.setitimer(signal.ITIMER_REAL, seconds)
         try:
-            while True:  # however fast the machine is, and however late its timers
-                work(cache)
+            job()
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
     except KeyboardInterrupt:
-        outcome.interrupted += 1
+        return True
     finally:
         signal.signal(signal.SIGALRM, before)
+    return False
+
+
+def by_timer(chance: random.Random, outcome: Outcome) -> None:
+    """Interrupt the workload by a signal at a random moment."""
+    cache = opened(None)
+
+    def work_on() -> None:
+        while True:  # until the signal comes, on any machine
+            work(cache)
+
+    outcome.interrupted += interrupted_after(10 ** chance.uniform(-4, -1.5), work_on)
     _judge(cache, outcome)
 
 
