@@ -120,7 +120,7 @@ def llm(open_model: Callable[..., Any]) -> Any:
 
 @pytest.fixture
 def live(llm: Any) -> Any:
-    """Its sequence, which is `PROMPT`."""
+    """The hybrid's sequence, which holds `PROMPT`."""
     llm.eval(PROMPT)
     return llm.runner.live
 

@@ -255,7 +255,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize(("arch", "setting", "made", "more"), KINDS)
-def test_whatever_was_done_a_sequence_goes_on_as_a_fresh_context(
+def test_sequence_has_the_logits_of_a_fresh_context_after_any_operations(
     walk: Callable[..., Walk], arch: str, setting: Setting, made: dict[str, int], more: dict[str, int]
 ) -> None:
     one = walk(arch, setting, 1, made, **more)

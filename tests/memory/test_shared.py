@@ -54,7 +54,7 @@ def test_each_sequence_keeps_its_row(filled: list[Any]) -> None:
     assert np.array_equal(row(one), kept)
 
 
-def test_a_step_that_is_refused_leaves_both_as_they_were(
+def test_a_refused_step_leaves_both_sequences_unchanged(
     filled: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = filled

@@ -21,7 +21,7 @@ def emptied_from_file(path):
 
 
 def recurrent_part_dropped(path):
-    """What the PARTIAL state of an empty sequence does to a hybrid: attention stays, byte for byte."""
+    """Load the PARTIAL state of an empty sequence into a hybrid: attention stays, byte for byte."""
     context = Context(path)
     nothing = context.save(flags=PARTIAL)
     context.feed(0, 12)

@@ -53,7 +53,7 @@ def test_a_handle_has_its_own_and_its_answers_are_told_of_once(opened: Callable[
     assert not others
 
 
-def test_what_it_raises_ends_the_request_and_keeps_what_was_decoded(opened: Callable[..., Any]) -> None:
+def test_error_of_on_progress_ends_the_request_and_keeps_its_progress(opened: Callable[..., Any]) -> None:
     llm = opened()
 
     def stop(progress: PromptProgress) -> None:
@@ -66,7 +66,7 @@ def test_what_it_raises_ends_the_request_and_keeps_what_was_decoded(opened: Call
     assert 0 < llm.last_request.cached <= 264
 
 
-def test_it_may_cancel_and_not_ask(opened: Callable[..., Any]) -> None:
+def test_on_progress_may_cancel_and_not_ask(opened: Callable[..., Any]) -> None:
     llm = opened()
     llm.on_progress = lambda progress: llm.cancel() if progress.processed else None
     made = llm.create_completion(PROMPT, max_tokens=2)

@@ -155,7 +155,7 @@ def test_a_completion_that_has_its_answer_may_change_the_tokens_itself(opened: O
     assert tokens == [45, 0]
 
 
-def test_answers_that_a_callback_closes_hold_nobody_up(opened: Opened) -> None:
+def test_answers_closed_in_a_callback_hold_up_no_request(opened: Opened) -> None:
     """`on_request` runs in the loop's thread, for which the threads of these answers wait."""
     llm, over = opened(n_parallel=2), threading.Event()
     answers = [llm.create_completion(WORDS[:40], max_tokens=50, n=3, stream=True)]

@@ -128,7 +128,7 @@ def test_a_grammar_s_tokens_are_upstream_s(tiny_model, how, prompt_cache):
         assert said(llm) == said(stock)
 
 
-def test_a_processor_is_shown_what_precedes_its_token_and_no_guesses(tiny_model):
+def test_processor_is_shown_preceding_tokens_and_no_guesses(tiny_model):
     """Upstream shows the whole draft: what is forced, say a form to fill in, then depends on the guesses."""
     options = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
     said = []
