@@ -128,7 +128,7 @@ class LiveView:
     split: Splitter | None = None
     """Cuts segments of this context in two; None if it cannot save or load any."""
     state: LiveState | None = None
-    """What the cache follows this context by (see `RamStore.follow`)."""
+    """The handle by which the cache follows this context (see `RamStore.follow`)."""
     end_logits: tuple[int, Logits] | None = None
     """Position in `tokens` of the last prompt's end and the logits there, for memory without checkpoints."""
     attention_is_all: bool = False

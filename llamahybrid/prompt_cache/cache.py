@@ -139,7 +139,7 @@ class PromptCache:
 
     @property
     def serves_others(self) -> bool:
-        """Others than the context that it comes from may ask at any time for what is kept."""
+        """True if other contexts or processes may ask for a kept state at any time."""
         return self.leaves_process or len(self._contexts) > 1
 
     def plan(self, tokens: Tokens, view: LiveView, boundaries: Sequence[int], costs: Costs) -> Plan:
@@ -217,7 +217,7 @@ class PromptCache:
 
     def clear(self) -> None:
         """Remove everything stored, on disk and server, too; live state and entries in use stay."""
-        self.ram.clear()  # first, so that a request that ends meanwhile has nothing of it to write
+        self.ram.clear()  # first: a request that ends now has nothing of it to write
         for tier in self.outside:
             if not tier.clear():
                 name = tier.name
