@@ -39,7 +39,7 @@ from tests.lab.quiet import silence
 ROOT = str(Path(prompt_cache.__file__).parent)
 FILES = (
     *("base", "cache", "eviction", "guard", "nodes", "pins", "placement", "planning", "promotion", "ram"),
-    *("selection", "store", "tree", "value"),
+    *("room", "selection", "store", "tree", "value"),
 )
 """Modules whose lines are interrupted: what happens in RAM."""
 
