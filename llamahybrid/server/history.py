@@ -1,4 +1,4 @@
-"""History: what the last requests reused, and why no more."""
+"""History: the reuse of the last requests, with reasons."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ class Past:
     ended: float
     """Seconds since 1970."""
     tag: str
-    """Of its salt, see `salt_tag`."""
+    """Tag of its salt, see `salt_tag`."""
     end: str
-    """How: "done", "cancelled" or "failed"."""
+    """Either "done", "cancelled" or "failed"."""
     prompt: int = 0
-    """Tokens of the prompt."""
+    """Prompt tokens."""
     cached: int = 0
-    """Those of them that were not decoded again."""
+    """Prompt tokens that were not decoded again."""
     matched: int = 0
-    """The longest prefix of it that was known to anything."""
+    """Tokens of the longest known prefix."""
     generated: int = 0
     """Tokens of all answers."""
     source: str = "none"
     reason: str = ""
-    """How the prompt started; names no token."""
+    """Why the prompt started where it did; names no token."""
     waited: float = 0.0
     """Seconds in the queue."""
     first_token_seconds: float = 0.0
-    """From then to the first token."""
+    """Seconds from the start to the first token."""
 
 
 class History:
@@ -48,7 +48,7 @@ class History:
         return reversed(self._past)
 
     def add(self, tag: str, done: Done | None, waited: float, end: str) -> None:
-        """A request is over; `done`: what came of it, None where it failed."""
+        """Add a request that is over; `done`: None if it failed."""
         now = time.time()
         if done is None or not done.reports:
             self._past.append(Past(now, tag, end, waited=waited))

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: llama-server's and vLLM's names where they mean the same, ours for the rest."""
+"""Metrics for Prometheus, with the names of llama-server and vLLM for equal quantities."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ TTFT_BUCKETS = (
     10.0,
     20.0,
 )
-"""Seconds, as vLLM's (vllm/v1/metrics/loggers.py); longer ones share a bucket."""
+"""Seconds, as vLLM's (vllm/v1/metrics/loggers.py)."""
 
 
 @dataclass(frozen=True)
 class Gauges:
-    """What is so now."""
+    """Current values."""
 
     processing: int
-    """Requests that run."""
+    """Running requests."""
     deferred: int
-    """Requests that wait."""
+    """Waiting requests."""
     slots: int
     slots_busy: int
     tier_bytes: Mapping[str, int]
-    """Bytes kept, by tier: "ram", "disk", "remote"."""
+    """Stored bytes by tier: "ram", "disk", "remote"."""
     tier_errors: Mapping[str, int]
-    """Times that the disk, or the remote store, refused, since the model was opened first."""
+    """Failed reads and writes of the disk or the remote store since the model was first opened."""
     models: Mapping[str, bool]
-    """Whether each model is open."""
+    """True for open models, by alias."""
     prompts: int = 0
-    """Prompts that are being decoded."""
+    """Prompts in decoding."""
     prompt_tokens_left: int = 0
-    """Tokens of them that are not decoded yet."""
+    """Tokens of these prompts that are not decoded yet."""
 
 
 class Metrics:
@@ -71,17 +71,13 @@ class Metrics:
         self._predicted_seconds = counter(
             "llamacpp:tokens_predicted_seconds", "Predict process time in seconds."
         )
-        self._queries = counter(
-            "vllm:prefix_cache_queries", "Prompt tokens that were looked for in the cache."
-        )
-        self._hits = counter("vllm:prefix_cache_hits", "Prompt tokens that were found there.")
-        self._requests = counter(
-            "llamahybrid:requests", "Requests that are over, by how they ended.", ("end",)
-        )
-        self._refused = counter("llamahybrid:refused", "Requests that were sent away, by reason.", ("why",))
+        self._queries = counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the cache.")
+        self._hits = counter("vllm:prefix_cache_hits", "Prompt tokens found in the cache.")
+        self._requests = counter("llamahybrid:requests", "Requests that are over, by their end.", ("end",))
+        self._refused = counter("llamahybrid:refused", "Refused requests, by reason.", ("why",))
         self._first = Histogram(
             "vllm:time_to_first_token_seconds",
-            "From a request's arrival to its first token.",
+            "Seconds from a request's arrival to its first token.",
             buckets=TTFT_BUCKETS,
             registry=self._registry,
         )
@@ -95,7 +91,7 @@ class Metrics:
         }
 
     def answered(self, reports: tuple[RequestReport, ...], waited: float, end: str, prompts: int = 1) -> None:
-        """A request of so many prompts is over; `waited`: seconds from its arrival to its begin."""
+        """Count a request that is over; `waited`: seconds from its arrival to its start."""
         self._requests.labels(end).inc()
         for report in reports:
             self._prompt.inc(report.decoded)
@@ -114,16 +110,16 @@ class Metrics:
             self._first.observe(waited + reports[0].first_token_seconds)
 
     def refused(self, why: str) -> None:
-        """Somebody was sent away."""
+        """Count a refused request."""
         self._refused.labels(why).inc()
 
     def text(self) -> bytes:
-        """All of it, as Prometheus reads it."""
+        """Return all metrics in Prometheus's text format."""
         return generate_latest(self._registry)
 
 
 class _Now(Collector):
-    """Gauges that are asked when somebody looks."""
+    """Gauges, computed at each scrape."""
 
     def __init__(self, gauges: Callable[[], Gauges], rates: Callable[[], Mapping[str, float]]) -> None:
         self._gauges = gauges
@@ -138,8 +134,8 @@ class _Now(Collector):
             ("llamacpp:requests_processing", "Number of requests processing.", now.processing),
             ("llamacpp:requests_deferred", "Number of requests deferred.", now.deferred),
             ("llamahybrid:slots", "Requests that can run at once.", now.slots),
-            ("llamahybrid:slots_busy", "Slots in which a request runs.", now.slots_busy),
-            ("llamahybrid:prompts_processing", "Prompts that are being decoded.", now.prompts),
+            ("llamahybrid:slots_busy", "Slots in use.", now.slots_busy),
+            ("llamahybrid:prompts_processing", "Prompts in decoding.", now.prompts),
             ("llamahybrid:prompt_tokens_left", "Tokens of these prompts to decode.", now.prompt_tokens_left),
         ):
             yield GaugeMetricFamily(name, text, value=value)
@@ -149,10 +145,10 @@ class _Now(Collector):
         for alias, is_open in now.models.items():
             models.add_metric([alias], is_open)
         yield models
-        tiers = GaugeMetricFamily("llamahybrid:cache_bytes", "Bytes that are kept, by tier.", labels=["tier"])
+        tiers = GaugeMetricFamily("llamahybrid:cache_bytes", "Stored bytes, by tier.", labels=["tier"])
         for tier, n in now.tier_bytes.items():
             tiers.add_metric([tier], n)
         yield tiers
         for tier, n in now.tier_errors.items():
-            text = f"Times that the {tier} tier refused what was to be kept or read there."
+            text = f"Failed reads and writes of the {tier} tier."
             yield CounterMetricFamily(f"llamahybrid:cache_{tier}_errors", text, n)
