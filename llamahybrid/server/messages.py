@@ -21,7 +21,7 @@ _ROLES = {"developer": "system"}
 
 
 def without_nulls(body: dict[str, Any]) -> dict[str, Any]:
-    """Return an object without null fields, as OpenAI's API treats them; in `stream_options` and `image_url`, too."""
+    """Return an object without null fields, also inside of `_OPTIONS`, as OpenAI's API ignores them."""
     found = {name: value for name, value in body.items() if value is not None}
     return {
         name: without_nulls(value) if isinstance(value, dict) and name in _OPTIONS else value

@@ -16,7 +16,7 @@ from llamahybrid.server.errors import bad, require_tokens
 from llamahybrid.server.thinking import closes_thought, thinking_of
 
 MOST_TOKENS = 200_000
-"""Token ids that one field may list."""
+"""Most token ids in one field."""
 
 
 class First(FailFast):

@@ -232,8 +232,8 @@ class Service:
     ) -> Result:
         """Run `work` in slots of a model, in a thread. Raises Refusal, and the errors of `work`.
 
-        `slots`: 0 for work in parallel to requests; max_queue + 1 of that may run at once. `give_up` is called
-        in the loop when the client disconnects, the server stops, or the work is done.
+        `slots`: 0 for work in parallel to requests; max_queue + 1 of that may run at once. `give_up` is
+        called in the loop when the client disconnects, the server stops, or the work is done.
         """
         if not slots and self._beside > self.settings.max_queue:
             self.metrics.refused("queue")
