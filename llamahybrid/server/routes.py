@@ -93,6 +93,16 @@ async def create_chat_completion(
 @router.post("/v1/embeddings", summary="Embedding", tags=[_OPENAI], response_model=None)
 async def create_embedding(request: Request, body: EmbeddingRequest, service: InService) -> Response:
     """Embed texts, in parallel to chats. The model needs the setting `embedding`."""
+    made = await embed(request, body, service)
+    if body.encoding_format == "base64":
+        for each in made["data"]:
+            each["embedding"] = packed(each["embedding"])
+    made["model"] = service.models.alias(body.model)
+    return Response(json.dumps(made), media_type="application/json")
+
+
+async def embed(request: Request, body: EmbeddingRequest, service: Service) -> dict[str, Any]:
+    """Return the answer of upstream's `create_embedding`. Raises Refusal."""
     texts = Texts(each if isinstance(each, str) else TokenText(each) for each in body.texts())
 
     def work(llm: Llama) -> Any:
@@ -105,12 +115,8 @@ async def create_embedding(request: Request, body: EmbeddingRequest, service: In
     require_known(body, service.settings.ignore_unknown_fields)
     body.require_understood()
     slots = service.slots_to_embed(body.model)
-    made = await service.use_slot(request, body.model, work, texts.give_up, slots)
-    if body.encoding_format == "base64":
-        for each in made["data"]:
-            each["embedding"] = packed(each["embedding"])
-    made["model"] = service.models.alias(body.model)
-    return Response(json.dumps(made), media_type="application/json")
+    made: dict[str, Any] = await service.use_slot(request, body.model, work, texts.give_up, slots)
+    return made
 
 
 class Texts(list[str]):

@@ -1,8 +1,9 @@
-"""/v1/embeddings of a model that chats, too."""
+"""/v1/embeddings of a model that chats, too, and llama-server's /embedding."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -79,6 +80,36 @@ def test_token_ids_are_embedded_as_the_text_that_they_are_of(tiny_model: TinyMod
             refused = client.post("/v1/embeddings", json={"input": wrong})
             assert refused.status_code == 400, wrong
             assert refused.json()["error"]["param"] == "input"
+
+
+@pytest.mark.parametrize("path", ["/embedding", "/embeddings"])
+def test_pooled_vectors_in_llama_server_s_form_have_a_norm(tiny_model: TinyModel, path: str) -> None:
+    model = {"embedding": True, "n_parallel": 1}
+    with serving(tiny_model("bert"), model=model) as server, server.client() as client:
+        one, two = vectors(client, ["one", "two words"])
+        for norm, size in ((0, max(map(abs, one)) / 32760), (1, sum(map(abs, one))), (2, math.hypot(*one))):
+            got = client.post(path, json={"content": "one", "embd_normalize": norm}).raise_for_status().json()
+            ((vector,),) = [each["embedding"] for each in got]
+            assert vector == pytest.approx([x / size for x in one])
+        both = client.post(path, json={"input": ["one", "two words"], "embd_normalize": -1}).json()
+        assert both == [{"index": 0, "embedding": [one]}, {"index": 1, "embedding": [two]}]
+        assert client.post(path, json={"content": "one"}).json()[0]["embedding"] == [
+            pytest.approx([x / math.hypot(*one) for x in one])
+        ]
+        for wrong in (
+            {},
+            {"content": ""},
+            {"content": "x", "embd_normalize": -2},
+            {"content": "x", "size": 3},
+        ):
+            assert client.post(path, json=wrong).status_code == 400, wrong
+
+
+def test_vectors_of_tokens_in_llama_server_s_form_are_the_model_s(http: httpx.Client) -> None:
+    (rows,) = vectors(http, "two words")
+    got = http.post("/embedding", json={"content": "two words"}).raise_for_status().json()
+    assert got == [{"index": 0, "embedding": rows}]
+    assert len(rows) == len("two words"), "the tokens are bytes"
 
 
 def test_texts_are_embedded_while_every_slot_is_taken(server: Serving, http: httpx.Client) -> None:

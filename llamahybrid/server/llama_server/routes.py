@@ -1,27 +1,28 @@
-"""llama-server's routes: `/completion`, `/infill`, `/props`, `/tokenize`, `/detokenize` and
+"""llama-server's routes: `/completion`, `/infill`, `/embedding`, `/props`, `/tokenize`, `/detokenize` and
 `/apply-template`."""
 
 from __future__ import annotations
 
 from pathlib import PurePath
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import llama_cpp
+import numpy as np
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 from starlette.responses import Response
 
 from llamahybrid.client.chat_template import template_of
 from llamahybrid.llama import Llama
 from llamahybrid.server.answer import EventAnswer
-from llamahybrid.server.bodies import ChatCompletionRequest, CompletionRequest, Tokens
+from llamahybrid.server.bodies import ChatCompletionRequest, CompletionRequest, EmbeddingRequest, Tokens
 from llamahybrid.server.errors import require_tokens
 from llamahybrid.server.llama_server.request import InfillRequest, LlamaServerRequest
 from llamahybrid.server.llama_server.told import ContentProgress, Telling
 from llamahybrid.server.options import MOST_TOKENS, First
 from llamahybrid.server.prompts import chat_prompt
 from llamahybrid.server.request_fields import require_known
-from llamahybrid.server.routes import SECURED, InService
+from llamahybrid.server.routes import SECURED, InService, embed
 from llamahybrid.server.service import Retell, Service
 from llamahybrid.server.settings import in_one_line
 
@@ -63,6 +64,49 @@ async def _answer(request: Request, asked: LlamaServerRequest, service: Service)
 
     require_known(asked, service.settings.ignore_unknown_fields)
     return await service.answer(request, asked.completion(), prepare, FormAnswer)
+
+
+class LlamaServerEmbeddingRequest(EmbeddingRequest):
+    """`/embedding`, also named `/embeddings`."""
+
+    encoding_format: Literal["float"] = "float"
+    embd_normalize: int = Field(
+        default=2,
+        ge=-1,
+        le=100,
+        description="Norm of pooled vectors. -1: none, 0: largest absolute value, 1: taxicab, 2: Euclidean; "
+        "more: p-norm.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _content_is_input(cls, said: Any) -> Any:
+        if isinstance(said, dict) and said.get("content") is not None:
+            said = {"input": said["content"], **said}
+            del said["content"]
+        return said
+
+
+@router.post("/embedding")
+@router.post("/embeddings", include_in_schema=False)
+async def create_embedding(
+    request: Request, body: LlamaServerEmbeddingRequest, service: InService
+) -> list[dict[str, Any]]:
+    """Embed texts; without pooling the vectors of all tokens, as the model gives them."""
+    made = await embed(request, body, service)
+    return [
+        {"index": each["index"], "embedding": vectors_of(each["embedding"], body.embd_normalize)}
+        for each in made["data"]
+    ]
+
+
+def vectors_of(embedding: list[Any], norm: int) -> list[Any]:
+    """Return the vectors of a text as llama-server (common.cpp, common_embd_normalize)."""
+    if norm < 0 or (embedding and isinstance(embedding[0], list)):
+        return embedding if embedding and isinstance(embedding[0], list) else [embedding]
+    vector = np.asarray(embedding, np.float64)
+    size = np.abs(vector).max() / 32760 if norm == 0 else np.linalg.norm(vector, norm)
+    return [(vector / size if size else 0 * vector).tolist()]
 
 
 class TokenizeRequest(BaseModel):
