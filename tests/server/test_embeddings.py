@@ -175,7 +175,7 @@ def test_a_burst_of_texts_to_embed_is_bounded_before_any_has_begun(
         assert sorted(each.result().status_code for each in waiting) == [200, 200, *[429] * 4]
 
 
-def test_a_model_that_was_not_opened_for_it_embeds_nothing(tiny_model: TinyModel) -> None:
+def test_model_without_the_embedding_setting_embeds_nothing(tiny_model: TinyModel) -> None:
     with serving(tiny_model("qwen35")) as server, server.client() as client:
         refused = client.post("/v1/embeddings", json={"input": "x"})
     assert refused.status_code == 400

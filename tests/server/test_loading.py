@@ -32,7 +32,7 @@ def opened(tiny_model: TinyModel) -> Iterator[Callable[..., Llama]]:
         yield make
 
 
-def test_a_model_has_slots_and_upstream_s_class_stays_what_it_was(
+def test_model_has_slots_and_upstream_s_class_is_unchanged(
     opened: Callable[..., Llama],
 ) -> None:
     before = llama_cpp.Llama
@@ -54,7 +54,7 @@ def test_flash_attention_is_on_with_several_slots_on_a_gpu_unless_the_settings_s
     assert (params.flash_attn_type == llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED) is not flash
 
 
-def test_one_slot_where_there_cannot_be_more(opened: Callable[..., Llama]) -> None:
+def test_model_without_parallel_support_has_one_slot(opened: Callable[..., Llama]) -> None:
     assert opened(draft_model="prompt-lookup-decoding").n_parallel == 1
     assert opened(n_batch=2).n_parallel == 1
     with pytest.raises(ValueError, match="n_parallel"):
