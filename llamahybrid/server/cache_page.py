@@ -6,7 +6,6 @@ Its script polls JSON and inserts it as text, never as markup. A policy forbids 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import lru_cache
 from importlib.resources import files
 from typing import Annotated, Any
@@ -21,7 +20,6 @@ from llamahybrid.prompt_cache.base import CacheStats
 from llamahybrid.prompt_cache.nodes import tokens_of
 from llamahybrid.prompt_cache.outline import MOST_BRANCHES, Branch, outline
 from llamahybrid.prompt_cache.tier import Tier
-from llamahybrid.server.history import Past
 from llamahybrid.server.limits import PAGE
 from llamahybrid.server.service import Service
 from llamahybrid.server.viewers import Viewer, tag_of
@@ -99,16 +97,14 @@ async def data(
         "operator": viewer.operator,
         "text": {"allowed": viewer.operator or bool(viewer.own), "shown": text},
         "waiting": service.admission.waiting,
-        "requests": [_past(past, viewer) for past in service.history if viewer.sees(past.tag)],
+        "requests": [
+            {**past.shown(), "tenant": viewer.name(past.tag)}
+            for past in service.history
+            if viewer.sees(past.tag)
+        ],
         **(seen or {"tiers": {}, "slots": [], "tree": {"branches": [], "more": 0}}),
     }
     return JSONResponse(told, headers=HEADERS)
-
-
-def _past(past: Past, viewer: Viewer) -> dict[str, Any]:
-    told = asdict(past)
-    del told["tag"]  # names all letters of the digest
-    return {**told, "tenant": viewer.name(past.tag)}
 
 
 def _model(llm: Llama, viewer: Viewer, text: bool, most: int) -> dict[str, Any]:
@@ -186,11 +182,12 @@ def spell(llm: Llama, branch: Branch) -> str:
     """Return the beginning and the end of a branch's text."""
     tokens = tokens_of(branch.ids).tolist()
     if len(tokens) <= FIRST_TOKENS + LAST_TOKENS:
-        return _text(llm, tokens)
-    return f"{_text(llm, tokens[:FIRST_TOKENS])} … {_text(llm, tokens[-LAST_TOKENS:])}"
+        return text_of(llm, tokens)
+    return f"{text_of(llm, tokens[:FIRST_TOKENS])} … {text_of(llm, tokens[-LAST_TOKENS:])}"
 
 
-def _text(llm: Llama, tokens: list[int]) -> str:
+def text_of(llm: Llama, tokens: list[int]) -> str:
+    """Return the text of tokens, control tokens included."""
     known = [token for token in tokens if 0 <= token < llm.n_vocab()]  # others stand for images or audio
     text: bytes = llm._model.detokenize(known, special=True)
     return text.decode("utf-8", errors="replace")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -34,33 +34,32 @@ TTFT_BUCKETS = (
 """Seconds, as vLLM's (vllm/v1/metrics/loggers.py)."""
 
 
-@dataclass(frozen=True)
-class Gauges:
-    """Current values."""
+GAUGES = {
+    "llamacpp:requests_processing": ("Number of requests processing.", ""),
+    "llamacpp:requests_deferred": ("Number of requests deferred.", ""),
+    "llamahybrid:slots": ("Requests that can run at once.", ""),
+    "llamahybrid:slots_busy": ("Slots in use.", ""),
+    "llamahybrid:prompts_processing": ("Prompts in decoding.", ""),
+    "llamahybrid:prompt_tokens_left": ("Tokens of these prompts to decode.", ""),
+    "llamahybrid:model_open": ("Whether a model is open.", "model"),
+    "llamahybrid:cache_bytes": ("Stored bytes, by tier.", "tier"),
+}
+"""Help text and label of each gauge."""
 
-    processing: int
-    """Running requests."""
-    deferred: int
-    """Waiting requests."""
-    slots: int
-    slots_busy: int
-    tier_bytes: Mapping[str, int]
-    """Stored bytes by tier: "ram", "disk", "remote"."""
-    tier_errors: Mapping[str, int]
-    """Failed reads and writes of the disk or the remote store since the model was first opened."""
-    models: Mapping[str, bool]
-    """True for open models, by alias."""
-    prompts: int = 0
-    """Prompts in decoding."""
-    prompt_tokens_left: int = 0
-    """Tokens of these prompts that are not decoded yet."""
+ERRORS = "llamahybrid:cache_{}_errors"
+"""Failed reads and writes of a tier since the model was first opened."""
+
+Values = Mapping[str, Any]
+"""A number for each gauge, or a number for each value of its label; and one for `ERRORS` of each tier."""
 
 
-class Metrics:
-    """The counters of one server."""
+class Metrics(Collector):
+    """The metrics of one server."""
 
-    def __init__(self, gauges: Callable[[], Gauges]) -> None:
+    def __init__(self, values: Callable[[], Values]) -> None:
+        """`values`: returns the values of `GAUGES` and of the errors, at each scrape."""
         self._registry = CollectorRegistry()
+        self._values = values
 
         def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
             return Counter(name, text, labels, registry=self._registry)
@@ -81,14 +80,8 @@ class Metrics:
             buckets=TTFT_BUCKETS,
             registry=self._registry,
         )
-        self._registry.register(_Now(gauges, self._rates))
-        self._sums = dict.fromkeys(("prompt", "prompt_seconds", "said", "said_seconds"), 0.0)
-
-    def _rates(self) -> dict[str, float]:
-        return {
-            "llamacpp:prompt_tokens_seconds": self._sums["prompt"] / max(self._sums["prompt_seconds"], 1e-9),
-            "llamacpp:predicted_tokens_seconds": self._sums["said"] / max(self._sums["said_seconds"], 1e-9),
-        }
+        self._registry.register(self)
+        self._sums = dict.fromkeys(("prompt", "prompt_seconds", "predicted", "predicted_seconds"), 0.0)
 
     def answered(self, reports: tuple[RequestReport, ...], waited: float, end: str, prompts: int = 1) -> None:
         """Count a request that is over; `waited`: seconds from its arrival to its start."""
@@ -101,8 +94,8 @@ class Metrics:
             self._predicted_seconds.inc(said_seconds)
             self._sums["prompt"] += report.decoded
             self._sums["prompt_seconds"] += report.prefill_seconds
-            self._sums["said"] += report.generated
-            self._sums["said_seconds"] += said_seconds
+            self._sums["predicted"] += report.generated
+            self._sums["predicted_seconds"] += said_seconds
         for report in leading(reports, prompts):
             self._queries.inc(report.total)
             self._hits.inc(report.cached)
@@ -117,38 +110,22 @@ class Metrics:
         """Return all metrics in Prometheus's text format."""
         return generate_latest(self._registry)
 
-
-class _Now(Collector):
-    """Gauges, computed at each scrape."""
-
-    def __init__(self, gauges: Callable[[], Gauges], rates: Callable[[], Mapping[str, float]]) -> None:
-        self._gauges = gauges
-        self._rates = rates
-
     def describe(self) -> list[Metric]:
+        """See `Collector`: no names before the first scrape."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        now = self._gauges()
-        for name, text, value in (
-            ("llamacpp:requests_processing", "Number of requests processing.", now.processing),
-            ("llamacpp:requests_deferred", "Number of requests deferred.", now.deferred),
-            ("llamahybrid:slots", "Requests that can run at once.", now.slots),
-            ("llamahybrid:slots_busy", "Slots in use.", now.slots_busy),
-            ("llamahybrid:prompts_processing", "Prompts in decoding.", now.prompts),
-            ("llamahybrid:prompt_tokens_left", "Tokens of these prompts to decode.", now.prompt_tokens_left),
-        ):
-            yield GaugeMetricFamily(name, text, value=value)
-        for name, rate in self._rates().items():
-            yield GaugeMetricFamily(name, "Average throughput in tokens/s.", value=rate)
-        models = GaugeMetricFamily("llamahybrid:model_open", "Whether a model is open.", labels=["model"])
-        for alias, is_open in now.models.items():
-            models.add_metric([alias], is_open)
-        yield models
-        tiers = GaugeMetricFamily("llamahybrid:cache_bytes", "Stored bytes, by tier.", labels=["tier"])
-        for tier, n in now.tier_bytes.items():
-            tiers.add_metric([tier], n)
-        yield tiers
-        for tier, n in now.tier_errors.items():
-            text = f"Failed reads and writes of the {tier} tier."
-            yield CounterMetricFamily(f"llamahybrid:cache_{tier}_errors", text, n)
+        """Yield the gauges and the errors; see `Collector`."""
+        now = self._values()
+        for name, (text, label) in GAUGES.items():
+            gauge = GaugeMetricFamily(name, text, labels=[label] if label else None)
+            for value, number in now[name].items() if label else [("", now[name])]:
+                gauge.add_metric([value] if label else [], number)
+            yield gauge
+        for kind in ("prompt", "predicted"):
+            rate = self._sums[kind] / max(self._sums[f"{kind}_seconds"], 1e-9)
+            yield GaugeMetricFamily(
+                f"llamacpp:{kind}_tokens_seconds", "Average throughput in tokens/s.", value=rate
+            )
+        for name in now.keys() - GAUGES.keys():
+            yield CounterMetricFamily(name, "Failed reads and writes of a tier of the cache.", now[name])

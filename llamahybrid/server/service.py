@@ -22,12 +22,12 @@ from llamahybrid.server.answer import Answer, disconnect, unless_gone
 from llamahybrid.server.bodies import Body, CompletionRequest
 from llamahybrid.server.completing import account_of, complete, limited, prompts_of
 from llamahybrid.server.errors import Refusal, bad, later
-from llamahybrid.server.history import History
+from llamahybrid.server.history import Past, history
 from llamahybrid.server.job import Create, Done, Failure, Job, Outbox
 from llamahybrid.server.keyed_prompts import KeyedPrompts
 from llamahybrid.server.keys import salt_of_request
 from llamahybrid.server.loading import Observer, load
-from llamahybrid.server.metrics import Gauges, Metrics
+from llamahybrid.server.metrics import ERRORS, Metrics, Values
 from llamahybrid.server.models import Models
 from llamahybrid.server.request_fields import require_known
 from llamahybrid.server.settings import ModelSettings, ServerSettings
@@ -72,10 +72,10 @@ class Service:
             self.models.in_the_way,
             settings.idle_seconds,
         )
-        self.metrics = Metrics(self._gauges)
+        self.metrics = Metrics(self._values)
         self.admission.on_refused = partial(self.metrics.refused, "queue")
         self.viewers = Viewers(settings)
-        self.history = History()
+        self.history = history()
         self.observer: Callable[[Request], Observer | None] = lambda _: None
         """Returns the function that gets the ids of a request's prompts, in its thread; None: none does."""
         self.jobs: dict[Job, str] = {}
@@ -295,7 +295,7 @@ class Service:
         done = last if isinstance(last, Done) else None
         end = "cancelled" if job.cancelled else "failed" if done is None else "done"
         self.metrics.answered(done.reports if done else (), job.started - arrived, end, prompts)
-        self.history.add(tag, done, job.started - arrived, end)
+        self.history.appendleft(Past(tag, done, job.started - arrived, end))
 
     @property
     def _ping_seconds(self) -> float:
@@ -303,18 +303,26 @@ class Service:
 
     # -- metrics -----------------------------------------------------------------------------------
 
-    def _gauges(self) -> Gauges:
-        opened, caches = self.models.opened, self.models.caches
-        busy = sum(len(each.llm.slots.seated) for each in opened.values())
-        stats = {alias: cache.stats() for alias, cache in caches.items()}
-        tiers = {"ram": sum(kept.bytes_ram for kept in stats.values())}
-        errors = dict[str, int]()
+    def _values(self) -> Values:
+        """Return the values of the gauges."""
+        opened, jobs = self.models.opened, list(self.jobs)
+        stats = {alias: cache.stats() for alias, cache in self.models.caches.items()}
+        tiers, errors = {"ram": sum(kept.bytes_ram for kept in stats.values())}, {}
         for name in OUTSIDE:
-            errors[name] = sum(kept.extra.get(f"{name}_errors", 0) for kept in stats.values())
+            failed = sum(kept.extra.get(f"{name}_errors", 0) for kept in stats.values())
+            errors[ERRORS.format(name)] = failed
             # several models may share a folder, or a server
             held = {self.models.place(alias, name): kept for alias, kept in stats.items()}
             tiers[name] = sum(kept.extra.get(f"{name}_bytes", 0) for kept in held.values())
-        admission, is_open = self.admission, {alias: alias in opened for alias in self.models}
-        left = [report.unreached for job in list(self.jobs) for report in job.reports if report.unreached]
-        running, waiting, slots = admission.running, admission.waiting, admission.slots
-        return Gauges(running, waiting, slots, busy, tiers, errors, is_open, len(left), sum(left))
+        left = [report.unreached for job in jobs for report in job.reports if report.unreached]
+        return {
+            "llamacpp:requests_processing": self.admission.running,
+            "llamacpp:requests_deferred": self.admission.waiting,
+            "llamahybrid:slots": self.admission.slots,
+            "llamahybrid:slots_busy": sum(len(each.llm.slots.seated) for each in opened.values()),
+            "llamahybrid:prompts_processing": len(left),
+            "llamahybrid:prompt_tokens_left": sum(left),
+            "llamahybrid:model_open": {alias: alias in opened for alias in self.models},
+            "llamahybrid:cache_bytes": tiers,
+            **errors,
+        }

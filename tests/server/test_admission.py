@@ -71,8 +71,11 @@ def test_lost_model_reopens_when_its_requests_have_ended() -> None:
             raise one
         return one, 2
 
+    async def closed(_: Sequence[str]) -> None:
+        pass
+
     async def run() -> None:
-        admission = Admission(opened, 8, lambda llm: llm in lost)
+        admission = Admission(opened, 8, lambda llm: llm in lost, closed, lambda _, others: list(others))
         llm, place = await admission.enter("a")
         assert llm == "first"
         lost.append("first")

@@ -14,7 +14,7 @@ from llamahybrid.core.request import NO_LIMIT
 from llamahybrid.core.slots import Slot
 from llamahybrid.llama import Llama
 from llamahybrid.memory.fingerprint import salt_tag
-from llamahybrid.prompt_cache.base import Tokens
+from llamahybrid.server.cache_page import text_of
 from llamahybrid.server.errors import later
 from llamahybrid.server.routes import SECURED, InService
 from llamahybrid.server.viewers import Viewer, tag_of
@@ -70,7 +70,9 @@ def _told(llm: Llama, slot: Slot, viewer: Viewer, text: bool) -> dict[str, Any]:
     progress = None if request is None else request.progress
     reads = text and (not tag or viewer.reads(tag))
     if request is None or progress is None:
-        return {**told, "prompt": _text(llm, live), "generated": ""} if reads and not busy else told
+        return (
+            {**told, "prompt": text_of(llm, live.tolist()), "generated": ""} if reads and not busy else told
+        )
     plan, most = progress.plan, request.most
     decoded = max(progress.generated, len(progress.said))
     done = max(plan.cached, progress.reached) if progress.prefilling else plan.total
@@ -89,13 +91,5 @@ def _told(llm: Llama, slot: Slot, viewer: Viewer, text: bool) -> dict[str, Any]:
     }
     if reads:
         said = live[plan.total if tag_of(name) == tag else len(live) :]
-        told |= {"prompt": _text(llm, progress.prompt), "generated": _text(llm, said)}
+        told |= {"prompt": text_of(llm, progress.prompt.tolist()), "generated": text_of(llm, said.tolist())}
     return told
-
-
-def _text(llm: Llama, ids: Tokens) -> str:
-    known = [
-        token for token in ids.tolist() if 0 <= token < llm.n_vocab()
-    ]  # others stand for images and sound
-    text: bytes = llm._model.detokenize(known, special=True)
-    return text.decode("utf-8", errors="replace")
