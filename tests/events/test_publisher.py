@@ -1,4 +1,4 @@
-"""What a router is told: just what a request can go on from, in every tier, and nothing of others' salts."""
+"""KV events: exactly the resumable prefixes of each tier, and none of salted requests."""
 
 from __future__ import annotations
 
@@ -122,7 +122,14 @@ def test_the_folder_is_a_medium_of_its_own_and_serves_the_next_process(
     assert later.last_request.source == "disk"
 
 
-def test_nothing_of_a_salt_is_told(opened: Callable[..., Llama], told: Callable[..., Subscriber]) -> None:
+def test_blocks_have_at_least_one_token(opened: Callable[..., Llama]) -> None:
+    with pytest.raises(ValueError, match="at least one token"):
+        EventPublisher(opened("qwen35", PromptCache(ram_bytes=64 << 20)), ANY, block_size=0)
+
+
+def test_salted_requests_are_not_published(
+    opened: Callable[..., Llama], told: Callable[..., Subscriber]
+) -> None:
     llm = opened("qwen35", PromptCache(ram_bytes=64 << 20))
     router = told(llm)
     ask(llm, tokens(1, 64), cache_salt="a secret")
@@ -158,7 +165,7 @@ def router_knows(router: Subscriber, conversations: int) -> bool:
 def test_all_blocks_are_told_anew_before_the_replay_forgets_them(
     opened: Callable[..., Llama], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llamahybrid.events.publisher.ANEW", 3)
+    monkeypatch.setattr("llamahybrid.events.publisher.RESET_MESSAGES", 3)
     llm = opened("qwen35", PromptCache(ram_bytes=64 << 20))
     with EventPublisher(llm, ANY, replay=ANY, block_size=SIZE, interval=0.02) as publisher:
         first = Subscriber(publisher.endpoint, publisher.replay)
