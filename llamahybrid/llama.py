@@ -156,9 +156,6 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     pooling_type = held(llama_cpp.Llama.pooling_type)
 
-    _spells_control = False
-    """Control tokens are spelt in answers, too."""
-
     input_ids = upstream_attribute("input_ids")
     n_tokens = upstream_attribute("n_tokens")
     scores = upstream_attribute("scores")
@@ -388,7 +385,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False
     ) -> bytes:
         """Detokenize as upstream; a growing list is detokenized incrementally."""
-        spell = partial(super().detokenize, special=special or self._spells_control)
+        spell = partial(super().detokenize, special=special)
         if special or self._answer_text is None or type(self.tokenizer_) is not LlamaTokenizer:
             return bytes(spell(tokens, prev_tokens=prev_tokens))
         return self._answer_text.spell(tokens, spell)

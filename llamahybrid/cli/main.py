@@ -9,12 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from llamahybrid.children import ended_in_order
 from llamahybrid.cli.bench import bench
 from llamahybrid.cli.cache import cache
 from llamahybrid.cli.check import check
 from llamahybrid.cli.compare import compare
 from llamahybrid.cli.engine import engine, errors_shown
+from llamahybrid.cli.hazards import hazards
 from llamahybrid.cli.record import record, replay
 from llamahybrid.cli.report import report
 
@@ -29,6 +29,7 @@ app.command()(bench)
 app.command()(report)
 app.command()(compare)
 app.command()(check)
+app.command()(hazards)
 app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})(record)
 app.command()(replay)
 
@@ -178,61 +179,6 @@ def rpc_server(
         if not server.is_private(server.address_of(host)):
             typer.echo(f"warning: {server.WARNING}", err=True)
         server.run(host, port, threads, keep)
-
-
-@app.command()
-def probe(
-    model: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="GGUF file")],
-    scenario: Annotated[list[str] | None, typer.Option(help="run only this one; repeatable")] = None,
-    n_gpu_layers: Annotated[int, typer.Option(help="layers on the GPU; -1: all")] = 0,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: upstream's")] = None,
-    json: Annotated[bool, typer.Option(help="print JSON, not tables")] = False,
-) -> None:
-    """Run every scenario on stock llama-cpp-python and on ours, and compare tokens, time and texts."""
-    from llamahybrid.evaluate import probe as probing
-
-    options = {"n_gpu_layers": n_gpu_layers, "n_threads": threads, "n_threads_batch": threads}
-    try:
-        probing.probe(model, scenario or (), options, as_json=json)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-
-
-@app.command()
-def hazards(
-    lib: Annotated[Path | None, typer.Option(help="a libllama, or its folder; default: llama_cpp's")] = None,
-    arch: Annotated[str | None, typer.Option(help="run every probe on this architecture")] = None,
-    probe: Annotated[list[str] | None, typer.Option(help="run only this one; repeatable")] = None,
-    json: Annotated[Path | None, typer.Option(help="write a JSON report here")] = None,
-    junit: Annotated[Path | None, typer.Option(help="write a JUnit report here")] = None,
-    expect: Annotated[
-        str | None, typer.Option(help="stock: fail where the pinned stock build differs")
-    ] = None,
-    n_gpu_layers: Annotated[int, typer.Option(help="layers on the GPU; -1: all")] = 0,
-    rpc: Annotated[str, typer.Option(metavar="HOST:PORT,...", help="RPC servers that hold layers")] = "",
-    jobs: Annotated[int, typer.Option(min=1, help="probes at a time")] = 2,
-    timeout: Annotated[float, typer.Option(min=1, help="seconds a probe may take")] = 60,
-) -> None:
-    """Show where a libllama goes silently wrong or dies, one process a probe; exit status 1 if it does."""
-    from llamahybrid.hazards import report
-
-    if expect not in (None, "stock") or (expect and arch):
-        raise typer.BadParameter("--expect is stock, without --arch: only that table is known")
-    with ended_in_order(), errors_shown(ValueError, OSError):
-        passed = report.hazards(
-            lib,
-            arch,
-            probe or (),
-            json=json,
-            junit=junit,
-            expect_stock=expect is not None,
-            gpu_layers=n_gpu_layers,
-            rpc=rpc,
-            jobs=jobs,
-            seconds=timeout,
-        )
-    if not passed:
-        raise typer.Exit(1)
 
 
 @app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})

@@ -28,7 +28,7 @@ from llamahybrid.memory.outside import OutsideTokens
 from llamahybrid.memory.profile import probe
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.memory.shared import SharedContext
-from llamahybrid.prompt_cache import BasePromptCache
+from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES
 from llamahybrid.speculation.drafts import Drafts
@@ -152,7 +152,7 @@ def slots_for(wanted: int, model_path: str, caching: bool, options: Mapping[str,
 
 
 def assemble(
-    llm: Any, n_parallel: int, cache: BasePromptCache, files: ModelFiles, paging: bool
+    llm: Any, n_parallel: int, cache: PromptCache, files: ModelFiles, paging: bool
 ) -> DecodeLoop | None:
     """Probe the memory, guard the context, and make the loop that decodes in it, with so many slots.
 

@@ -13,7 +13,8 @@ from llamahybrid.core.progress import Progress
 from llamahybrid.core.schedule import Action, Actions
 from llamahybrid.memory.costs import CostMeter
 from llamahybrid.memory.sequence import LiveSequence
-from llamahybrid.prompt_cache.base import BasePromptCache, LiveState, LiveView, Logits, Tokens, clipped
+from llamahybrid.prompt_cache import PromptCache
+from llamahybrid.prompt_cache.base import LiveState, LiveView, Logits, Tokens, clipped
 
 RETURNS = 10
 """Of so many tails that a chat drops, one is taken to be asked for again."""
@@ -39,7 +40,7 @@ class _PromptEnd:
 class Checkpoints:
     """Those of one live sequence."""
 
-    def __init__(self, live: LiveSequence, cache: BasePromptCache, meter: CostMeter) -> None:
+    def __init__(self, live: LiveSequence, cache: PromptCache, meter: CostMeter) -> None:
         self.known = LiveState(lambda: live.tokens)
         """What the cache follows of it, and whether that is forgotten meanwhile."""
         self.owes_attention = False

@@ -25,7 +25,8 @@ from llamahybrid.errors import SnapshotError
 from llamahybrid.memory.costs import CostMeter
 from llamahybrid.memory.restore import apply_plan
 from llamahybrid.memory.sequence import LiveSequence
-from llamahybrid.prompt_cache.base import BasePromptCache, Costs, Plan, Segment, Tokens
+from llamahybrid.prompt_cache import PromptCache
+from llamahybrid.prompt_cache.base import Costs, Plan, Segment, Tokens
 from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.prompt_cache.placement import tip_due
 
@@ -63,7 +64,7 @@ class Runner:
     def __init__(
         self,
         live: LiveSequence,
-        cache: BasePromptCache,
+        cache: PromptCache,
         boundaries: Boundaries,
         meter: CostMeter,
         n_batch: int,

@@ -16,7 +16,7 @@ from llamahybrid.engine.installed import Engine
 _UNVERIFIED = ("cuda", "hip", "musa", "metal", "vulkan", "sycl", "cann", "opencl", "blas")
 """Backends without a recorded run of the test suite."""
 _SHOWN = {"cuda": "CUDA", "blas": "BLAS", "hip": "HIP", "sycl": "SYCL", "cann": "CANN", "opencl": "OpenCL"}
-_COMPARE = "`llamahybrid probe MODEL --n-gpu-layers -1` compares it with stock"
+_COMPARE = "`llamahybrid check --on ours --model MODEL --n-gpu-layers -1` tests it"
 Gpus: TypeAlias = Callable[[], Sequence[str]]
 _MAPS = Path("/proc/self/maps")
 

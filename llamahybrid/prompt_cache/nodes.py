@@ -14,6 +14,12 @@ LONGEST_TAIL = 32
 """Tokens that ask for an answer: a role, a mark of thinking. What is longer is part of what was said."""
 
 
+NODE_BYTES = 1024
+"""Memory of a node besides its token ids: 0.8 to 1 KiB measured, with its tables and its places in others."""
+
+ENTRY_BYTES = 1024
+"""Memory of a checkpoint besides snapshot and logits, measured likewise."""
+
 ID_BYTES = 4
 IDS = np.dtype("<i4")
 first_id = struct.Struct("<i").unpack_from
@@ -66,6 +72,8 @@ class Entry:
     """The next shallower checkpoint on its path."""
     below: dict[Entry, None] = field(default_factory=dict, repr=False)
     """The next deeper ones, one or more for each branch."""
+    turns: int = 0
+    """Prompts that had ended on its path when it was made, its own not among them."""
     born: int = 0
     """Number of the request that made it."""
     seen: int = 0
@@ -78,12 +86,16 @@ class Entry:
     """A request came along its path and parted from it before here, for the first time there."""
     deeper_gone: bool = False
     """A deeper one is gone since the last request came by: what it served will come here."""
-    worth: tuple[int, float] | None = field(default=None, repr=False)
-    """What it was worth at which count of `Tree.changes`; None: something near it went since."""
 
     def take_over(self, old: Entry) -> None:
         """Go on with the history of the one that was at the same place."""
         self.born, self.hits, self.passes, self.abandoned = old.born, old.hits, old.passes, old.abandoned
+        self.turns = old.turns
+
+    @property
+    def lives(self) -> bool:
+        """A later request came along its path, or it is of a conversation that had gone on before."""
+        return self.turns > 0 or self.hits > 0 or self.passes > 0
 
     @property
     def position(self) -> int:
@@ -112,6 +124,8 @@ class Node:
     """By position, in (start, end]."""
     segments: list[Segment] = field(default_factory=list)
     """Ascending, disjoint, within [start, end)."""
+    prompts: set[int] = field(default_factory=set)
+    """Positions in (start, end] where prompts ended."""
     weight: int = 0
     """Checkpoints here and below."""
     last_used: int = 0
@@ -170,13 +184,6 @@ class Node:
         deepest = max(self.entries, default=self.start)
         return sum(s.start >= deepest for s in self.segments)
 
-    def only_entry(self) -> Entry:
-        """The one checkpoint here or below, where `weight` is 1."""
-        node = self
-        while not node.entries:
-            node = next(child for child in node.children.values() if child.weight)
-        return next(iter(node.entries.values()))
-
     def leaf(self) -> Node:
         """One of the leaves below this node; itself if it is one."""
         node = self
@@ -229,6 +236,40 @@ class Match:
         node = self.path[-1]
         ends_here = self.length == node.end and not node.children
         return node if self.length == total or ends_here else None
+
+    def growth(self, tokens: int) -> int:
+        """Return the bytes that `tokens` more behind the match take in the tree."""
+        if tokens <= 0:
+            return 0
+        last = self.path[-1] if self.path else None
+        nodes = 1 if last is None else 2 if self.length < last.end else min(1, len(last.children))
+        return ID_BYTES * tokens + NODE_BYTES * nodes
+
+    def turns(self, before: int) -> int:
+        """Return the number of prompts that ended on the matched path before a position."""
+        return sum(p < before for node in self.path for p in node.prompts)
+
+    def end_prompt(self, position: int) -> None:
+        """Note that a prompt ends at a position of the matched path; 0: at none."""
+        node = next((n for n in self.path if n.start < position <= n.end), None)
+        if node is not None:
+            node.prompts.add(position)
+
+    def go_on(self) -> None:
+        """Note that a request goes on from here: a prompt that ended just behind has ended here.
+
+        Only the tokens that asked for its answer, which the history of a chat may lack, lie in between. Where
+        more than two paths part, they are several short prompts instead, and none has ended.
+        """
+        node = self.path[-1] if self.path else None
+        if node is None:
+            return
+        if self.branches():
+            node.prompts.discard(self.length)
+            return
+        near = {p for p in node.prompts if 0 < p - self.length <= LONGEST_TAIL}
+        if near:
+            node.prompts = node.prompts - near | {self.length}
 
     def branches(self) -> bool:
         """Known paths part right where the match ends."""

@@ -84,7 +84,7 @@ def prefill_cuts(outline: Outline, costs: Costs) -> tuple[int, ...]:
     left = total - cached
     room = left if outline.most is None else outline.most
     gap = 1 if outline.parted else left if outline.boundaries else MIN_SPACING
-    known = (matched,) if cached + gap <= matched < total and room else ()
+    known = (matched,) if max(MIN_SPACING, cached + gap) <= matched < total and room else ()
     count = min(room - len(known), _affordable(left, costs))
     if outline.boundaries:
         count = min(count, next((cuts for below, cuts in MARKED_CUTS if left < below), count))

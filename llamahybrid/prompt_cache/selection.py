@@ -80,7 +80,8 @@ def choose(
 
     `live_lcp`: common prefix of prompt and live sequence. `entries`: checkpoints on the prompt's own path,
     shallowest first. `reach`: attention of [0, reach) is live or stored; of [0, live_kept) it stays live. A
-    stored one that takes longer to restore than what it saves takes to decode is left alone.
+    stored one is left alone where it saves less time than restoring it takes, or than a small batch: to cut
+    the first batch elsewhere moves the last bits of the logits, for nothing.
     """
     limit = total if view.reuse_limit is None else view.reuse_limit
     at_end = next((e for e in reversed(entries) if e.position == total), None)
@@ -92,14 +93,14 @@ def choose(
     live = _live_position(total, live_lcp, limit, view, stored)
     if view.attention_is_all:
         position = min(limit, reach, total - 1)
-        if position >= live + MIN_SPACING and _pays(position, live, live_kept, costs):
+        if position >= live + MIN_SPACING and _pays(position, live, live_kept, total - position, costs):
             return Choice(position, "ram", next((e for e in entries if e.position == position), None), None)
         entries = ()  # none has logits
     deepest = min(limit, reach) if view.needs_attention else limit
     usable = (e for e in reversed(entries) if e.position <= deepest)
     best = next((e for e in usable if e.position < total or e.checkpoint.logits is not None), None)
 
-    if best is not None and best.position > live and _pays(best.position, live, live_lcp, costs):
+    if best is not None and _pays(best.position, live, live_lcp, total - best.position, costs):
         return Choice(best.position, "ram", best, best.checkpoint.logits if best.position == total else None)
     if live == 0:
         return Choice(0, "none", None, None)
@@ -117,13 +118,18 @@ def reason(choice: Choice, total: int, matched: int, live_tokens: int) -> Reason
     return Reason("known" if matched else "unknown")
 
 
-def _pays(position: int, live: int, attended: int, costs: Costs) -> bool:
+def _pays(position: int, live: int, attended: int, left: int, costs: Costs) -> bool:
     """Restoring at `position` is no slower than decoding to it from `live`, as far as both were measured.
 
-    `attended`: before that no attention has to be loaded.
+    `attended`: before that no attention has to be loaded. `left`: tokens that are decoded behind it anyway.
     """
-    loaded = max(0, position - attended) * costs.segment_seconds
-    return not costs.prefill_seconds or costs.restore_seconds + loaded <= _decoding(position - live, costs)
+    saved = position - live
+    if left and saved * costs.prefill_seconds < costs.batch_seconds:
+        return False
+    if saved < max(1, min(MIN_SPACING, left)):
+        return False
+    loading = max(0, position - attended) * costs.segment_seconds
+    return not costs.prefill_seconds or costs.restore_seconds + loading <= _decoding(saved, costs)
 
 
 def _decoding(tokens: int, costs: Costs) -> float:

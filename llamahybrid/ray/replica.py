@@ -22,7 +22,7 @@ from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache.base import Costs, Tokens
 from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.ray.conversations import Asked, Hints, hints_of
-from llamahybrid.server.app import app_of, loader_of
+from llamahybrid.server.app import app_of
 from llamahybrid.server.service import Service
 from llamahybrid.server.settings import ModelSettings, ServerSettings
 
@@ -55,7 +55,7 @@ class Replica:
         self._running: dict[str, Hints] = {}
         self._count = 0
         settings = ServerSettings(**server)
-        self._service = Service(settings, [ModelSettings(**model)], loader_of(settings))
+        self._service = Service(settings, [ModelSettings(**model)])
         self._service.observer = self._observer
         self._app = app_of(self._service)
         await self._service.start()

@@ -18,8 +18,7 @@ from llamahybrid.server.bodies import CacheOptions, ChatCompletionRequest, Compl
 from llamahybrid.server.errors import bad
 from llamahybrid.server.messages import require_readable, with_mappings, with_thoughts
 from llamahybrid.server.options import ReadingOptions, SamplingOptions, TemplateOptions
-from llamahybrid.server.prefill import goes_on
-from llamahybrid.server.thinking import ContinuationOptions, ThinkingOptions
+from llamahybrid.server.thinking import ContinuationOptions, ThinkingOptions, goes_on
 
 Logits = npt.NDArray[np.single]
 

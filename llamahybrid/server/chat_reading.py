@@ -13,8 +13,8 @@ from llamahybrid.client.model_markers import begins_thinking, markers_of
 from llamahybrid.llama import Llama
 from llamahybrid.server.bodies import ChatCompletionRequest
 from llamahybrid.server.channel_reading import ChannelReader
-from llamahybrid.server.prefill import goes_on
 from llamahybrid.server.reading import Delta, Reader
+from llamahybrid.server.thinking import goes_on
 
 Chunk = dict[str, Any]
 
@@ -93,7 +93,9 @@ def reading_of(llm: Llama, body: ChatCompletionRequest, template: Mapping[str, A
     """
     free = body.tool_choice in (None, "auto") and body.function_call in (None, "auto")
     tools: list[Any] = list(body.tools or ()) if free and body.parse_tool_calls else []
-    think = body.reasoning_format != "none"
+    form: Any = body.response_format or {}
+    forced = form.get("type") == "json_object" and body.budget is None  # no thought comes before the JSON
+    think = body.reasoning_format != "none" and not forced
     if not (tools or think):
         return None
     markers = markers_of(llm)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import llama_cpp
 
 from llamahybrid.client.extras import asking
+from llamahybrid.core.report import RequestReport
 from llamahybrid.llama import Llama
 from llamahybrid.server.arguments import arguments
 from llamahybrid.server.bodies import CompletionRequest
 from llamahybrid.server.chat_reading import reading_of
-from llamahybrid.server.job import Done
 from llamahybrid.server.loading import Observer, max_prompt, observed, prompting
 from llamahybrid.server.options import AnswerTokens, extras_of, template_kwargs
-from llamahybrid.server.prefill import goes_on
 from llamahybrid.server.several import completions
-from llamahybrid.server.thinking import budget_of
+from llamahybrid.server.thinking import budget_of, goes_on
 from llamahybrid.server.usage import timings, usage
 
 
@@ -82,11 +81,11 @@ def limited(
 
 
 def account_of(
-    llm: Llama, stops: frozenset[int], prompts: int, done: Done
+    llm: Llama, stops: frozenset[int], prompts: int, reports: Sequence[RequestReport]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the `usage` and `timings` of a request; `stops`: its own stop tokens."""
 
     def ends(token: int) -> bool:
         return token in stops or bool(llama_cpp.llama_vocab_is_eog(llm._model.vocab, token))
 
-    return usage(done.reports, ends, prompts), timings(done.reports, prompts)
+    return usage(reports, ends, prompts), timings(reports, prompts)

@@ -118,9 +118,7 @@ class _Namespace:
         return getattr(llama_cpp, name)
 
 
-def load(
-    settings: ModelSettings, cache: PromptCache | None = None, kind: type[ServedLlama] = ServedLlama
-) -> Llama:
+def load(settings: ModelSettings, cache: PromptCache | None = None) -> Llama:
     """Open a model. Raises ValueError where its settings do not go together, or a file cannot be read.
 
     `cache`: where its conversations are, if not in a new one. Raises DeviceError where an RPC server does not
@@ -130,7 +128,7 @@ def load(
     if slots is None:
         slots = DEFAULT_SLOTS if chats(settings) and settings.draft_model is None else 1
     try:
-        return _load(settings, slots, cache, kind)
+        return _load(settings, slots, cache)
     except (AssertionError, RuntimeError, TypeError, KeyError) as error:  # upstream's, of its options
         if isinstance(error, LlamaHybridError):
             raise
@@ -139,17 +137,17 @@ def load(
         if settings.n_parallel is not None or slots == 1 or "n_parallel" not in str(error):
             raise
         logger.warning("%s; one slot", error)
-        return _load(settings, 1, cache, kind)
+        return _load(settings, 1, cache)
 
 
-def _load(settings: ModelSettings, slots: int, cache: PromptCache | None, kind: type[ServedLlama]) -> Llama:
+def _load(settings: ModelSettings, slots: int, cache: PromptCache | None) -> Llama:
     more: dict[str, Any] = {"n_parallel": slots, "paging": settings.paging, "logits_all": False}
     if chats(settings):
         more["prompt_cache"] = cache or cache_of(settings)
 
     unsaid = {"flash_attn"} - settings.model_fields_set  # which several slots then have on a GPU
 
-    class Configured(kind):  # type: ignore[valid-type, misc]
+    class Configured(ServedLlama):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             said = {name: value for name, value in kwargs.items() if name not in unsaid}
             super().__init__(*args, **{**said, **more})

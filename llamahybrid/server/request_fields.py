@@ -38,6 +38,7 @@ class Route(Enum):
     COUNT_TOKENS = "/v1/messages/count_tokens"
     COMPLETION = "/completion"
     INFILL = "/infill"
+    RESPONSES = "/v1/responses"
 
 
 _EFFECTS: Final = {"o": Effect.OBEYED, "r": Effect.REFUSED, "n": Effect.NONE, "-": Effect.UNKNOWN}
@@ -59,18 +60,19 @@ class RequestField:
 
 
 def _fields(effects: str, names: str, *neutral: Any) -> list[RequestField]:
-    """Fields, by their names, with one letter for each route; one that is left out is "-".
+    """Return fields by their names, with one letter for each route; a letter that is left out is "-".
 
     llama-server's own routes take the options of completions: their letters are that unless given.
     """
     letters = effects.ljust(5, "-")
-    letters = letters.ljust(len(Route), letters[0])
+    letters = letters.ljust(7, letters[0]).ljust(len(Route), "-")
     each = dict(zip(Route, (_EFFECTS[letter] for letter in letters), strict=True))
     return [RequestField(name, each, neutral) for name in names.split()]
 
 
 _ALL = [
-    # completions, chat completions, embeddings, messages, counts of their tokens, completion, infill
+    # completions, chat completions, embeddings, messages, counts of their tokens, completion, infill,
+    # responses
     *_fields("ooooo", "model"),
     *_fields("o", "prompt"),
     *_fields("o------", "echo suffix best_of"),
@@ -159,6 +161,20 @@ _ALL = [
     *_fields("---nn", "betas billing_policy fallbacks fallback_credit_token"),
     *_fields("---rr", "mcp_servers", []),
     *_fields("---rr", "container compaction thread"),
+    # Responses, and the options of chats that they take, too
+    *_fields("-------o", "model input instructions stream max_output_tokens temperature top_p top_logprobs"),
+    *_fields("-------o", "tools tool_choice parallel_tool_calls text reasoning metadata"),
+    *_fields("-------o", "prompt_cache_key cache_salt cache_prompt id_slot top_k min_p repeat_penalty seed"),
+    *_fields("-------o", "presence_penalty frequency_penalty logit_bias stop grammar chat_template_kwargs"),
+    *_fields("-------o", "thinking_budget thinking_budget_tokens thinking_token_budget reasoning_budget"),
+    *_fields("-------o", "reasoning_budget_tokens reasoning_budget_message"),
+    *_fields("-------n", "include user safety_identifier service_tier stream_options client_metadata"),
+    *_fields("-------n", "prompt_cache_options prompt_cache_retention background_options"),
+    *_fields("-------n", "access_programs image"),
+    *_fields("-------r", "previous_response_id conversation prompt max_tool_calls moderation"),
+    *_fields("-------r", "context_management", []),
+    *_fields("-------r", "store background", False),
+    *_fields("-------r", "truncation", "disabled"),
     # llama-server's own routes
     *_fields("------o", "input_prefix input_suffix input_extra"),
     *_fields("-----oo", "samplers n_indent t_max_predict_ms response_fields"),

@@ -34,12 +34,9 @@ from llamahybrid.server.service import Service
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 SECURED = [Depends(HTTPBearer(auto_error=False))]
-"""For /docs: `Guard` asks for keys."""
+"""For /docs: `RequestLimits` asks for keys."""
 
 router = APIRouter(dependencies=SECURED)
-
-chat = APIRouter(dependencies=SECURED)
-"""Routes that another API replaces with its own."""
 
 
 def service_of(request: Request) -> Service:
@@ -79,7 +76,7 @@ async def create_copilot_completion(
     return await service.answer(request, body)
 
 
-@chat.post(
+@router.post(
     "/v1/chat/completions",
     summary="Chat",
     tags=[_OPENAI],

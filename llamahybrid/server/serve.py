@@ -1,4 +1,4 @@
-"""Serving: uvicorn with our timeouts, and a shutdown that lets answers end."""
+"""uvicorn with our settings, and a shutdown that lets running answers end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import uvicorn
 from fastapi import FastAPI
 
 from llamahybrid.server.log import flush
-from llamahybrid.server.protocol import protocol
 from llamahybrid.server.service import Service
 
 GRACE = 10.0
@@ -70,13 +69,8 @@ def server_of(app: FastAPI, **more: Any) -> Server:
         port=_port(os.getenv("PORT", str(settings.port))),
         ssl_keyfile=settings.ssl_keyfile,
         ssl_certfile=settings.ssl_certfile,
-        http=protocol(
-            settings.header_seconds,
-            settings.send_seconds,
-            service.metrics.refused,
-            settings.max_connections,
-        ),
         ws="none",
+        limit_concurrency=settings.max_connections + 1,  # uvicorn refuses at this number
         timeout_graceful_shutdown=None if isinf(grace) else int(grace),
         server_header=False,
         **more,

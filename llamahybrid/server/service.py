@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
@@ -18,20 +17,19 @@ from llamahybrid.client.salt import digest
 from llamahybrid.llama import Llama
 from llamahybrid.memory.fingerprint import salt_tag
 from llamahybrid.prompt_cache.base import OUTSIDE
-from llamahybrid.server.admission import Admission
-from llamahybrid.server.answer import Account, Answer
+from llamahybrid.server.admission import Admission, Place
+from llamahybrid.server.answer import Answer, disconnect, unless_gone
 from llamahybrid.server.bodies import Body, CompletionRequest
 from llamahybrid.server.completing import account_of, complete, limited, prompts_of
 from llamahybrid.server.errors import Refusal, bad, later
 from llamahybrid.server.history import History
-from llamahybrid.server.job import Create, Done, Job, Outbox
+from llamahybrid.server.job import Create, Done, Failure, Job, Outbox
 from llamahybrid.server.keyed_prompts import KeyedPrompts
 from llamahybrid.server.keys import salt_of_request
 from llamahybrid.server.loading import Observer, load
 from llamahybrid.server.metrics import Gauges, Metrics
 from llamahybrid.server.models import Models
 from llamahybrid.server.request_fields import require_known
-from llamahybrid.server.rooms import Place
 from llamahybrid.server.settings import ModelSettings, ServerSettings
 from llamahybrid.server.viewers import Viewers
 
@@ -39,8 +37,11 @@ logger = logging.getLogger("llamahybrid.server")
 
 Result = TypeVar("Result")
 
-Prepare = Callable[[Llama, Any, str], tuple[Create, dict[str, Any]]]
-"""From a model, a request's body and the model's alias to what makes the answer in a thread."""
+Retell = Callable[..., Any]
+"""`retell(create, stream=...)` returns the answer of `create(stream=...)` in the form of another API."""
+
+Prepare = Callable[[Llama, Any, str], Retell]
+"""Adapts a body to a model, and returns the form of its answers; gets the model, the body and the alias."""
 
 LARGE_BYTES = 64 << 10
 """Of a request's body."""
@@ -149,9 +150,9 @@ class Service:
     async def answer(
         self, request: Request, body: Body, prepare: Prepare | None = None, form: type[Answer] = Answer
     ) -> Answer:
-        """Answer a request, once it is its turn, in that form. Raises Refusal.
+        """Answer a request when its turn comes. Raises Refusal.
 
-        `prepare`: what makes the answer, and its arguments; None: by llama_cpp.server's API.
+        `prepare`, `form`: the form of another API, of the answer's data and of its HTTP response.
         """
         arrived = time.perf_counter()
         require_known(body, self.settings.ignore_unknown_fields)
@@ -166,24 +167,25 @@ class Service:
         try:
             if llm.model_params.vocab_only:
                 raise bad("this model was opened for its vocabulary alone (vocab_only)", "model")
-            create, options = (prepare or self.native)(llm, body, alias)
+            create: Create = partial(complete, llm, body, alias, self.settings.ignore_unknown_fields)
+            if prepare is not None:
+                create = partial(prepare(llm, body, alias), create)
             tag = salt_tag(digest(named))
             observe = self._observer(request, body, llm, alias, tag)
             within = partial(limited, create, self.settings.max_prompt_tokens, observe)
             told = getattr(body, "return_progress", False)
             progress = form.progress(not isinstance(body, CompletionRequest), alias) if told else None
-            handle = partial(llm.request, named)
-            job = Job(within, options, handle, lambda last: None, self._outbox, progress)
-            include = body.stream_options is not None and body.stream_options.include_usage
-            stops = frozenset(getattr(body, "stop_token_ids", ()))
-            account = Account(partial(account_of, llm, stops, prompts), include)
-            job.over = partial(self._over, job, account, arrived, place, tag, prompts)
+            finish = partial(account_of, llm, frozenset(getattr(body, "stop_token_ids", ())), prompts)
+            over = partial(self._over, arrived, place, tag, prompts)
+            assert self._outbox is not None, "the service has started"
+            job = Job(within, body.stream, partial(llm.request, named), finish, over, self._outbox, progress)
             self.jobs[job] = alias
             job.start(self._threads)
         except BaseException:
             self.admission.leave(place)
             raise
-        return form(job, account, self._ping_seconds)
+        options = body.stream_options
+        return form(job, self._ping_seconds, options is not None and options.include_usage)
 
     def salt(self, request: Request, said: str | None) -> str:
         """The salt of a request that says this one. Raises Refusal where one is missing."""
@@ -208,11 +210,6 @@ class Service:
                 observe(tokens)
 
         return both
-
-    def native(self, llm: Llama, body: Any, alias: str) -> tuple[Create, dict[str, Any]]:
-        """Return the function that answers a body of llama_cpp.server's API, and its arguments."""
-        ignore = self.settings.ignore_unknown_fields
-        return partial(complete, llm, body, alias, ignore), {"stream": body.stream}
 
     async def _refused(self, request: Request, body: Body) -> Refusal | None:
         """`Body.refused`; of a large one in a thread, as its schemas may take a second to look at."""
@@ -244,7 +241,7 @@ class Service:
         self._beside += not slots
         try:
             made = self._run(work, *await self._enter(request, self.models.alias(model), slots))
-            gone = asyncio.ensure_future(_gone(request))
+            gone = asyncio.ensure_future(disconnect(request.receive))
             self._wanted.add(gone)
             gone.add_done_callback(self._wanted.discard)
             gone.add_done_callback(lambda _: give_up())
@@ -278,36 +275,27 @@ class Service:
     async def _enter(self, request: Request, alias: str, slots: int) -> tuple[Llama, Place]:
         """A place, unless the client hangs up while it waits. Raises Refusal."""
         entering = asyncio.ensure_future(self.admission.enter(alias, slots))
-        gone = asyncio.ensure_future(_gone(request))
         try:
-            await asyncio.wait({entering, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if gone.done() and not entering.done():
-                logger.info("a client hung up while it waited")
-                raise Refusal(499, "the client hung up")
-            return await entering
+            return await unless_gone(request.receive, entering)
         except BaseException:
-            entering.add_done_callback(self._give_back)  # a place that was given meanwhile, too
+            entering.add_done_callback(self._give_back)  # the cancellation may come too late
             entering.cancel()
             raise
-        finally:
-            gone.cancel()
 
     def _give_back(self, entered: asyncio.Future[tuple[Llama, Place]]) -> None:
-        """A place that nobody wants any more."""
+        """Leave a place whose client has left."""
         if not entered.cancelled() and entered.exception() is None:
             self.admission.leave(entered.result()[1])
 
     def _over(
-        self, job: Job, account: Account, arrived: float, place: Place, tag: str, prompts: int, last: Any
+        self, arrived: float, place: Place, tag: str, prompts: int, job: Job, last: Done | Failure
     ) -> None:
         self.jobs.pop(job, None)
-        if isinstance(last, Done):
-            account.settle(last)
         self.admission.leave(place)
-        reports = last.reports if isinstance(last, Done) else ()
-        end = "cancelled" if job.cancelled else "done" if isinstance(last, Done) else "failed"
-        self.metrics.answered(reports, job.started - arrived, end, prompts)
-        self.history.add(tag, last if isinstance(last, Done) else None, job.started - arrived, end)
+        done = last if isinstance(last, Done) else None
+        end = "cancelled" if job.cancelled else "failed" if done is None else "done"
+        self.metrics.answered(done.reports if done else (), job.started - arrived, end, prompts)
+        self.history.add(tag, done, job.started - arrived, end)
 
     @property
     def _ping_seconds(self) -> float:
@@ -330,10 +318,3 @@ class Service:
         left = [report.unreached for job in list(self.jobs) for report in job.reports if report.unreached]
         running, waiting, slots = admission.running, admission.waiting, admission.slots
         return Gauges(running, waiting, slots, busy, tiers, errors, is_open, len(left), sum(left))
-
-
-async def _gone(request: Request) -> None:
-    """Return when the client hung up."""
-    with suppress(Exception):
-        while (await request.receive())["type"] != "http.disconnect":
-            pass

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from os.path import expanduser
 from pathlib import Path
-from typing import Any, Literal, Optional
+from typing import Any, Optional
 
 from llama_cpp.server import settings as upstream
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
@@ -92,12 +92,6 @@ class ModelSettings(upstream.ModelSettings):  # type: ignore[misc]
     kv_events_topic: str = Field(default="", description="First frame of each event: kv@POD@MODEL, say.")
     kv_block_size: int = Field(default=16, ge=1, description="Tokens of a block in KV events.")
     verbose: bool = Field(default=False, description="Whether llama.cpp prints what it does.")
-    api_config: Optional[str] = Field(
-        default=None,
-        description="With the API of upstream's example server: its config file, or the name of one of those "
-        "that it comes with, for chat_template, response_schema and max_output_tokens. None: the template of "
-        "the model, and the schema that goes with it.",
-    )
 
     @model_validator(mode="after")
     def _within_native_types(self) -> ModelSettings:
@@ -123,11 +117,6 @@ class ModelSettings(upstream.ModelSettings):  # type: ignore[misc]
 class ServerSettings(upstream.ServerSettings):  # type: ignore[misc]
     """How the server listens, whom it lets in, and what it refuses."""
 
-    api: Literal["llama_cpp", "upstream"] = Field(
-        default="llama_cpp",
-        description="Whose chat API: llama_cpp.server's, or upstream (experimental), that of upstream's "
-        "example server, which parses tool calls and reasoning and has /v1/responses.",
-    )
     interrupt_requests: bool = Field(
         default=False,
         description="Whether a request that finds no free slot ends the stream that has run longest.",
@@ -186,14 +175,11 @@ class ServerSettings(upstream.ServerSettings):  # type: ignore[misc]
         "90s, 10m, 2h. None: none is.",
     )
     max_connections: int = Field(default=4096, ge=1, description="More connections get 503.")
-    header_seconds: float = Field(
-        default=15.0, gt=0, description="A connection that has not sent its headers by then is closed."
-    )
     body_seconds: float = Field(
         default=60.0, gt=0, description="A request that has not sent its body by then gets 408."
     )
     send_seconds: float = Field(
-        default=60.0, gt=0, description="A client that takes nothing of its answer for so long is cut off."
+        default=60.0, gt=0, description="Seconds that one write of an answer may wait for its reader."
     )
     max_bodies_bytes: int = Field(
         default=512 << 20,

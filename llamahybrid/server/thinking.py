@@ -7,7 +7,8 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import BaseModel, Field, model_validator
 from typing_extensions import Self
 
-from llamahybrid.client.chat_template import unread
+from llamahybrid.client.chat_template import template_of, unread
+from llamahybrid.client.chat_way import continuation_of
 from llamahybrid.client.model_markers import markers_of
 from llamahybrid.client.thought import Thinking
 from llamahybrid.llama import Llama
@@ -72,6 +73,27 @@ class ContinuationOptions(BaseModel):
                 "add_generation_prompt: an answer is a new one, or goes on from the last message"
             )
         return self
+
+
+def goes_on(llm: Llama, body: Any) -> bool:
+    """Return True if the answer to a chat continues its last message.
+
+    By default it does, as with llama-server, if that message is the assistant's, has text and calls no tool.
+    Raises Refusal if the request asks for a continuation of nothing.
+    """
+    asked = body.continue_final_message
+    if asked is None and body.add_generation_prompt is None:
+        last = body.messages[-1]
+        text = last.get("content") or last.get("reasoning_content")
+        over = last.get("tool_calls") or last.get("function_call")
+        return last["role"] == "assistant" and bool(text) and not over and template_of(llm) is not None
+    if not (asked or body.add_generation_prompt is False):
+        return False
+    try:
+        continuation_of(llm, body.messages)
+    except ValueError as error:
+        raise bad(str(error), "continue_final_message" if asked else "add_generation_prompt") from None
+    return True
 
 
 def thinking_of(llm: Llama, body: Any) -> Thinking | None:

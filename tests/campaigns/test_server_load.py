@@ -19,7 +19,7 @@ TinyModel = Callable[..., Path]
 
 @pytest.mark.full
 def test_conversations_crowds_hangups_and_a_kill(tiny_model: TinyModel, tmp_path: Path) -> None:
-    plan = Plan(clients=4, turns=4, connections=40, hangups=30, kills=1, judge_every=4)
+    plan = Plan(clients=4, turns=4, connections=40, requests=60, kills=1, judge_every=4)
     load = campaign(tiny_model("qwen35"), tmp_path, plan, 1)
     assert len(load.answers) > 20
     assert load.cached_tokens > 0

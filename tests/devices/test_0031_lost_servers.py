@@ -66,7 +66,7 @@ class TestLoss:
             llm.save_state()
         native = llm.runner.live.native
         state = np.empty(native.state_size(partial=True), dtype=np.uint8)
-        assert native.save_partial(state) is None, "what was read is nothing"
+        assert not native.save_partial(state), "what was read is nothing"
         stored = llm.prompt_cache.stats()
         assert (stored.entries, stored.segments) == kept, "nothing was stored of what is not there"
         with pytest.raises(DeviceError, match="Failed to connect"):

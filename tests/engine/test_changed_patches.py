@@ -8,7 +8,7 @@ from llamahybrid.engine import choice, patched, series
 from llamahybrid.engine.choice import InstalledBindings
 from llamahybrid.engine.installed import Engine
 from llamahybrid.engine.recipe import Recipe
-from llamahybrid.hazards.outcome import Verdict
+from llamahybrid.harness.hazards.outcome import Verdict
 
 
 def test_changed_patch_makes_another_engine() -> None:

@@ -331,6 +331,16 @@ def choice(token: int, wanted: Logits, position: int, tolerance: float) -> Tie |
     return Tie(position, margin)
 
 
+def shortfall(reference: Reference, prompt: list[int], answer: list[int], tolerance: float = 1e-3) -> float:
+    """How far greedy tokens lie under a fresh context's best, as a share of the range. Raises Mismatch."""
+    rows = reference.logits(prompt, answer[:-1])
+    chosen = rows[np.arange(len(answer)), answer]
+    worst = float(((rows.max(axis=1) - chosen) / np.ptp(rows, axis=1)).max())
+    if worst > tolerance:
+        raise Mismatch(f"an answer lies {worst:.3f} of the logits' range under the best; prompt {prompt}")
+    return worst
+
+
 def run(history: History, factory: Factory, model: Path, reference: Reference, setting: Setting) -> Verdict:
     """Apply `history` to a fresh `factory(model)` and compare throughout.
 

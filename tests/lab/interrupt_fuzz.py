@@ -2,18 +2,13 @@
 
 ``python -m tests.lab.interrupt_fuzz --seconds 300 [--seed 1] [--every 1]``
 
-First each line that a workload runs is interrupted when it runs for the first, second and seventh time, with
-all that a debugger's or profiler's hook could raise there; then a timer's signal, or another thread's
-exception, comes wherever it comes, for `seconds`.
-
-After each, the cache's lock is free, its books are right, nothing is pinned or lent any more, and later
-requests are served, from it, what is theirs.
+First each line that a workload runs is interrupted by a trace hook when it runs for the first, second and
+seventh time; then a timer's signal comes at random moments, for `seconds`. After each interrupt the cache's
+lock is free, its books are right, nothing is pinned or lent, and later requests are served from it.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import functools
 import gc
 import logging
@@ -44,7 +39,7 @@ from tests.lab.quiet import silence
 ROOT = str(Path(prompt_cache.__file__).parent)
 FILES = (
     *("base", "cache", "eviction", "guard", "nodes", "pins", "placement", "planning", "promotion", "ram"),
-    *("ram_store", "ram_tier", "selection", "tree", "value"),
+    *("selection", "store", "tree", "value"),
 )
 """Modules whose lines are interrupted: what happens in RAM."""
 
@@ -133,7 +128,7 @@ def verdict(cache: PromptCache, seconds: float = STUCK_SECONDS) -> str | None:
             check_integrity(cache)
             cache.flush(seconds)  # what is being written is in use
             gc.collect()
-            pinned, lent = len(cache.ram.store.pins.entries()), cache.ram.store.account.reserved_bytes()
+            pinned, lent = len(cache.ram.pins.entries()), cache.ram.account.reserved_bytes()
             if pinned or lent:
                 return f"{pinned} checkpoints pinned and {lent} bytes lent for nobody"
             requests(cache, LATER)
@@ -281,35 +276,6 @@ def by_timer(chance: random.Random, outcome: Outcome) -> None:
     _judge(cache, outcome)
 
 
-def by_thread(chance: random.Random, outcome: Outcome) -> None:
-    """One interrupt of a thread by another, as notebooks and thread pools raise them."""
-    cache = opened(None)
-    hits: list[bool] = []
-    over = threading.Event()
-
-    def run() -> None:
-        with contextlib.suppress(KeyboardInterrupt):
-            try:
-                while not over.is_set():
-                    work(cache)
-            except KeyboardInterrupt:
-                hits.append(True)
-            over.wait(STUCK_SECONDS)  # until then its number is no other thread's
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    assert thread.ident is not None
-    time.sleep(10 ** chance.uniform(-4, -1.5))
-    raised = ctypes.py_object(KeyboardInterrupt)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), raised)
-    over.set()
-    thread.join(STUCK_SECONDS)
-    outcome.broken["a thread does not come back"] += thread.is_alive()
-    outcome.broken += Counter()  # drops what did not happen
-    outcome.interrupted += len(hits)
-    _judge(cache, outcome)
-
-
 def _judge(cache: PromptCache, outcome: Outcome) -> None:
     wrong = verdict(cache)
     if wrong:
@@ -338,7 +304,6 @@ def main(
     chance, end = random.Random(seed), time.monotonic() + seconds
     while time.monotonic() < end:
         by_timer(chance, timed)
-        by_thread(chance, timed)
     for name, outcome in (("at lines", swept), ("at random moments", timed)):
         console.print(
             f"{name}: {outcome.interrupted} interrupts, {outcome.restarts} cost what RAM held, "

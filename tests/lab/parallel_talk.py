@@ -24,6 +24,7 @@ from llamahybrid.core.report import RequestReport
 from llamahybrid.errors import Busy, ContextOverflow, RequestCancelled
 from tests.lab.differential import Mismatch, Verdict, compare
 from tests.lab.history import Again, Append, Chat, Cut, Edit, Prompt, Strip, Unrelated, Vocabulary
+from tests.lab.integrity import check_integrity
 from tests.lab.reference import Logits, Reference, Setting
 
 
@@ -90,7 +91,6 @@ class Said:
 class Common:
     """What the conversations of one history share."""
 
-    llm: Any
     vocabulary: Vocabulary
     n_ctx: int
     """Tokens of the whole context."""
@@ -100,8 +100,8 @@ class Common:
     salts: tuple[str, ...] = ("",)
     waits: bool = True
     """Nobody is refused."""
-    cancels: int = 0
-    """How often all that ran was cancelled."""
+    cancels: Counter[int] = field(default_factory=Counter)
+    """By a model's id, how often all its requests were cancelled."""
     said: list[Said] = field(default_factory=list)
     evaluated: list[Said] = field(default_factory=list)
     """What else was decoded."""
@@ -113,8 +113,8 @@ class Common:
 class Talk:
     """One conversation: `play` is a generator that stops wherever another one may go on."""
 
-    def __init__(self, common: Common, seed: str, operations: int, salt: str = "") -> None:
-        self._common, self._llm = common, common.llm
+    def __init__(self, common: Common, llm: Any, seed: str, operations: int, salt: str = "") -> None:
+        self._common, self._llm = common, llm
         self._salt, self._choice = salt, random.Random(f"salts {seed}")
         self._rng = random.Random(seed)
         self._chat = Chat()
@@ -185,7 +185,7 @@ class Talk:
             (50, 8, 4, 8, 8, 2, 14, 6),
         )[0]
         said = self._begin(f"generate, {end}", self._prompt(take), self._any_salt())
-        cancels, mine = common.cancels, False
+        cancels, mine = common.cancels[id(llm)], False
 
         def criterion(ids: npt.NDArray[np.intc], scores: Logits) -> bool:
             if len(said.answer) == take and end == "interrupt":
@@ -211,7 +211,7 @@ class Talk:
                     mine = True
                     common.count["cancels"] += 1
                     if end == "all":
-                        common.cancels += 1
+                        common.cancels[id(llm)] += 1
                         llm.cancel()
                     else:
                         handle.cancel()
@@ -221,7 +221,7 @@ class Talk:
                 said.answer.append(got)
                 yield
         except RequestCancelled:
-            if not mine and common.cancels == cancels:
+            if not mine and common.cancels[id(llm)] == cancels:
                 raise Mismatch(f"{said.what}: stopped, and nobody cancelled it") from None
             common.count["cancelled"] += 1
         except KeyboardInterrupt:
@@ -266,7 +266,7 @@ class Talk:
     def _completion(self) -> Iterator[None]:
         take = self._rng.randint(1, 16)
         said = self._begin("completion", self._prompt(take), self._any_salt())
-        cancels, mine = self._common.cancels, self._rng.random() < 0.3
+        cancels, mine = self._common.cancels[id(self._llm)], self._rng.random() < 0.3
         options = {"temperature": 0.0, "stream": True, **_Growing(said).options()}
         if self._rng.random() < 0.5:  # then its tokens are decoded alone
             options["logprobs"] = 1
@@ -286,7 +286,7 @@ class Talk:
         said.require_own(handle.reports, [*self._common.said, *self._common.evaluated])
         if ended == "cancelled":
             self._common.count["cancelled"] += 1
-            if not mine and self._common.cancels == cancels:
+            if not mine and self._common.cancels[id(self._llm)] == cancels:
                 raise Mismatch(f"{said.what}: stopped, and nobody cancelled it")
         self._chat.asked(said.prompt, said.answer)
 
@@ -388,16 +388,22 @@ class Talk:
         yield
 
     def _meddle(self) -> Iterator[None]:
-        cache = self._llm.prompt_cache
-        deed = self._rng.randrange(4)
+        """Users change the prompt cache while requests of all models run on it."""
+        cache, half = self._llm.prompt_cache, self._chat.prompt[: len(self._chat.prompt) // 2]
+        deed = self._rng.randrange(6)
         if deed == 0:
             cache.ram_bytes = self._rng.choice((20, 60, 200, 100_000)) << 10
         elif deed == 1:
-            cache.forget(self._chat.prompt[: len(self._chat.prompt) // 2])
+            cache.forget(half)
         elif deed == 2:
             cache.clear()
+        elif deed == 3:
+            cache.pin(half)
+        elif deed == 4:
+            cache.unpin(half)
         else:
             gc.collect()
+        check_integrity(cache)
         yield
 
 

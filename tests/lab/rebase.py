@@ -293,7 +293,7 @@ def report(carried: list[Carried], target: Target, base: str, folder: Path | Non
         print(
             f"{folder}: with that release installed, run\n"
             '  lib=$(llamahybrid engine build); llamahybrid hazards --lib "$lib"\n'
-            '  LLAMAHYBRID_TEST_LIB="$lib" pytest tests/hazards tests/patches'
+            '  LLAMAHYBRID_TEST_LIB="$lib" pytest tests/harness/hazards tests/patches'
         )
 
 

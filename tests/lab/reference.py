@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-import llamahybrid  # noqa: F401  (chooses the engine, so it comes before llama_cpp)
 from llamahybrid.capi.gguf import Gguf
 from tests.lab.history import Vocabulary
 

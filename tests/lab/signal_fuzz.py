@@ -32,9 +32,9 @@ from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache import PromptCache
 from tests.lab.campaign import Archs, Count, Seconds, Seed, sweep
+from tests.lab.differential import shortfall
 from tests.lab.integrity import check_integrity
 from tests.lab.reference import Reference, Setting
-from tests.lab.thread_fuzz import shortfall
 
 ARCHITECTURES = ("qwen35", "mamba", "gemma3", "llama")
 """A hybrid, a recurrent, a windowed and a plain memory."""

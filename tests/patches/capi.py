@@ -11,10 +11,10 @@ import json
 import sys
 from typing import Any
 
-from llamahybrid.hazards import context
-from llamahybrid.hazards.bench import Bench
-from llamahybrid.hazards.context import FULL, ON_DEVICE, PARTIAL, lib
-from llamahybrid.hazards.outcome import Logits, gap
+from llamahybrid.harness.hazards import context
+from llamahybrid.harness.hazards.context import FULL, ON_DEVICE, PARTIAL, lib
+from llamahybrid.harness.hazards.model import Bench
+from llamahybrid.harness.hazards.outcome import Logits, gap
 
 __all__ = ["EXACT", "FULL", "ON_DEVICE", "PARTIAL", "Context", "continued", "difference", "fresh", "lib"]
 

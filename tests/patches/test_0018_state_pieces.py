@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import more_models
 
-from llamahybrid.hazards import devices
-from llamahybrid.hazards.bench import Bench
-from llamahybrid.hazards.outcome import NotApplicable
+from llamahybrid.harness.hazards import devices
+from llamahybrid.harness.hazards.model import Bench
+from llamahybrid.harness.hazards.outcome import NotApplicable
 
 BUFFER = 1 << 20
 

@@ -7,8 +7,8 @@ from contextlib import suppress
 import pytest
 from capi import FULL, PARTIAL, Context
 
-from llamahybrid.hazards.context import save_range
-from llamahybrid.hazards.outcome import NotApplicable
+from llamahybrid.harness.hazards.context import save_range
+from llamahybrid.harness.hazards.outcome import NotApplicable
 
 
 def split_states(path):

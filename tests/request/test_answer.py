@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -290,23 +290,6 @@ def test_a_criterion_that_is_met_with_a_stop_string_has_all_of_the_text(llm: Lla
         assert (joined.text, joined.finish_reason) == ("ab", "stop")
 
 
-@pytest.mark.parametrize("how", ["closed", "dropped", "cancelled"])
-def test_a_stream_that_ends_early_gives_its_place_back(side_by_side: Llama, how: str) -> None:
-    llm = side_by_side
-    options: dict[str, Any] = {"logits_processor": says(llm, b"ab" * 20), "max_tokens": 40, "stop": ["abc"]}
-    stream = llm.create_completion(PROMPT, stream=True, **options)
-    first = [next(stream) for _ in range(3)]
-    if how == "closed":
-        stream.close()
-    elif how == "cancelled":
-        llm.cancel()
-        joined = Joined([*first, *stream])
-        assert joined.finish_reason == "cancelled"
-        assert "abab".startswith(joined.text[:4])
-    del stream
-    assert Joined(list(llm.create_completion(PROMPT, stream=True, **options))).text == "ab" * 20
-
-
 def test_a_stream_is_kept_in_upstreams_cache_as_the_whole_answer(open_model: Callable[..., Any]) -> None:
     kept = []
     for stream in (False, True):
@@ -339,24 +322,6 @@ def test_a_seed_is_drawn_once(open_model: Callable[..., Any]) -> None:
         list(llm.create_completion(PROMPT, max_tokens=4, stream=stream))
         after.append(llm.create_completion(PROMPT, max_tokens=12, temperature=2.0)["choices"][0]["text"])
     assert after[0] == after[1]
-
-
-def test_others_that_are_answered_meanwhile_say_their_own(side_by_side: Llama) -> None:
-    llm, got = side_by_side, dict[str, str]()
-
-    def ask(said: str) -> None:
-        stream = llm.create_completion(
-            said, logits_processor=says(llm, said.encode()), stream=True, max_tokens=40, stop=["€ "]
-        )
-        got[said] = Joined(list(stream)).text
-
-    with ExitStack() as stack:
-        for said in ("é€😀" * 4, "abc€" * 5):
-            thread = threading.Thread(target=ask, args=(said,))
-            thread.start()
-            stack.callback(thread.join, 60)
-    assert got == {said: said for said in got}
-    assert len(got) == 2
 
 
 def test_each_thread_is_spelt_its_own_answer(side_by_side: Llama, stock: llama_cpp.Llama) -> None:

@@ -156,23 +156,6 @@ def test_without_tokens_there_is_nothing_to_sample_as_upstream_says(open_model, 
 # -- rows of logits ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arch", ["gemma3", "qwen35", "llama", pytest.param("jamba", marks=pytest.mark.full)])
-def test_logprobs_of_a_restored_prefix_are_those_of_a_fresh_context(open_model, arch):
-    ours = open_model(arch, logits_all=True, stock_logprobs=True)
-    stock = open_model(arch, llama_cpp.Llama, logits_all=True)
-    asked = dict(max_tokens=4, temperature=0.0, logprobs=2, seed=1, echo=True)
-    ours.create_completion("Once upon a time there was a king", **asked)
-    ours.create_completion("Never before", **asked)
-    mine, reference = (
-        llm.create_completion("Once upon a time there was a king and", **asked)["choices"][0]
-        for llm in (ours, stock)
-    )
-    assert mine["text"] == reference["text"]
-    mine, reference = mine["logprobs"], reference["logprobs"]
-    assert mine["tokens"] == reference["tokens"]
-    assert np.allclose(mine["token_logprobs"][1:], reference["token_logprobs"][1:], atol=1e-3, rtol=0)
-
-
 def test_rows_of_one_request_are_not_another_ones(open_model):
     llm = open_model(n_batch=64, draft_model=LlamaPromptLookupDecoding(num_pred_tokens=4, max_ngram_size=2))
     first = [*PROMPT[:10], *((11 * i + 5) % 200 for i in range(60))]

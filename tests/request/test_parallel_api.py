@@ -197,31 +197,6 @@ def test_chats_in_threads(llm, fresh, stream):
         assert made == wanted
 
 
-def test_logprobs_in_threads(opened, fresh, arch):
-    llm = opened(arch, n_parallel=2, logits_all=True, stock_logprobs=True)
-    stock = fresh(logits_all=True)
-    texts = ["some words", "other words", "no words"]
-
-    def complete(one, text):
-        return one.create_completion(text, logprobs=3, echo=True, seed=5, **SAMPLED)["choices"][0]
-
-    made = each(lambda text: complete(llm, text), texts)
-    for ours, theirs in zip(made, [complete(stock, text) for text in texts], strict=True):
-        assert ours["text"] == theirs["text"]
-        ours, theirs = ours["logprobs"], theirs["logprobs"]
-        assert ours["tokens"] == theirs["tokens"]
-        assert ours["token_logprobs"][1:] == pytest.approx(theirs["token_logprobs"][1:], abs=1e-3)
-
-
-def test_grammar_in_threads(llm, fresh):
-    stock = fresh()
-    grammar = llama_cpp.LlamaGrammar.from_string('root ::= "[" [0-9] ("," [0-9])* "]"', verbose=False)
-    asked = {**SAMPLED, "max_tokens": 20, "grammar": grammar}
-    wanted = [said(stock.create_completion(WORDS[:40], seed=s, **asked)) for s in range(4)]
-    assert each(lambda s: said(llm.create_completion(WORDS[:40], seed=s, **asked)), range(4)) == wanted
-    assert all(text.startswith("[") for text in wanted)
-
-
 def test_processors_and_criteria_find_their_own_request(llm, fresh):
     stock = fresh()
 

@@ -3,7 +3,6 @@
 import contextvars
 import gc
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 import llama_cpp
@@ -39,8 +38,9 @@ def in_turns(streams, order):
 
 
 @every_arch
-def test_streams_by_turns(opened, stock, arch):
-    llm, right = opened(arch), stock(arch)
+@pytest.mark.parametrize("slots", [1, 2])
+def test_streams_by_turns(opened, stock, arch, slots):
+    llm, right = opened(arch, n_parallel=slots), stock(arch)
     said = in_turns([llm.generate(p, temp=0.0) for p in PROMPTS], ORDER)
     assert said == [right(p, len(s)) for p, s in zip(PROMPTS, said, strict=True)]
 
@@ -128,8 +128,9 @@ def test_a_chat_that_grows_keeps_its_array_of_rows(opened, arch):
 
 
 @every_arch
-def test_operations_between_two_tokens_of_a_stream(opened, stock, arch):
-    llm = opened(arch)
+@pytest.mark.parametrize("slots", [1, 3])
+def test_operations_between_two_tokens_of_a_stream(opened, stock, arch, slots):
+    llm = opened(arch, n_parallel=slots)
     stream, said = begin(llm, words(1))
     state = llm.save_state()
     said.append(next(stream))
@@ -137,6 +138,7 @@ def test_operations_between_two_tokens_of_a_stream(opened, stock, arch):
     llm.eval(words(2, 20))
     said.append(next(stream))
     llm.load_state(state)
+    assert llm.input_ids[: llm.n_tokens].tolist() == words(1)
     said += islice(stream, 5)
     assert said == stock(arch)(words(1))
 
@@ -166,26 +168,13 @@ def test_stream_with_tokens_sent_into_it_is_not_guessed_at(opened):
 # -- threads ---------------------------------------------------------------------------------------
 
 
-@every_arch
-@pytest.mark.parametrize("workers", [1, 2])
-def test_streams_on_the_threads_of_a_pool(opened, stock, impatient, arch, workers):
-    """As servers do it: every `next` runs on whichever worker is idle."""
-    llm, prompts = opened(arch), [words(seed) for seed in range(4)]
-    streams = [llm.generate(p, temp=0.0) for p in prompts]
-    with ThreadPoolExecutor(workers) as pool:
-        said = [[pool.submit(next, s).result(DEADLINE)] for s in streams]
-        for _ in range(4):
-            steps = [pool.submit(next, s) for s in streams]
-            for answer, step in zip(said, steps, strict=True):
-                answer.append(step.result(DEADLINE))
-    assert said == [stock(arch)(p, 5) for p in prompts]
-
-
-def test_stream_whose_thread_died_does_not_shut_others_out(opened, stock):
-    llm, right = opened(), stock()
-    stream, said = in_thread(begin, llm, words(1))
+@pytest.mark.parametrize("slots", [1, 2])
+def test_streams_whose_threads_died_keep_nobody_out(opened, stock, impatient, slots):
+    llm, right = opened(n_parallel=slots), stock()
+    left = [in_thread(begin, llm, words(1)) for _ in range(slots + 1)]
     assert in_thread(take, llm, words(2), 4) == right(words(2), 4)
-    assert [*said, next(stream)] == right(words(1), 2)
+    stream, said = left[0]
+    assert [*said, *islice(stream, 3)] == right(words(1), 4)
 
 
 @pytest.mark.parametrize("bad", [-1, 10**6])

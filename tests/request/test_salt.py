@@ -18,7 +18,7 @@ from llama_cpp.llama_speculative import LlamaDraftModel
 from llamahybrid import ModelDraft, PromptCache
 from llamahybrid.client.salt import SALT_BYTES, SHARED, digest
 from llamahybrid.errors import LlamaHybridError, SnapshotError
-from llamahybrid.evaluate.counters import DecodeCounter
+from llamahybrid.harness.counters import DecodeCounter
 from tests.lab.disk_fuzz import stored
 from tests.lab.draft_fuzz import EveryDraft
 from tests.lab.integrity import check_integrity
@@ -468,9 +468,9 @@ def test_forget_reaches_every_salt(opened: Opened) -> None:
 
 
 def test_salts_that_are_gone_take_no_memory(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llamahybrid.prompt_cache.ram_store.MOST_NAMES", 4)
+    monkeypatch.setattr("llamahybrid.prompt_cache.store.MOST_NAMES", 4)
     llm = opened()
-    store = llm.prompt_cache.ram.store
+    store = llm.prompt_cache.ram
     for number in range(12):
         ask(llm, str(number), OTHER, 1)
         llm.prompt_cache.forget(OTHER)

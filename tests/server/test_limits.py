@@ -12,7 +12,7 @@ import pytest
 
 from llamahybrid.server.errors import later
 from llamahybrid.server.keys import ApiKeys
-from llamahybrid.server.limits import Guard
+from llamahybrid.server.limits import RequestLimits
 
 KEY = (b"authorization", b"Bearer one")
 
@@ -66,7 +66,7 @@ def ask(
         if full:
             raise later("full", 7, 429)
 
-    guard = Guard(app, ApiKeys(keys), 100, 1000, 60, require_room, asked.why.append)
+    guard = RequestLimits(app, ApiKeys(keys), 100, 1000, 60, 60, require_room, asked.why.append)
     scope = {"type": "http", "method": method, "path": path, "headers": headers, "client": ("1.2.3.4", 5)}
     asyncio.run(asyncio.wait_for(guard(scope, receive, send), 60))
     return asked
@@ -120,6 +120,27 @@ def test_a_full_queue_is_told_before_the_body_is_read() -> None:
 def test_a_client_that_leaves_in_its_body_is_told_nothing() -> None:
     asked = ask([b"x"], KEY, gone=True)
     assert (asked.body, asked.status) == (None, 0)
+
+
+def test_a_reader_that_takes_nothing_is_counted_and_given_up() -> None:
+    why = list[str]()
+
+    async def play() -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+
+        async def send(message: Any) -> None:
+            await asyncio.Event().wait()
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        guard = RequestLimits(app, ApiKeys([]), 100, 1000, 60, 0.01, lambda: None, why.append)
+        scope = {"type": "http", "method": "GET", "path": "/metrics", "headers": (), "client": None}
+        await asyncio.wait_for(guard(scope, receive, send), 60)
+
+    asyncio.run(play())
+    assert why == ["reader"]
 
 
 def test_a_path_writes_no_lines_into_the_log(caplog: pytest.LogCaptureFixture) -> None:

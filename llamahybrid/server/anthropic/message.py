@@ -8,10 +8,9 @@ from contextlib import closing
 from typing import Any
 
 from llamahybrid.llama import Llama
-from llamahybrid.server.answer import Chunk
 from llamahybrid.server.anthropic.request import MessagesRequest
 from llamahybrid.server.heard import Heard
-from llamahybrid.server.job import Create
+from llamahybrid.server.job import Chunk, Create
 from llamahybrid.server.usage import usage_so_far
 
 _STARTS: dict[str, Chunk] = {

@@ -69,15 +69,13 @@ class CountTokensRequest(BaseModel):
             raise ValueError("tool_choice.name is missing")
         return self
 
-    def chat(self, kind: type[Any]) -> Any:
-        """The chat that this means. Raises ValueError where that type does not take it."""
+    def chat(self) -> ChatCompletionRequest:
+        """Return the chat. Raises ValueError for one that cannot be."""
         given = self.model_fields_set & _SAME & type(self).model_fields.keys()
         said: dict[str, Any] = {name: getattr(self, name) for name in given}
         said.setdefault("repeat_penalty", 1.0)  # Anthropic's have none, and upstream's default is 1.1
         said["messages"] = normalized([*_system(self.system), *_chat_messages(self.messages)])
         if isinstance(self.messages[-1], types.AssistantMessage):
-            if kind is not ChatCompletionRequest:
-                raise ValueError("messages: the last one is the user's; an answer cannot be begun here")
             said["continue_final_message"] = True
         if self.tools:
             said["tools"] = [_tool(tool) for tool in self.tools]
@@ -88,18 +86,15 @@ class CountTokensRequest(BaseModel):
             schema = {"name": "answer", "schema": form.schema_}
             said["response_format"] = {"type": "json_schema", "json_schema": schema}
         with in_one_line():
-            return kind.model_validate({**said, **self._bounds()})
+            return ChatCompletionRequest.model_validate({**said, **self._bounds()})
 
     def _bounds(self) -> dict[str, Any]:
         return {}
 
-    def set_thinking(self, llm: Llama, chat: Any) -> None:
-        """Have a chat tell thinking apart, and think as this asks where its template has a switch."""
+    def set_thinking(self, llm: Llama, chat: ChatCompletionRequest) -> None:
+        """Separate thinking from content in a chat's answers, and switch it if the template can."""
         kind = self.thinking and self.thinking.type
         effort = "none" if kind == "disabled" else self.output_config and self.output_config.effort
-        if not isinstance(chat, ChatCompletionRequest):  # the other API's, which leaves it to the template
-            chat.reasoning_effort = _EFFORTS.get(effort, effort) if effort else None
-            return
         chat.reasoning_format = "auto"
         idle = unread(llm, ("reasoning_effort", "enable_thinking"))
         given = chat.chat_template_kwargs or {}

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import PurePath
 from typing import Annotated, Any
 
@@ -14,17 +13,16 @@ from starlette.responses import Response
 
 from llamahybrid.client.chat_template import template_of
 from llamahybrid.llama import Llama
-from llamahybrid.server.answer import Chunk, EventAnswer
-from llamahybrid.server.bodies import CompletionRequest, Tokens
+from llamahybrid.server.answer import EventAnswer
+from llamahybrid.server.bodies import ChatCompletionRequest, CompletionRequest, Tokens
 from llamahybrid.server.errors import bad
-from llamahybrid.server.job import Create
 from llamahybrid.server.llama_server.request import InfillRequest, LlamaServerRequest
 from llamahybrid.server.llama_server.told import ContentProgress, Telling
 from llamahybrid.server.options import MOST_TOKENS, First
-from llamahybrid.server.prompts import InChatApi
+from llamahybrid.server.prompts import chat_prompt
 from llamahybrid.server.request_fields import require_known
 from llamahybrid.server.routes import SECURED, InService
-from llamahybrid.server.service import Service
+from llamahybrid.server.service import Retell, Service
 from llamahybrid.server.settings import in_one_line
 
 router = APIRouter(dependencies=SECURED, tags=["llama-server"])
@@ -42,11 +40,8 @@ class FormAnswer(EventAnswer):
     """An answer in llama-server's form."""
 
     end = b""
+    timed = False
     progress = ContentProgress
-
-    def beside(self, timings: Chunk) -> Chunk:
-        """See `Answer.beside`; it has them already."""
-        return {}
 
 
 @router.post("/completion", response_model=None)
@@ -63,15 +58,11 @@ async def create_infill(request: Request, body: InfillRequest, service: InServic
 
 
 async def _answer(request: Request, asked: LlamaServerRequest, service: Service) -> Response:
+    def prepare(llm: Llama, body: CompletionRequest, alias: str) -> Retell:
+        return Telling(llm, asked, body, alias).make
+
     require_known(asked, service.settings.ignore_unknown_fields)
-    return await service.answer(request, asked.completion(), partial(_prepared, service, asked), FormAnswer)
-
-
-def _prepared(
-    service: Service, asked: LlamaServerRequest, llm: Llama, body: Any, alias: str
-) -> tuple[Create, dict[str, Any]]:
-    create, options = service.native(llm, body, alias)
-    return partial(Telling(llm, asked, body, alias).make, create), options
+    return await service.answer(request, asked.completion(), prepare, FormAnswer)
 
 
 class TokenizeRequest(BaseModel):
@@ -136,12 +127,12 @@ def piece(llm: Llama, token: int) -> str | list[int]:
 
 
 @router.post("/apply-template")
-async def apply_template(body: dict[str, Any], service: InService, api: InChatApi) -> dict[str, str]:
+async def apply_template(body: dict[str, Any], service: InService) -> dict[str, str]:
     """The prompt that a chat makes; nothing is decoded."""
     with in_one_line():
-        chat: Any = api.body.model_validate(body)
+        chat = ChatCompletionRequest.model_validate(body)
     require_known(chat, service.settings.ignore_unknown_fields)
-    return {"prompt": await service.use(chat.model, lambda llm: api.prompt(llm, chat).text)}
+    return {"prompt": await service.use(chat.model, lambda llm: chat_prompt(llm, chat).text)}
 
 
 @router.get("/props")

@@ -9,10 +9,9 @@ from contextlib import closing
 
 from llamahybrid.core.report import PromptProgress
 from llamahybrid.llama import Llama
-from llamahybrid.server.answer import Chunk
 from llamahybrid.server.bodies import CompletionRequest
 from llamahybrid.server.heard import Heard
-from llamahybrid.server.job import Create
+from llamahybrid.server.job import Chunk, Create
 from llamahybrid.server.llama_server.request import LlamaServerRequest
 from llamahybrid.server.progress import Progress, numbers
 from llamahybrid.server.usage import reports_so_far, timings, usage_so_far
