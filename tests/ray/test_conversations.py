@@ -14,8 +14,8 @@ from llamahybrid.ray.conversations import (
     MOST_CONVERSATIONS,
     NO_HINTS,
     PIECE,
-    Asked,
     Hints,
+    RecentPrompts,
     deepest,
     hints_of,
 )
@@ -96,7 +96,7 @@ def chat(n: int, first: str = "s") -> dict[str, Any]:
 
 
 def test_stats_tell_the_links_that_can_be_resumed() -> None:
-    asked, four = Asked(), hints(chat(4))
+    asked, four = RecentPrompts(), hints(chat(4))
     asked.add(four, ids(100))
     assert asked.resumable(lambda prompt: 0) == {}
     assert set(asked.resumable(lambda prompt: 99)) == {link.name for link in four.chain}
@@ -107,7 +107,7 @@ def test_stats_tell_the_links_that_can_be_resumed() -> None:
 
 
 def test_a_longer_turn_takes_the_shorter_one_s_place() -> None:
-    asked = Asked()
+    asked = RecentPrompts()
     for n in range(1, 10):
         asked.add(hints(chat(n)), ids(10 * n))
     looked: list[int] = []
@@ -118,7 +118,7 @@ def test_a_longer_turn_takes_the_shorter_one_s_place() -> None:
 
 
 def test_the_oldest_go_first() -> None:
-    asked = Asked()
+    asked = RecentPrompts()
     for n in range(MOST_CONVERSATIONS + 5):
         asked.add(hints(chat(1, f"{n} ")), ids(10))
     told = asked.resumable(len)
