@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from llamahybrid.client.salt import SHARED
 from llamahybrid.events.blocks import Block, blocks_of, events
 from llamahybrid.prompt_cache import resumable
+from llamahybrid.prompt_cache.base import Tokens
 
 try:
     import msgpack
@@ -141,7 +143,9 @@ class EventPublisher(AbstractContextManager["EventPublisher"]):
         first = slots.runners[0].live
         namespace = first.identity.namespace_of(SHARED)
         view = first.blank_view(namespace)
-        paths = {"GPU": (tokens for name, tokens in (s.glimpse() for s in slots.all) if name == namespace)}
+        paths: dict[str, Iterator[Tokens]] = {
+            "GPU": (tokens for name, tokens in (s.glimpse() for s in slots.all) if name == namespace)
+        }
         if cache is not None:
             paths |= {"CPU": resumable.in_ram(cache, view), "DISK": resumable.on_disk_paths(cache, view)}
         return {medium: blocks_of(found, self._size, namespace) for medium, found in paths.items()}
