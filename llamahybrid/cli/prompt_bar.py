@@ -1,4 +1,4 @@
-"""PromptBar: how far a long prompt is, and the time that is left, while nothing of its answer is there."""
+"""PromptBar: progress and remaining time of a long prompt, until its answer begins."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from llamahybrid.core.report import PromptProgress
 
 LONG_TOKENS = 256
-"""A prompt of which no more is left is decoded before a bar could be read."""
+"""Prompts with at most this many tokens to decode are too short for a bar."""
 
 
 class PromptBar:
-    """A bar in the terminal, gone when the prompt is decoded; nothing where there is no terminal."""
+    """A bar that disappears when the prompt is decoded; invisible without a terminal."""
 
     def __init__(self, console: Console) -> None:
         columns = (TextColumn("prompt"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -31,7 +31,7 @@ class PromptBar:
         self.end()
 
     def show(self, progress: PromptProgress) -> None:
-        """The prompt is that far."""
+        """Update the bar."""
         if not self._shows:
             return
         if not self._began:
@@ -45,7 +45,7 @@ class PromptBar:
             self.end()
 
     def end(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._began:
             self._began = False
             self._bar.stop()

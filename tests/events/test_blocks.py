@@ -17,7 +17,7 @@ def blocks(paths: list[list[int]], size: int = 2, model: str = "model") -> dict[
 
 
 @given(PATHS, st.integers(1, 5))
-def test_blocks_are_the_whole_ones_of_each_path(paths: list[list[int]], size: int) -> None:
+def test_blocks_are_the_complete_ones_of_each_path(paths: list[list[int]], size: int) -> None:
     seen: dict[int, tuple[int, ...]] = {}
     for name, block in blocks(paths, size).items():
         before = () if block.parent is None else seen[block.parent]

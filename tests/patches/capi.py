@@ -1,7 +1,7 @@
-"""The C API as the probes use it, and the child process that runs one probe against one library.
+"""The C API for the probes, and the child process that runs a probe against a library.
 
-`python capi.py MODULE PROBE MODEL` imports MODULE from this folder and prints PROBE(MODEL) as JSON: a library
-that dies takes only this process with it. Which library is loaded is decided by `LLAMAHYBRID_ENGINE`.
+`python capi.py MODULE PROBE MODEL` imports MODULE from this folder and prints PROBE(MODEL) as JSON: a
+library that dies ends only this process. `LLAMAHYBRID_ENGINE` names the library.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def difference(got: Logits, wanted: Logits) -> float:
 
 
 class Context(context.Context):
-    """One native context on the model at `path`; keywords are fields of `llama_context_params`."""
+    """A native context on the model at `path`; keywords are fields of `llama_context_params`."""
 
     def __init__(self, path: str, **params: Any) -> None:
         super().__init__(Bench(path), params)
@@ -52,7 +52,7 @@ def fresh(path: str, length: int, *, text: int = 0, seq: int = 0, **params: Any)
 
 
 def continued(context: Context, path: str, length: int, seq: int = 0, **params: Any) -> float | None:
-    """How far off the context is when it goes on at position `length`; None when it refuses to."""
+    """The error of the logits of a context that continues at position `length`; None: the decode failed."""
     if context.feed(length, length + 1, seq):
         return None
     return difference(context.logits(), fresh(path, length, text=seq, seq=seq, **params))

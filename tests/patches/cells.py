@@ -1,4 +1,4 @@
-"""Where the cells of a sequence lie in host memory."""
+"""Addresses of a sequence's cells in host memory."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Runs:
 
 
 def told() -> bool:
-    """The library hands out states in pieces (0018)."""
+    """Tell whether the library writes states in pieces (0018)."""
     return hasattr(lib._lib, "llama_state_seq_write_ext")
 
 
 def of(context: Context, seq: int, count: int) -> Runs:
-    """Where the `count` cells of a sequence lie: tensor data is handed out where it is."""
+    """The addresses of the `count` cells of a sequence, from the pieces of its state."""
     write = lib._lib.llama_state_seq_write_ext
     write.restype = ctypes.c_size_t
     row, runs = 0, []
