@@ -12,6 +12,7 @@ import math
 import os
 import re
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -93,17 +94,12 @@ def configure(
     Raises ConfigurationError, with nothing changed, for a value that cannot be read.
     """
     global _configured
-    changes: dict[str, Any] = {}
-    if not isinstance(ram, _Keep):
-        changes["ram"] = None if ram is None else _size(ram, f"configure(ram={ram!r})")
-    if not isinstance(disk, _Keep):
-        changes["disk"] = None if disk is None else _disk(disk, f"configure(disk={disk!r})")
-    if not isinstance(parallel, _Keep):
-        said = f"configure(parallel={parallel!r})"
-        changes["parallel"] = None if parallel is None else _number(parallel, said)
-    if not isinstance(stock_logprobs, _Keep):
-        said = f"configure(stock_logprobs={stock_logprobs!r})"
-        changes["stock_logprobs"] = None if stock_logprobs is None else _switch(stock_logprobs, said)
+    given = {"ram": ram, "disk": disk, "parallel": parallel, "stock_logprobs": stock_logprobs}
+    changes = {
+        name: None if value is None else _PARSERS[name](value, f"configure({name}={value!r})")
+        for name, value in given.items()
+        if not isinstance(value, _Keep)
+    }
     with _lock:
         wanted = replace(_configured, **changes)
         found = _over_environment(wanted)
@@ -212,20 +208,11 @@ def default_folder() -> Path:
 
 
 def _over_environment(configured: Configuration) -> Configuration:
-    found = configured
-    if found.ram is None and (text := _environment("RAM")):
-        found = replace(found, ram=_size(text, f"LLAMAHYBRID_RAM={text}"))
-    if found.disk is None and (text := _environment("DISK")):
-        found = replace(found, disk=_disk(text, f"LLAMAHYBRID_DISK={text}"))
-    if found.parallel is None and (text := _environment("PARALLEL")):
-        found = replace(found, parallel=_number(text, f"LLAMAHYBRID_PARALLEL={text}"))
-    if found.stock_logprobs is None and (text := _environment("STOCK_LOGPROBS")):
-        found = replace(found, stock_logprobs=_switch(text, f"LLAMAHYBRID_STOCK_LOGPROBS={text}"))
-    return found
-
-
-def _environment(name: str) -> str:
-    return os.environ.get(f"LLAMAHYBRID_{name}", "").strip()
+    for name, parse in _PARSERS.items():
+        text = os.environ.get(f"LLAMAHYBRID_{name.upper()}", "").strip()
+        if text and getattr(configured, name) is None:
+            configured = replace(configured, **{name: parse(text, f"LLAMAHYBRID_{name.upper()}={text}")})
+    return configured
 
 
 def _size(value: object, said: str) -> int:
@@ -312,6 +299,15 @@ def _switch(value: object, said: str) -> bool:
     if word not in (*_ON, *_OFF, "0", "1"):
         raise ConfigurationError(f'{said}: give "on" or "off"')
     return word in (*_ON, "1")
+
+
+_PARSERS: dict[str, Callable[[object, str], Any]] = {
+    "ram": _size,
+    "disk": _disk,
+    "parallel": _number,
+    "stock_logprobs": _switch,
+}
+"""For each setting, a function of the value and of the text that introduces an error."""
 
 
 def _forked() -> None:

@@ -103,7 +103,7 @@ class TerminalChat:
 
     @contextmanager
     def _interrupts(self) -> Iterator[None]:
-        """Handle Ctrl-C (cancels the request, or is raised at the prompt), SIGTERM and SIGHUP (end the chat).
+        """Let Ctrl-C cancel the request, or raise at the prompt, and SIGTERM and SIGHUP end the chat.
 
         Ignored signals, as SIGHUP under nohup, stay ignored.
         """

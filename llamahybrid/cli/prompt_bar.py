@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import TracebackType
+from contextlib import AbstractContextManager
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -13,39 +13,34 @@ LONG_TOKENS = 256
 """Prompts with at most this many tokens to decode are too short for a bar."""
 
 
-class PromptBar:
+class PromptBar(AbstractContextManager["PromptBar"]):
     """A bar that disappears when the prompt is decoded; invisible without a terminal."""
 
     def __init__(self, console: Console) -> None:
-        columns = (TextColumn("prompt"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._shows = console.is_terminal
-        self._bar = Progress(*columns, console=console, transient=True, auto_refresh=False)
-        self._began = False
+        self._console = console
+        self._bar: Progress | None = None
 
-    def __enter__(self) -> PromptBar:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
     def show(self, progress: PromptProgress) -> None:
         """Update the bar."""
-        if not self._shows:
+        if not self._console.is_terminal:
             return
-        if not self._began:
+        bar = self._bar
+        if bar is None:
             if progress.total - progress.processed <= LONG_TOKENS:
                 return
-            self._began = True
-            self._bar.start()
-            self._task = self._bar.add_task("", total=progress.total, completed=progress.cached)
-        self._bar.update(self._task, completed=progress.processed, refresh=True)
+            columns = (TextColumn("prompt"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            bar = self._bar = Progress(*columns, console=self._console, transient=True, auto_refresh=False)
+            self._task = bar.add_task("", total=progress.total, completed=progress.cached)
+            bar.start()
+        bar.update(self._task, completed=progress.processed, refresh=True)
         if progress.processed >= progress.total:
             self.end()
 
     def end(self) -> None:
         """Remove the bar."""
-        if self._began:
-            self._began = False
-            self._bar.stop()
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            bar.stop()

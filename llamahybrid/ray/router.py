@@ -69,33 +69,29 @@ class ResumableRouter(RequestRouter):  # type: ignore[misc]
         """Remember the replica of this conversation."""
         hints, now = _hints(pending_request), time.monotonic()
         for link in hints.chain:
-            self._sent[link.name] = replica_id, now
-            self._sent.move_to_end(link.name)
+            _remember(self._sent, link.name, (replica_id, now), MOST_LINKS)
         own = next((link.name for link in hints.chain if link.own), None)
         if own is not None:
-            self._conversations[own] = replica_id
-            self._conversations.move_to_end(own)
+            _remember(self._conversations, own, replica_id, MOST_SESSIONS)
         if hints.session:
-            self._sessions[hints.session] = replica_id
-            self._sessions.move_to_end(hints.session)
-        kept: OrderedDict[Any, Any]
-        for kept, most in (
-            (self._sent, MOST_LINKS),
-            (self._sessions, MOST_SESSIONS),
-            (self._conversations, MOST_SESSIONS),
-        ):
-            while len(kept) > most:
-                kept.popitem(last=False)
+            _remember(self._sessions, hints.session, replica_id, MOST_SESSIONS)
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         """Forget a replica; its conversations may be in the shared store."""
         super().on_replica_actor_died(replica_id)
-        for name in [n for n, sent in self._sent.items() if sent[0] == replica_id]:
-            del self._sent[name]
+        for link in [n for n, (there, _) in self._sent.items() if there == replica_id]:
+            del self._sent[link]
         for session in [s for s, there in self._sessions.items() if there == replica_id]:
             del self._sessions[session]
         for first in [c for c, there in self._conversations.items() if there == replica_id]:
             del self._conversations[first]
+
+
+def _remember(kept: OrderedDict[Any, Any], name: Any, value: Any, most: int) -> None:
+    kept[name] = value
+    kept.move_to_end(name)
+    while len(kept) > most:
+        kept.popitem(last=False)
 
 
 def _hints(pending: PendingRequest | None) -> Hints:

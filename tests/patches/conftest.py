@@ -1,9 +1,8 @@
 """Effects of patches outside of the hazard catalogue: each test fails on stock and passes on patched.
 
 Stock is llama-cpp-python's own library, patched the folder named by `LLAMAHYBRID_TEST_LIB`; a run tests one
-of the two. A test needs the patch in its file's name, that of its case (`number`, or its probe's) and those of
-the mark `needs`; on a library without one of them the test must fail, which only the full suite (`-m ""`)
-checks.
+of them. A test needs the patch in its file's name, that of its case (`number`, or its probe's) and those of
+the mark `needs`; on a library without one of them it must fail, which only the full suite (`-m ""`) checks.
 
 The catalogue (`llamahybrid.harness.hazards`, tests/harness/hazards) has situations that users meet. This
 folder has functions that only the patches add (0014 to 0016), allocations (heap.py: 0009, 0015, 0017), models
