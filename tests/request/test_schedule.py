@@ -233,7 +233,10 @@ def test_end_of_an_answer_is_stored_where_the_next_request_would_store_it(
     last: int, more: dict[str, Any], told: list[Action]
 ) -> None:
     """At any cost, since the next request's first token does not wait for it."""
-    assert list(done(planned()).end(200 + generated)) == told
+    costs = replace(SLOW, waiting=more.get("waiting", 0))
+    made = done(planned(), lambda: costs, keeps_chats=more.get("keeps_chats", True))
+    answered(made, 200, more.get("stored", 200), refused=more.get("refused", False))
+    assert list(made.end(last, opaque=more.get("opaque", False))) == told
 
 
 def test_cancelled_prompt_keeps_staged_checkpoints() -> None:
