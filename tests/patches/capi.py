@@ -28,7 +28,7 @@ def difference(got: Logits, wanted: Logits) -> float:
 
 
 class Context(context.Context):
-    """One native context on the model at `path`; keywords are fields of `llama_context_params`."""
+    """A native context on the model at `path`; keywords are fields of `llama_context_params`."""
 
     def __init__(self, path: str, **params: Any) -> None:
         super().__init__(ModelUnderTest(path), params)
@@ -52,7 +52,7 @@ def fresh(path: str, length: int, *, text: int = 0, seq: int = 0, **params: Any)
 
 
 def continued(context: Context, path: str, length: int, seq: int = 0, **params: Any) -> float | None:
-    """How far off the context is when it goes on at position `length`; None when it refuses to."""
+    """Return the difference of logits after a token at position `length`; None for a refused decode."""
     if context.feed(length, length + 1, seq):
         return None
     return difference(context.logits(), fresh(path, length, text=seq, seq=seq, **params))

@@ -12,7 +12,7 @@ BUFFER = 1 << 20
 
 
 def long_rows(path):
-    """What becomes of states in pieces where one row of a split tensor does not fit the buffer."""
+    """States in pieces, with rows of a split tensor that do not fit the buffer."""
     try:
         context, _ = devices._split(ModelUnderTest(path), 40)
         outcome = devices._in_pieces(context, 10, 30)

@@ -89,3 +89,7 @@ def test_refused_requirement_ends_the_probe() -> None:
     granted(True, "no window")
     with pytest.raises(Refused, match="no window"):
         granted(False, "no window")
+
+
+def test_dying_and_wrong_verdicts_are_not_sound() -> None:
+    assert not any(v.sound for v in (Verdict.DIED, Verdict.WRONG, Verdict.FAILED))
