@@ -112,20 +112,24 @@ def short() -> str:
         "bench-*.json",
         "llamahybrid bench MODEL --on stock --on ours --json benchmarks/results/bench-DAY.json",
     )
-    shown = (c for c in found["cells"] if c["decoded"] and c["ttft"] and "client" not in c["workload"])
-    cells = {(cell["workload"], cell["target"]): cell for cell in shown}
+    cells = {
+        (w["workload"], target["name"]): w
+        for target in found["targets"]
+        for w in target["workloads"]
+        if w["decoded"] and w["times"] and w["times"]["ttft"] and "client" not in w["workload"]
+    }
     sides = [next((s for s in names if any(s == t for _, t in cells)), names[0]) for names in SIDES]
     workloads = dict.fromkeys(name for name, _ in cells if all((name, side) in cells for side in sides))
 
     def row(name: str) -> Sequence[str]:
         stock, ours = (cells[name, side] for side in sides)
         tokens = [f"{cell['decoded']:,}" for cell in (stock, ours)]
-        return name, *tokens, *(f"{cell['ttft']:.3f}" for cell in (stock, ours))
+        return name, *tokens, *(f"{cell['times']['ttft']:.3f}" for cell in (stock, ours))
 
     head = ("", "tokens, stock", "llamahybrid", "seconds, stock", "llamahybrid")
-    machine, model = found["machine"], found["model"]
+    machine = found["machine"]
     settings = (
-        f"{model['name']}, threads: {model['n_threads']}, rounds: {found['rounds']}, "
+        f"{', '.join(found['models'])}, threads: {machine['n_threads']}, rounds: {machine['rounds']}, "
         f"{machine['system']} {machine['processor']}, {machine['cores']} cores, {found['made'][:10]}."
     )
     return markdown(head, map(row, workloads)) + "\n" + wrapped(settings)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 
-import llama_cpp
 from rich.table import Table
 
 from llamahybrid.engine import bindings
@@ -14,7 +13,8 @@ from llamahybrid.engine import bindings
 def machine() -> str:
     """The machine and the versions a measurement belongs to, in one line."""
     host = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
-    versions = f"llama-cpp-python {llama_cpp.__version__}, llamahybrid {bindings.version('llamahybrid')}"
+    names = "llama-cpp-python", "llamahybrid"
+    versions = ", ".join(f"{name} {bindings.version(name)}" for name in names)
     return f"{host}, Python {platform.python_version()}, {versions}"
 
 

@@ -6,12 +6,14 @@ import json
 import subprocess
 import sys
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks import clients, figures
+from llamahybrid.harness.report import Report, TargetFigures, Times, WorkloadFigures
 
 
 @pytest.fixture
@@ -87,12 +89,16 @@ def test_results_in_the_repository_become_tables(results: Path, name: str, file:
 
 
 def test_a_run_of_bench_becomes_a_table(results: Path) -> None:
-    cells = [
-        {"workload": "chat", "target": "stock", "decoded": 2000, "ttft": 0.5},
-        {"workload": "chat", "target": "ours", "decoded": 1000, "ttft": 0.1},
+    targets = [
+        TargetFigures(
+            name,
+            name,
+            {},
+            (WorkloadFigures("chat", decoded=decoded, times=Times(ttft)), WorkloadFigures("x")),
+        )
+        for name, decoded, ttft in (("stock", 2000, 0.5), ("ours", 1000, 0.1))
     ]
-    machine = {"system": "Linux", "processor": "x86_64", "cores": 2}
-    model = {"name": "model", "n_threads": 2}
-    report = {"made": "2027-01-01T00:00:00+00:00", "rounds": 3, "machine": machine, "model": model}
-    (results / "bench-1.json").write_text(json.dumps({**report, "cells": cells}), encoding="utf-8")
+    report = Report.now(targets, ["model"], settings={"n_threads": "2", "rounds": "3"})
+    replace(report, made="2027-01-01T00:00:00+00:00").write(results / "bench-1.json")
     assert "| chat | 2,000 | 1,000 | 0.500 | 0.100 |" in figures.table("short")
+    assert "model, threads: 2, rounds: 3, " in figures.table("short")
