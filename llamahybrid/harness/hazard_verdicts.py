@@ -49,10 +49,12 @@ def report_of(results: Sequence[Result], under_test: Library, complete: bool = T
     error = f"{len(failed)} probes failed: {', '.join(failed)}" if failed else None
     if results and all(result.outcome.verdict is Found.NOT_APPLICABLE for result in results):
         error = "no hazard applies to this library and model: nothing is known"
-    name = f"hazards of {without_home(under_test.path)}"
+    path = without_home(under_test.path)
     found = tuple(verdict(result, under_test.patches) for result in results)
-    target = TargetFigures(name, "libllama", {"system": under_test.system}, hazards=found, error=error)
-    return Report.now([target], dict.fromkeys(result.model.name for result in results), complete)
+    versions = {"library": path, "system": under_test.system}
+    models = dict.fromkeys(result.model.name for result in results)
+    target = TargetFigures("libllama", "libllama", versions, hazards=found, error=error)
+    return Report.now([target], models, complete, {"library": path})
 
 
 def report(

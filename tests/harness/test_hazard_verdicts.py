@@ -110,7 +110,9 @@ def test_reports_are_in_the_order_of_probes_and_name_no_home(
     assert hazards("--json", files[0], "--junit", files[1])[0] == 1
     assert not any("/home/ada" in file.read_text() for file in files)
     (target,) = Report.read(files[0]).targets
-    assert target.name == "hazards of ~/bin/libllama.so"
+    assert (target.name, target.versions["library"]) == ("libllama", "~/bin/libllama.so"), (
+        "compare pairs names"
+    )
     assert [each.name for each in target.hazards] == [f"hazard:{name}" for name in NAMES]
     suites = ET.fromstring(files[1].read_text())
     assert (suites.get("failures"), suites.get("tests")) == ("2", "3")
