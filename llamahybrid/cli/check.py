@@ -23,7 +23,7 @@ On = Annotated[
     typer.Option(
         "--on",
         help="stock, stock+ram, stock+disk, ours, class:FILE.py:NAME (each may have @LIB), server:PATH, "
-        "or a URL; LABEL= before it names it; repeatable",
+        "or a URL; LABEL= before it names it; repeatable; check's default: ours",
     ),
 ]
 Lib = Annotated[Path | None, typer.Option(help="a libllama, or its folder, for those that are Python")]
@@ -41,7 +41,7 @@ MINUTES = 5.0
 
 
 def check(
-    on: On,
+    on: On | None = None,
     model: Models = None,
     lib: Lib = None,
     json: Json = None,
@@ -74,7 +74,7 @@ def check(
 
     with ended_in_order(), errors_shown(ValueError, OSError):
         require_writable(json)
-        targets = choice.targets(on, lib, server_option or ())
+        targets = choice.targets(on or ["ours"], lib, server_option or ())
         chosen = () if quick else workloads_called(workload or ())
         given = model or ()
         needed = bool(given) or any(each.needs_model for each in targets)

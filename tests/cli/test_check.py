@@ -66,8 +66,11 @@ def test_check_of_a_url_needs_no_model(pretend: type[Pretend], tmp_path: Path) -
     assert pretend.asked[5] == 5, "minutes"
     checked("--on", URL, "--minutes", 0)
     assert pretend.asked[5] is None
-    checked("--on", "ours")
-    assert pretend.asked[5] is None, "tiny models take the time that they take"
+    checked()
+    assert [each.name for each in pretend.asked[0]] == ["ours"]
+    assert pretend.asked[5] is None, "tiny models have no limit"
+    checked("--on", "stock", "--on", "ours")
+    assert [each.name for each in pretend.asked[0]] == ["stock", "ours"]
 
 
 def test_stopped_check_shows_what_it_found(pretend: type[Pretend], tmp_path: Path) -> None:
