@@ -35,7 +35,7 @@ def verdict(result: Result, patches: frozenset[str] | None) -> Verdict:
     said = [f"{probe.title}: {found.verdict.value}"]
     if found.detail:
         said.append(f"{result.model.name}: {found.detail}")
-    if found.difference:
+    if found.difference and not found.verdict.sound:
         said.append(f"logits off by {found.difference:.2g}")
     if not found.verdict.sound and probe.patches:
         said.append(f"cured by the set {cure(probe)} ({' '.join(probe.patches)})")
