@@ -40,12 +40,14 @@ TokenCount = Callable[[bytes], int]
 
 
 def require_grammar(vocab: Any, grammar: Any) -> None:
-    """Raise ValueError for a `LlamaGrammar` that the library cannot read.
+    """Raise ValueError for a `LlamaGrammar` that the library cannot read, or that is too large written out.
+
+    The message quotes nothing of the grammar but the name of a rule.
 
     The library returns NULL then, which upstream adds to its chain, and the next sample ends the process
     (src/llama-sampler.cpp, llama_sampler_init_grammar; llama_cpp/_internals.py, LlamaSampler.add_grammar).
     """
-    require_parsed(grammar._grammar, partial(_count, vocab))
+    _Parser(grammar._grammar.encode("utf-8", "surrogatepass"), partial(_count, vocab)).parse()
     text, root = grammar._grammar.encode("utf-8"), grammar._root.encode("utf-8")
     sampler = llama_cpp.llama_sampler_init_grammar(vocab, text, root)
     if not sampler:
@@ -56,14 +58,6 @@ def require_grammar(vocab: Any, grammar: Any) -> None:
 def _count(vocab: Any, text: bytes) -> int:
     """Count the tokens of a text, with control tokens recognized."""
     return abs(int(llama_cpp.llama_tokenize(vocab, text, len(text), None, 0, False, True)))
-
-
-def require_parsed(text: str, tokens: TokenCount) -> None:
-    """Raise ValueError for a grammar that llama.cpp would not parse, or that is too large written out.
-
-    The message quotes nothing of the grammar but the name of a rule.
-    """
-    _Parser(text.encode("utf-8", "surrogatepass"), tokens).parse()
 
 
 class _Parser:

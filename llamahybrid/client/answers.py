@@ -12,7 +12,7 @@ import operator
 import random
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -22,7 +22,7 @@ from weakref import finalize
 from llamahybrid.client.collecting import collecting
 from llamahybrid.client.completion import keeps_rows
 from llamahybrid.client.extras import asking, current_extras
-from llamahybrid.client.handle import RequestHandle, belonging_to
+from llamahybrid.client.handle import RequestHandle, advanced_for, belonging_to
 from llamahybrid.client.salt import SHARED
 from llamahybrid.core.request import Request
 from llamahybrid.errors import LlamaHybridError
@@ -188,18 +188,10 @@ def _one_after_the_other(
     for index in range(count):
         with belonging_to(handle):
             made = make(index)
-        if not stream:
-            handle.made(made)
-            yield index, made
-            continue
-        with _ending(made) as chunks:
-            while True:
-                with belonging_to(handle):
-                    chunk = next(chunks, None)
-                if chunk is None:
-                    break
-                handle.made(chunk)
-                yield index, chunk
+        with closing(advanced_for(handle, iter(made if stream else [made]))) as items:
+            for item in items:
+                handle.made(item)
+                yield index, item
 
 
 def _side_by_side(
@@ -294,27 +286,11 @@ class _Crew:
 
     def _answer(self, index: int) -> None:
         made = self._make(index)
-        if not self._stream:
-            self._tell(index, made)
-            return
-        with _ending(made) as chunks:
-            for chunk in chunks:
-                self._tell(index, chunk)
-                self._room[index].get()
+        with closing(advanced_for(self._handle, iter(made if self._stream else [made]))) as items:
+            for item in items:
+                self._handle.made(item)  # at once, however late it is read
+                self._news.put((index, item))
+                if self._stream:
+                    self._room[index].get()
                 if self._over:
                     return
-
-    def _tell(self, index: int, item: Any) -> None:
-        self._handle.made(item)  # at once, however late it is read
-        self._news.put((index, item))
-
-
-@contextmanager
-def _ending(made: Any) -> Iterator[Iterator[Any]]:
-    """Close a stream of chunks at the end, where it can be closed."""
-    chunks = iter(made)
-    try:
-        yield chunks
-    finally:
-        if isinstance(chunks, Generator):
-            chunks.close()

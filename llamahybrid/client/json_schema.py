@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
@@ -25,6 +25,7 @@ import numpy.typing as npt
 from llama_cpp import llama_grammar
 
 from llamahybrid.client.closed_schema import closed
+from llamahybrid.prompt_cache.nodes import common_prefix
 
 try:
     from llguidance import LLMatcher, LLTokenizer
@@ -82,7 +83,7 @@ class Constraint:
     def __init__(self, tokenizer: Any, grammar: str) -> None:
         self._matcher = LLMatcher(tokenizer, grammar, log_level=0)
         self._prompt: int | None = None
-        self._consumed: list[int] = []
+        self._consumed: npt.NDArray[np.intc] = np.empty(0, np.intc)
         self.waits: Callable[[], bool] | None = None
         """Returns True while the answer is inside its thought, which is not constrained."""
 
@@ -92,7 +93,7 @@ class Constraint:
             if self.waits is not None and self.waits():
                 return scores
             self._prompt = len(ids)
-        self._follow([int(token) for token in ids[self._prompt :]])
+        self._follow(ids[self._prompt :].copy())
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         allowed = np.unpackbits(mask, bitorder="little")[: len(scores)].view(np.bool_)
         if self.error:  # nothing is sampled from this: the caller looks at `error` first
@@ -104,21 +105,14 @@ class Constraint:
         """The reason why nothing can be generated any more; empty where there is none."""
         return str(self._matcher.get_error()) if self._matcher.is_error() else ""
 
-    def _follow(self, answer: list[int]) -> None:
-        """Bring the matcher to the end of `answer`."""
-        shared = _shared(self._consumed, answer)
+    def _follow(self, answer: npt.NDArray[np.intc]) -> None:
+        """Bring the matcher to the end of `answer`, shape (n,)."""
+        shared = common_prefix(self._consumed, answer)
         if shared < len(self._consumed):
             self._matcher.rollback(len(self._consumed) - shared)
         if shared < len(answer):
-            self._matcher.consume_tokens(answer[shared:])
+            self._matcher.consume_tokens(answer[shared:].tolist())
         self._consumed = answer
-
-
-def _shared(a: Sequence[int], b: Sequence[int]) -> int:
-    """The length of the longest common prefix."""
-    if a == b[: len(a)]:
-        return len(a)
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def available() -> bool:

@@ -7,6 +7,7 @@ matches tokens.
 
 from __future__ import annotations
 
+from codecs import getincrementaldecoder
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,8 +16,7 @@ from typing import Any
 TAIL = 32
 """Tokens of a prompt that are looked at for an open thought."""
 
-_LEADS = ((1, 0x00, 0x80), (2, 0xC0, 0xE0), (3, 0xE0, 0xF0), (4, 0xF0, 0xF8))
-"""Bytes of a character in UTF-8; its first byte has these bits under this mask."""
+_Decoder = getincrementaldecoder("utf-8")
 
 
 @dataclass(frozen=True)
@@ -123,12 +123,9 @@ class Thought:
     @property
     def in_character(self) -> bool:
         """The thought ends inside a character whose other bytes come with the next token."""
-        for back in range(1, min(4, len(self._tail) + 1)):
-            byte = self._tail[-back]
-            for width, bits, mask in _LEADS:
-                if byte & mask == bits:
-                    return width > back
-        return False
+        decoder = _Decoder(errors="ignore")
+        decoder.decode(self._tail[-3:])
+        return bool(decoder.getstate()[0])
 
     def _look_for_end(self) -> None:
         at = self._tail.find(self._end)

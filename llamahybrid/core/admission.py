@@ -65,8 +65,7 @@ class Admission:
     def clear(self) -> None:
         """Release all slots, and forget the waiting requests; begun ones continue like preempted ones."""
         for request in self.slots.seated:
-            request.parked = request.progress is not None and not request.progress.over
-            request.prompt = request.view.ids()
+            request.park(request.view.ids())
             self.slots.leave(request)
         self.waiting, self.running = [], None
 

@@ -72,6 +72,12 @@ class Executor:
         if not self.live.identity.serves(self.view.salt):
             self.runner.serve(self.view.salt)
 
+    def _prepare(self) -> None:
+        """Verify memory before an operation outside of a request."""
+        self.claim()
+        self._notice_native(self.view)
+        self.runner.check()
+
     # -- a prompt --------------------------------------------------------------------------------
 
     def prefill(self, request: Request, tokens: Sequence[int], reset: bool) -> Steps[Progress]:
@@ -160,9 +166,7 @@ class Executor:
     def eval(self, tokens: Sequence[int]) -> Steps[None]:
         """Decode tokens behind the `n_tokens` of the view (see `Llama.eval`)."""
         if self.active is None:
-            self.claim()
-            self._notice_native(self.view)
-            self.runner.check()
+            self._prepare()
         progress = self.active
         if progress is None or progress.prefilling or not self._takes_one(tokens):
             more = self.checked(tokens)
@@ -194,9 +198,7 @@ class Executor:
 
     def bring(self) -> Steps[None]:
         """Restore the tokens of the view."""
-        self.claim()
-        self._notice_native(self.view)
-        self.runner.check()
+        self._prepare()
         yield from self.decode(self.align(), None)
 
     def bring_row(self) -> Steps[None]:

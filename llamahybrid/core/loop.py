@@ -228,7 +228,7 @@ class DecodeLoop:
             while self._take():
                 self._admit()
                 self._do_call()
-                if self._scheduler.grace_seconds(self.slots.seated) > 0:
+                if self._scheduler.grace_seconds(self.slots) > 0:
                     continue  # more tokens for the batch are expected
                 if wanted := self.slots.wanted():
                     self._tasks.decode(self._scheduler.choose(wanted))
@@ -262,7 +262,7 @@ class DecodeLoop:
         if self._calls:
             return 0
         if self.slots.wanted():
-            return self._scheduler.grace_seconds(self.slots.seated)
+            return self._scheduler.grace_seconds(self.slots)
         self.slots.store_owed(lambda: not self.admission.waiting)
         return self.admission.seconds()
 

@@ -83,8 +83,7 @@ class NestedRequests:
             slot = request.slot
             if not request.over and slot is not None:
                 slot.executor.request, slot.executor.view = request, request.view
-                request.prompt = preempt(slot.executor, request)
-                request.parked = request.progress is not None and not request.progress.over
+                request.park(preempt(slot.executor, request))
                 request.inline = False
                 slot.executor.request = request.slot = None
         self._requests = []

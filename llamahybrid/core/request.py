@@ -163,6 +163,11 @@ class Request:
         now = time.monotonic()
         self.away, self.asked_at = now - self.asked_at, now
 
+    def park(self, ids: Tokens) -> None:
+        """Note that the request lost its slot and continues later from these tokens."""
+        self.prompt = ids
+        self.parked = self.progress is not None and not self.progress.over
+
     def annotate(self, completion: Any) -> None:
         """Put the cached tokens, and that it was cancelled, into a completion or a chunk of one."""
         if completion.get("usage"):

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from llamahybrid.core.batch import Decode
 from llamahybrid.core.pace import RecentMin, chunk_tokens, largest_chunk, prefill_seconds
-from llamahybrid.core.request import Request, Task
+from llamahybrid.core.request import Task
+from llamahybrid.core.slots import Slots
 from llamahybrid.memory.costs import CostMeter
 
 MIN_TIMED = 16
@@ -46,13 +47,13 @@ class Scheduler:
         self._step, self._token = RecentMin(), RecentMin()
         """Seconds a step of answers, and a token of a prompt."""
 
-    def grace_seconds(self, seated: Sequence[Request]) -> float:
+    def grace_seconds(self, slots: Slots) -> float:
         """Seconds for which a batch still waits for the next tokens of answers with fast readers."""
-        if len(seated) < 2:
+        if len(slots) == 1:
             return 0.0
         now, grace = time.monotonic(), max(GRACE_SECONDS, GRACE_SHARE * self._step.seconds)
         ready, left = False, 0.0
-        for request in seated:
+        for request in slots.seated:
             if request.task is not None and isinstance(request.task.wanted, Decode):
                 ready = True
             elif request.away < grace and request.progress is not None and not request.progress.over:

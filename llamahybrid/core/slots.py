@@ -153,8 +153,8 @@ class Slots:
         ids = preempt(slot.executor, request)
         known = LiveState(lambda: ids)
         slot.runner.cache.follow(known, ids)
-        request.known, request.prompt = known, ids
-        request.parked = request.progress is not None and not request.progress.over
+        request.known = known
+        request.park(ids)
         self.leave(request)
 
     def leave(self, request: Request) -> None:

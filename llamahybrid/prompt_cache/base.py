@@ -247,11 +247,6 @@ class Plan:
     """Attention to append behind the first `live_kept` live tokens, in order, before the snapshot."""
     live_kept: int = 0
 
-    @property
-    def to_decode(self) -> int:
-        """Prompt tokens that have to be decoded."""
-        return self.total - self.cached
-
 
 @dataclass(frozen=True)
 class CacheStats:

@@ -7,23 +7,18 @@ against it. `Drafts` stands between the two: it undoes wrong guesses and counts.
 from __future__ import annotations
 
 import time
-from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from llama_cpp.llama_speculative import LlamaDraftModel
 
 from llamahybrid.memory.costs import CostMeter
-from llamahybrid.memory.restore import restore
 from llamahybrid.memory.sequence import LiveSequence
-from llamahybrid.prompt_cache.base import Bytes, Tokens
 from llamahybrid.speculation.draft_length import DraftLengthPolicy
-
-Rollback: TypeAlias = Literal["cut", "planes", "snapshot"]
-"""The way in which tokens were taken back: attention was cut, a rollback plane became the state, a snapshot
-was loaded (the tokens behind it are then decoded again)."""
+from llamahybrid.speculation.model_draft import ModelDraft
+from llamahybrid.speculation.undo import Rollback, Undo
 
 USUAL = 10
 """Tokens that a draft model guesses which does not say how many (upstream's default)."""
@@ -42,73 +37,6 @@ class DraftCounts:
     redecoded: int = 0
     """Certain tokens that were decoded again, because a snapshot was loaded to take guesses back."""
     rollbacks: dict[str, int] = field(default_factory=dict)
-
-
-class StepwiseDraft(LlamaDraftModel):  # type: ignore[misc]
-    """A draft model whose work grows with the tokens it guesses, and which can be asked for fewer."""
-
-    at_most: int
-    """Set before each call: more tokens than these are thrown away."""
-    salt: bytes = b""
-    """Set before each request: the digest of its salt. Neither a guess nor its duration may depend on tokens
-    that were read for another salt."""
-
-    @abstractmethod
-    def behind(self, input_ids: npt.NDArray[np.intc]) -> int:
-        """Return the number of `input_ids`, shape (n,), to read before a guess."""
-
-
-class Undo:
-    """The live sequence's state before tokens that may have to go again."""
-
-    def __init__(self, live: LiveSequence) -> None:
-        self._live = live
-        self._record: Bytes = np.empty(0, dtype=np.uint8)
-        self._tokens: Tokens | None = None
-        self._named = b"", False
-
-    @property
-    def position(self) -> int | None:
-        """Tokens of the state that is saved, where it is one of this history; else None."""
-        if self._tokens is None or not self._live.state.starts_with(self._tokens):
-            return None
-        named = self._live.fingerprint, self._live.state.foreign
-        if self._named != named:  # saved for another salt, or on top of a state that is gone
-            return None
-        return len(self._tokens)
-
-    def take(self) -> None:
-        """Save the tip's state, unless it is saved already or memory can be cut."""
-        live = self._live
-        if live.profile.cuttable or not live.profile.linear or self.position == live.n:
-            return
-        self._tokens = None  # an interrupt below must not leave them beside another state
-        if live.snapshot(self._buffer) is not None:
-            self._named = live.fingerprint, live.state.foreign
-            self._tokens = live.tokens.copy()
-
-    def drop(self) -> None:
-        """Discard the saved state, which may be the reason why a request failed."""
-        self._tokens = None
-
-    def go_back(self, n: int) -> Rollback | None:
-        """Take back the tokens behind the first n; return the way, or None if no exact one is known.
-
-        After "snapshot" fewer than n tokens may be left: the others must be decoded again.
-        """
-        live, position = self._live, self.position
-        if live.cut(n):
-            return "planes" if live.planes.pending else "cut"
-        if position is None or position > n:
-            return None
-        if restore(live, self._record, live.tokens[:position].copy(), row_follows=True) is not None:
-            return None
-        return "snapshot"
-
-    def _buffer(self, n_bytes: int) -> Bytes:
-        if self._record.nbytes != n_bytes:
-            self._record = np.empty(n_bytes, dtype=np.uint8)
-        return self._record
 
 
 class Drafts(LlamaDraftModel):  # type: ignore[misc]
@@ -144,7 +72,7 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
         if self._salt != salt:
             self._salt = salt
             self.policy.forget()
-        if isinstance(self.model, StepwiseDraft):
+        if isinstance(self.model, ModelDraft):
             self.model.salt = salt
 
     def resume(self, counts: DraftCounts, prompt: int, known: int) -> None:
@@ -174,7 +102,7 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
             return NOTHING
         length = self.policy.length(room)
         if len(self._guess) < max(1, length) and (wanted := length or self.policy.watch(n - self._start)):
-            behind = self.model.behind(input_ids) if isinstance(self.model, StepwiseDraft) else 0
+            behind = self.model.behind(input_ids) if isinstance(self.model, ModelDraft) else 0
             self._ask(input_ids, wanted, kwargs)
             self.policy.asked(time.perf_counter() - clock, behind)
         self._pending = min(length, len(self._guess))
@@ -184,7 +112,7 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
     def _ask(self, ids: npt.NDArray[np.intc], wanted: int, options: dict[str, object]) -> None:
         """Take the draft model's guess, up to the first id that is none."""
         assert self.model is not None, "generate() asks only where there is one"
-        if isinstance(self.model, StepwiseDraft):
+        if isinstance(self.model, ModelDraft):
             self.model.at_most = wanted
         guess = np.asarray(self.model(ids, **options), dtype=np.int64).reshape(-1)
         self._longest = max(self._longest, len(guess))

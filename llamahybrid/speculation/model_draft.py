@@ -7,19 +7,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from llama_cpp import llama_cpp
+from llama_cpp.llama_speculative import LlamaDraftModel
 
 from llamahybrid.core.batch import Decode, Steps
 from llamahybrid.errors import LlamaHybridError
 from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.nodes import common_prefix
-from llamahybrid.speculation.drafts import StepwiseDraft, Undo
+from llamahybrid.speculation.undo import Undo
 
 
-class ModelDraft(StepwiseDraft):
+class ModelDraft(LlamaDraftModel):  # type: ignore[misc]
     """A draft model for `Llama(draft_model=…)`: the greedy continuation of another `Llama`.
 
     The other model needs the same vocabulary, a context as long, and its prompt cache on. Its sequence is
-    kept between calls and corrected as its memory allows. Use it for nothing else meanwhile.
+    kept between calls and corrected as its memory allows, so it must not be used for anything else.
     """
 
     def __init__(self, llm: Any, num_pred_tokens: int = 8) -> None:
@@ -31,6 +32,10 @@ class ModelDraft(StepwiseDraft):
         self.llm = llm
         self.num_pred_tokens = num_pred_tokens
         self.at_most = num_pred_tokens
+        """Most tokens of the next draft; set before each call."""
+        self.salt = b""
+        """Digest of the request's salt; set before each request. Neither a guess nor its duration may depend
+        on tokens of another salt."""
         self._runner = llm.runner
         self._undo = Undo(self._runner.live)
 

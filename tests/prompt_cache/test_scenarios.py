@@ -22,7 +22,7 @@ def engine(kind: Kind = "hybrid", snapshot_costs: Costs | None = None) -> FakeEn
 
 def test_a_first_prompt_has_nothing_in_common_with_anything() -> None:
     plan = engine().prefill(HISTORY)
-    assert (plan.matched, plan.cached, plan.source, plan.to_decode) == (0, 0, "none", 300)
+    assert (plan.matched, plan.cached, plan.source, plan.total) == (0, 0, "none", 300)
     assert plan.reason == Reason("unknown")
 
 
@@ -51,7 +51,7 @@ def test_a_regenerated_answer_samples_from_stored_logits() -> None:
     e.prefill(HISTORY)
     e.generate(DIFFERENT)
     plan = e.prefill(HISTORY)
-    assert (plan.cached, plan.to_decode, plan.source) == (300, 0, "ram")
+    assert (plan.cached, plan.total, plan.source) == (300, 300, "ram")
     assert plan.logits is not None
     assert np.array_equal(plan.logits, logits_of(HISTORY))
     assert plan.reason == Reason("repeated", stored_logits=True)

@@ -431,7 +431,7 @@ class OutsideContract(StoreContract):
         turns = [A, [*A, 1, 2, 3], [*A, 1, 2, 4], C, [*A, *range(7000, 7100), 5, 6], [*C, 9], A]
         stayed = PromptCache(1 << 24)
         for turn in turns:
-            assert ask(store.open(), turn).to_decode == ask(stayed, turn).to_decode
+            assert ask(store.open(), turn).cached == ask(stayed, turn).cached
 
     def test_records_that_are_read_stay_within_the_budget_of_ram(self, store: Store) -> None:
         for prompt in (A, B, C):
