@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from llamahybrid.evaluate.conversation import Conversation, Record, Request
-from llamahybrid.evaluate.oracle import common_prefix, least_decodes
+from llamahybrid.harness.conversation import Conversation, Request
+from llamahybrid.harness.oracle import common_prefix, least_decodes
+from tests.lab.in_process import Record
 
 PROMPT = 64, 32_768
 DISTANCE = 4, 4096

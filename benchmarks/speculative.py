@@ -32,8 +32,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from llamahybrid.evaluate.speech import Speech
-from llamahybrid.evaluate.tables import machine, milliseconds
+from benchmarks.tables import machine, milliseconds
+from llamahybrid.harness.workloads.speech import Speech
 from llamahybrid.tiny import make
 
 Clock = Callable[[], float]

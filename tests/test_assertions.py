@@ -9,11 +9,11 @@ import pytest
 from llamahybrid.assertions import assert_reuse, assert_same_answer, assert_sound
 from llamahybrid.engine.bindings import stock
 from llamahybrid.errors import EngineError
-from llamahybrid.evaluate.report import Report
-from llamahybrid.hazards import outcome, runner
-from llamahybrid.hazards.outcome import Outcome
-from llamahybrid.hazards.probe import Probe
-from tests.evaluate.reports import report, request, target, verdict, workload
+from llamahybrid.harness.hazards import outcome, runner
+from llamahybrid.harness.hazards.case import Probe
+from llamahybrid.harness.hazards.outcome import Outcome
+from llamahybrid.harness.report import Report
+from tests.harness.reports import report, request, target, verdict, workload
 
 
 def of(**figures: object) -> Report:

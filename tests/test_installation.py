@@ -18,8 +18,8 @@ import pytest
 from llama_cpp import Llama as BoundEarly
 
 import llamahybrid
-from llamahybrid.evaluate.compare import Stock
 from tests.conftest import EMBEDDING_ALONE, SETTINGS, TinyModel, take
+from tests.lab.in_process import Stock
 
 Opener = Callable[..., Any]
 

@@ -1,4 +1,4 @@
-"""What a prompt cache is: the words, the plain data it takes and gives, and its interface.
+"""The plain data that a prompt cache takes and gives.
 
 Nothing in this package imports llama_cpp or `llamahybrid.memory`: tokens, numbers and bytes only. State comes
 sealed in an `envelope`; what is inside is opaque here.
@@ -7,11 +7,9 @@ A *checkpoint* is a token position whose exact state can be restored; its *snaps
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
-from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -89,6 +87,11 @@ class LiveState:
         self.forgotten = False
         """Tokens that are live, or are being decoded, were forgotten: nothing of them is stored any more."""
 
+    def prompt_end(self, live: Tokens) -> int:
+        """Return the length of the prompt if the live tokens begin with it, else 0."""
+        n = len(self.prompt)
+        return n if np.array_equal(live[:n], self.prompt) else 0
+
     def forget(self, prefix: Tokens) -> None:
         """Forget a path and all paths that continue it, also one that is being decoded."""
         if any(same_start(path, prefix) for path in (self.prompt, self.tokens())):
@@ -125,7 +128,7 @@ class LiveView:
     split: Splitter | None = None
     """Cuts segments of this context in two; None if it cannot save or load any."""
     state: LiveState | None = None
-    """What the cache follows this context by (see `BasePromptCache.follow`)."""
+    """The handle by which the cache follows this context (see `RamStore.follow`)."""
     end_logits: tuple[int, Logits] | None = None
     """Position in `tokens` of the last prompt's end and the logits there, for memory without checkpoints."""
     attention_is_all: bool = False
@@ -272,117 +275,3 @@ class CacheStats:
     """Checkpoints and segments that did not fit into the budget."""
     extra: dict[str, int] = field(default_factory=dict)
     """Further counters by name."""
-
-
-class BasePromptCache(ABC):
-    """What a prompt cache does. Implementations lock inside their own calls only."""
-
-    _contexts: WeakSet[object] | None = None
-
-    @abstractmethod
-    def follow(self, state: LiveState, prompt: Tokens) -> bool:
-        """A request for `prompt` begins on this context, which `forget` is to reach from now on.
-
-        False while what is live there is forgotten: it must be emptied first.
-        """
-
-    @abstractmethod
-    def plan(self, tokens: Tokens, view: LiveView, boundaries: Sequence[int], costs: Costs) -> Plan:
-        """Choose the restore point and the cuts for a prompt; pins what the plan names while it exists.
-
-        `boundaries`: positions in (0, len(tokens)) where a message or a marked part of one starts, ascending.
-        """
-
-    @abstractmethod
-    def peek(self, tokens: Tokens, view: LiveView, costs: Costs) -> int:
-        """Tokens of a prompt that a request would not have to decode now, as far as RAM can tell.
-
-        Nothing is counted, nothing grows older or younger, and no disk is read.
-        """
-
-    @abstractmethod
-    def release(self, plan: Plan) -> None:
-        """Unpin what `plan` named; harmless when called twice. A plan that is collected is released."""
-
-    def buffer(self, n_bytes: int) -> Bytes:
-        """A buffer of exactly `n_bytes`, shape (n_bytes,), contents undefined, to fill and `admit`."""
-        return np.empty(n_bytes, np.uint8)
-
-    @abstractmethod
-    def admit(self, view: LiveView, position: int, snapshot: Bytes, logits: Logits | None = None) -> bool:
-        """Keep the checkpoint at `view.tokens[:position]`, evicting to stay in budget; False if refused.
-
-        A second admission at the same place replaces the snapshot; logits once known are kept.
-        """
-
-    @abstractmethod
-    def missing(self, view: LiveView) -> list[tuple[int, int]]:
-        """Ranges of the live path, ascending, whose attention is worth storing and is not stored yet."""
-
-    @abstractmethod
-    def unstored(self, view: LiveView) -> int:
-        """Tokens of the live sequence behind the deepest checkpoint on its path."""
-
-    @abstractmethod
-    def segment_buffer(self, view: LiveView, n_bytes: int) -> Bytes | None:
-        """A buffer of exactly `n_bytes` for attention of the live path; None where nothing may go for it.
-
-        It counts toward the budget until it is kept or collected.
-        """
-
-    @abstractmethod
-    def store_segment(self, view: LiveView, segment: Segment) -> bool:
-        """Keep a segment of the live path, evicting to stay in budget; False if refused or not missing."""
-
-    @abstractmethod
-    def remember(self, namespace: str, tokens: Tokens, state: LiveState | None = None) -> None:
-        """Note that these tokens were evaluated (no state): `matched` and branch points rest on it.
-
-        `state`: where they were, so that what was forgotten meanwhile is not remembered.
-        """
-
-    @property
-    def leaves_process(self) -> bool:
-        """What is kept is written to where other processes read it."""
-        return False
-
-    def attach(self, context: object) -> None:
-        """A context stores here, until it is collected."""
-        self._contexts = self._contexts or WeakSet()
-        self._contexts.add(context)
-
-    @property
-    def serves_others(self) -> bool:
-        """Others than the context that it comes from may ask at any time for what is kept."""
-        return self.leaves_process or len(self._contexts or ()) > 1
-
-    def queue_writes(self, view: LiveView) -> None:  # noqa: B027
-        """A request is over: what is new on the live path may be written."""
-
-    def flush(self, seconds: float | None = None) -> bool:
-        """Write pending records, for at most `seconds` (None: 60); return whether all are written."""
-        return True
-
-    @abstractmethod
-    def drop(self, checkpoint: Checkpoint) -> None:
-        """Forget a checkpoint that did not prove right."""
-
-    @abstractmethod
-    def drop_segment(self, segment: Segment) -> None:
-        """Forget a segment that did not prove right; the checkpoints behind it stay."""
-
-    @abstractmethod
-    def forget(self, prefix: Sequence[int] | Tokens) -> int:
-        """Remove this token path and everything behind it; return the freed bytes. Shared beginnings stay.
-
-        Unknown tokens at the end of the path do not matter. Live state on the path is not stored any more,
-        and its slot is cleared at its next request. An empty path removes nothing.
-        """
-
-    @abstractmethod
-    def clear(self) -> None:
-        """Remove everything stored; pinned entries are removed when released. Live state stays."""
-
-    @abstractmethod
-    def stats(self) -> CacheStats:
-        """Return sizes and counters."""

@@ -8,28 +8,24 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from weakref import WeakSet
 
 import numpy as np
 
 from llamahybrid.prompt_cache.base import (
     HERE_ONLY,
-    BasePromptCache,
-    Bytes,
     CacheStats,
     Checkpoint,
     Costs,
-    LiveState,
     LiveView,
-    Logits,
     Plan,
-    Segment,
     Tokens,
 )
 from llamahybrid.prompt_cache.disk import DiskRows
 from llamahybrid.prompt_cache.eviction import Eviction, ValueEviction
 from llamahybrid.prompt_cache.promotion import promote
 from llamahybrid.prompt_cache.ram import default_ram_bytes
-from llamahybrid.prompt_cache.ram_tier import RamTier
+from llamahybrid.prompt_cache.store import RamStore
 from llamahybrid.prompt_cache.tier import Tier
 from llamahybrid.prompt_cache.write_policy import REMOTE_QUIET_SECONDS
 
@@ -41,7 +37,7 @@ DISK_SHARE = 1 / 4
 """The default disk budget, at most: this share of the free space."""
 
 
-class PromptCache(BasePromptCache):
+class PromptCache:
     """Checkpoints and attention segments of many conversations in a radix tree of tokens.
 
     `ram_bytes`: budget of RAM. None: an eighth of physical memory (or of a container's limit), 256 MiB to 8
@@ -80,8 +76,16 @@ class PromptCache(BasePromptCache):
         if disk_write_bytes is not None:
             disk_write_bytes = budget("disk_write_bytes", disk_write_bytes)
         remote_bytes = budget("remote_bytes", remote_bytes)
-        self.ram = RamTier(limit, ValueEviction() if eviction is None else eviction)
-        """What lies in RAM."""
+        self.ram = ram = RamStore(limit, ValueEviction() if eviction is None else eviction)
+        self.follow, self.peek, self.release = ram.follow, ram.peek, ram.release
+        self.buffer, self.admit, self.unstored = ram.buffer, ram.admit, ram.unstored
+        self.missing, self.segment_buffer = ram.missing, ram.segment_buffer
+        self.store_segment, self.drop_segment, self.remember = (
+            ram.store_segment,
+            ram.drop_segment,
+            ram.remember,
+        )
+        self._contexts: WeakSet[object] = WeakSet()
         self.disk: Tier | None = None
         """The folder's tier; None without a folder, or if it cannot be used."""
         self.remote: Tier | None = None
@@ -121,7 +125,7 @@ class PromptCache(BasePromptCache):
 
         Raises TypeError for a value that is no number, ValueError for a negative one.
         """
-        return self.ram.store.account.limit
+        return self.ram.account.limit
 
     @ram_bytes.setter
     def ram_bytes(self, n_bytes: int) -> None:
@@ -129,61 +133,28 @@ class PromptCache(BasePromptCache):
 
     # -- a request's start -------------------------------------------------------------------------
 
-    def follow(self, state: LiveState, prompt: Tokens) -> bool:
-        """See `BasePromptCache.follow`."""
-        return self.ram.follow(state, prompt)
+    def attach(self, context: object) -> None:
+        """Note a context that stores here, until it is collected."""
+        self._contexts.add(context)
+
+    @property
+    def serves_others(self) -> bool:
+        """True if other contexts or processes may ask for a kept state at any time."""
+        return self.leaves_process or len(self._contexts) > 1
 
     def plan(self, tokens: Tokens, view: LiveView, boundaries: Sequence[int], costs: Costs) -> Plan:
-        """See `BasePromptCache.plan`; what the disk knows better is taken into RAM first."""
+        """Choose the restore point and the cuts for a prompt; pins what the plan names while it exists.
+
+        Better restore points on disk or server are taken into RAM first. `boundaries`: positions in
+        (0, len(tokens)) where a message or a marked part of one starts, ascending.
+        """
         if view.needs_checkpoints or view.attention_is_all:
             for tier in self.outside:
                 promote(tier, self.ram, tokens, view, costs)
         return self.ram.plan(tokens, view, boundaries, costs)
 
-    def peek(self, tokens: Tokens, view: LiveView, costs: Costs) -> int:
-        """See `BasePromptCache.peek`."""
-        return self.ram.peek(tokens, view, costs)
-
-    def release(self, plan: Plan) -> None:
-        """See `BasePromptCache.release`."""
-        self.ram.release(plan)
-
-    # -- what is stored ----------------------------------------------------------------------------
-
-    def buffer(self, n_bytes: int) -> Bytes:
-        """A buffer of exactly `n_bytes`, shape (n_bytes,), contents undefined, to fill and `admit`.
-
-        It counts toward the budget until it is admitted or collected; one that pins leave no room for does
-        not, and `admit` refuses it.
-        """
-        return self.ram.buffer(n_bytes)
-
-    def admit(self, view: LiveView, position: int, snapshot: Bytes, logits: Logits | None = None) -> bool:
-        """See `BasePromptCache.admit`. Raises ValueError unless 0 < position <= len(view.tokens)."""
-        return self.ram.admit(view, position, snapshot, logits)
-
-    def missing(self, view: LiveView) -> list[tuple[int, int]]:
-        """See `BasePromptCache.missing`: nothing behind the deepest checkpoint, where no restore needs it."""
-        return self.ram.missing(view)
-
-    def unstored(self, view: LiveView) -> int:
-        """See `BasePromptCache.unstored`."""
-        return self.ram.unstored(view)
-
-    def segment_buffer(self, view: LiveView, n_bytes: int) -> Bytes | None:
-        """See `BasePromptCache.segment_buffer`; evicts while other paths have anything."""
-        return self.ram.segment_buffer(view, n_bytes)
-
-    def store_segment(self, view: LiveView, segment: Segment) -> bool:
-        """See `BasePromptCache.store_segment`; evicts while other paths have anything."""
-        return self.ram.store_segment(view, segment)
-
-    def remember(self, namespace: str, tokens: Tokens, state: LiveState | None = None) -> None:
-        """See `BasePromptCache.remember`; never at the price of a checkpoint on the path itself."""
-        self.ram.remember(namespace, tokens, state)
-
     def queue_writes(self, view: LiveView) -> None:
-        """A request is over: queue for the disk what is new on the live path."""
+        """Queue what is new on the live path for disk and server: a request is over."""
         if not self.outside or view.namespace.endswith(HERE_ONLY):
             return
         path = view.tokens.copy()
@@ -198,7 +169,7 @@ class PromptCache(BasePromptCache):
         return bool(self.outside)
 
     def flush(self, seconds: float | None = None) -> bool:
-        """See `BasePromptCache.flush`."""
+        """Write pending records, for at most `seconds` (None: 60); return whether all are written."""
         return all([tier.flush(seconds) for tier in self.outside])
 
     def close(self) -> bool:
@@ -219,9 +190,11 @@ class PromptCache(BasePromptCache):
         self.ram.unpin(token_path(prefix))
 
     def forget(self, prefix: Sequence[int] | Tokens) -> int:
-        """See `BasePromptCache.forget`; pinned beginnings of the path stay.
+        """Remove this token path and everything behind it; return the freed bytes.
 
-        Removes records on disk and server, too. Raises TypeError for values that are no token ids,
+        Shared and pinned beginnings stay. Unknown tokens at the end of the path do not matter. Live state on
+        the path is not stored any more, and its slot is cleared at its next request. Removes records on disk
+        and server, too. An empty path removes nothing. Raises TypeError for values that are no token ids,
         ValueError for ids out of range.
         """
         tokens = token_path(prefix)
@@ -236,19 +209,15 @@ class PromptCache(BasePromptCache):
         return freed
 
     def drop(self, checkpoint: Checkpoint) -> None:
-        """See `BasePromptCache.drop`; from the disk, too."""
+        """Remove a checkpoint that did not prove right; from the disk, too."""
         path = self.ram.drop(checkpoint)
         if path is not None:
             for tier in self.outside:
                 tier.discard(checkpoint.namespace, path)
 
-    def drop_segment(self, segment: Segment) -> None:
-        """See `BasePromptCache.drop_segment`; counted as damaged."""
-        self.ram.drop_segment(segment)
-
     def clear(self) -> None:
-        """See `BasePromptCache.clear`; clears disk and server, too."""
-        self.ram.clear()  # first, so that a request that ends meanwhile has nothing of it to write
+        """Remove everything stored, on disk and server, too; live state and entries in use stay."""
+        self.ram.clear()  # first: a request that ends now has nothing of it to write
         for tier in self.outside:
             if not tier.clear():
                 name = tier.name
@@ -258,7 +227,7 @@ class PromptCache(BasePromptCache):
     # -- looking in --------------------------------------------------------------------------------
 
     def stats(self) -> CacheStats:
-        """See `BasePromptCache.stats`; `extra` has further counters."""
+        """Return sizes and counters; `extra` has further counters."""
         stats = self.ram.stats()
         for tier in self.outside:
             stats.extra.update(tier.stats())

@@ -1,13 +1,10 @@
-"""One lock for a store, and what an exception in the middle of a change leaves behind: nothing of it.
+"""The lock of a store: an exception in the middle of a change costs what the store holds, and no more.
 
-A KeyboardInterrupt may come between any two bytecodes, under the lock, too. Nothing is undone then: whoever
-takes the lock next finds the mark of a change that did not come to its end, and starts the store anew: what
-lay in RAM is gone, what lies in a folder is read again.
-No half of a change is ever read, whatever the exception was and wherever it came from.
+A KeyboardInterrupt may come between any two bytecodes. Nothing is undone then: the next call finds the mark
+of a change that did not come to its end, and starts the store anew, so that half a change is never read.
 
-The same thread may come in again while it is inside: a finaliser that the garbage collector runs there, a
-signal handler, a log handler. It would wait for itself, so it does not wait: it is answered as by an empty
-store, or what it wants done is done by whoever takes the lock next.
+A thread that has the lock may come in again: a finaliser that the collector runs there, a signal or log
+handler. Its call is answered as by an empty store, or is left to the next call.
 """
 
 from __future__ import annotations
@@ -20,15 +17,15 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 logger = logging.getLogger("llamahybrid")
 
 SLICE_SECONDS = 0.01
-"""How long others are kept out at once by what takes its time."""
+"""Longest time that a long change holds the lock at once."""
 
 YIELD_SECONDS = 5e-5
-"""So long a thread sleeps that lets others have the lock."""
+"""The sleep of a thread that lets others have the lock."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,26 +34,27 @@ R = TypeVar("R")
 class Guard:
     """The lock of one store."""
 
-    def __init__(self, warning: str = "") -> None:
-        """`warning`: said once when an exception has cost what the store held."""
+    def __init__(self, restart: Callable[[], None], warning: str) -> None:
+        """`restart`: starts the store anew; called again where it did not come to its end. `warning`: logged
+        once when that was needed."""
         self.lock = threading.RLock()
-        self._warning = warning
         self.changing = False
         """A change has begun and has not come to its end."""
-        self.deferred: deque[Callable[[], object]] = deque()
-        """Left by calls from inside, to be done next."""
         self.restarts = 0
-        """How often an exception cost the store what it held."""
+        self.deferred: deque[Callable[[], object]] = deque()
+        """Calls from inside, left to the next call."""
+        self._restart = restart
+        self._warning = warning
         _guards.add(self)
 
     def inside(self) -> bool:
-        """The calling thread has the lock."""
+        """Return whether the calling thread has the lock."""
         return self.lock._is_owned()  # type: ignore[attr-defined, no-any-return, unused-ignore]
 
-    def enter(self, store: Guarded) -> None:
-        """The lock was taken: start anew what was left half changed, and do what was left to be done."""
+    def enter(self) -> None:
+        """Start anew what was left half changed, and do what was deferred; the lock was taken just now."""
         if self.changing:
-            store.restart()
+            self._restart()
             self.restarts += 1
             self.changing = False
         while self.deferred:
@@ -70,49 +68,33 @@ class Guard:
             self.lock.release()
 
     def tell(self) -> None:
-        """Say once that a store was started anew; never under the lock, as handlers are anybody's code."""
+        """Log a restart once; never under the lock, as handlers are anybody's code."""
         if self.restarts and self._warning:
             warning, self._warning = self._warning, ""
             logger.warning(warning)
 
 
-class Guarded(Protocol):
-    """A store with a guard."""
-
-    @property
-    def guard(self) -> Guard:
-        """Its lock."""
-
-    def restart(self) -> None:
-        """Begin again with nothing; may be called again when it did not come to its end."""
-
-
-G = TypeVar("G", bound=Guarded)
-
-
 def guarded(
-    inside: Callable[..., Any], *, later: bool = False, changes: bool = True
-) -> Callable[[Callable[Concatenate[G, P], R]], Callable[Concatenate[G, P], R]]:
-    """A method of a store that has the lock while it runs.
+    inside: object = None, *, later: bool = False, changes: bool = True
+) -> Callable[[Callable[Concatenate[Any, P], R]], Callable[Concatenate[Any, P], R]]:
+    """Have a method of a store (with a `guard`) hold the lock while it runs.
 
-    `inside(store, ...)`: what it gives to a thread that has the lock already. `later`: it is then done by
-    the next call. `changes`: it may leave half a change from its first line on; else it has to set
-    `guard.changing` itself before it changes anything, and exceptions before that cost nothing.
+    `inside`: its answer for a thread that has the lock already, or a function of its arguments that makes it.
+    `later`: the call is then left to the next one. `changes`: an exception may leave half a change.
     """
 
-    def decorate(method: Callable[Concatenate[G, P], R]) -> Callable[Concatenate[G, P], R]:
+    def decorate(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
         @functools.wraps(method)
-        def call(store: G, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            guard = store.guard
+        def call(store: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            guard: Guard = store.guard
             if guard.inside():
                 if later:
                     guard.deferred.append(functools.partial(method, store, *args, **kwargs))
-                answer: R = inside(store, *args, **kwargs)
-                return answer
+                return inside(*args, **kwargs) if callable(inside) else inside  # type: ignore[return-value]
             try:
                 # The lock's own methods are C: no signal can come between taking it and the `with`.
                 with guard.lock:
-                    guard.enter(store)
+                    guard.enter()
                     guard.changing = changes
                     result = method(store, *args, **kwargs)
                     guard.changing = False
@@ -128,33 +110,16 @@ def guarded(
 
 
 def in_slices(work: Callable[[float], bool]) -> None:
-    """`work(seconds)` until it says that no more is to be done; others have the lock in between.
-
-    It takes the lock, and gives it up after about so long.
-    """
+    """Call `work(seconds)`, which takes the lock for about that time, until it says that no more is left."""
     while work(SLICE_SECONDS):
         time.sleep(YIELD_SECONDS)
-
-
-def nothing(*_: object, **__: object) -> None:
-    """Answers None."""
-
-
-def no(*_: object, **__: object) -> bool:
-    """Answers False."""
-    return False
-
-
-def zero(*_: object, **__: object) -> int:
-    """Answers 0."""
-    return 0
 
 
 _guards: weakref.WeakSet[Guard] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """In a child: whoever held a lock is not there to give it up; what it changed is started anew."""
+    """In a child: the thread that held a lock is not there to give it up."""
     for guard in list(_guards):
         guard.lock = threading.RLock()
 

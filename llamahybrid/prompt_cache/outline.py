@@ -22,7 +22,7 @@ from llamahybrid.prompt_cache.tree import Tree, follow
 
 if TYPE_CHECKING:
     from llamahybrid.prompt_cache.cache import PromptCache
-    from llamahybrid.prompt_cache.ram_store import RamStore
+    from llamahybrid.prompt_cache.store import RamStore
 
 Tier: TypeAlias = Literal["ram", "disk"]
 

@@ -1,4 +1,4 @@
-"""A request's plan from what is live and what lies in RAM."""
+"""The plan of a request, from live state and RAM."""
 
 from __future__ import annotations
 
@@ -6,37 +6,36 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llamahybrid.prompt_cache.base import Costs, LiveView, Outline, Plan, Range, Tokens
-from llamahybrid.prompt_cache.eviction import LivePath
 from llamahybrid.prompt_cache.nodes import Entry, Match, common_prefix
 from llamahybrid.prompt_cache.placement import prefill_cuts
-from llamahybrid.prompt_cache.ram_store import RamStore
 from llamahybrid.prompt_cache.selection import Attention, Choice, choose, difference, reachable, reason
+from llamahybrid.prompt_cache.tree import Tree
 
 
 @dataclass(frozen=True)
 class Known:
-    """What RAM knows of a prompt."""
+    """Knowledge of RAM about a prompt."""
 
     length: int = 0
     """Tokens of it on some path."""
     branches: bool = True
     """Known paths part there."""
     cached: int = 0
-    """Where it would be restored, with what is live and in RAM."""
+    """The restore point that live state and RAM offer."""
     missing: tuple[Range, ...] = ()
-    """Where its attention is neither live nor stored, ascending."""
+    """Ranges whose attention is neither live nor stored, ascending."""
     forgets: int = -1
-    """How often anything was forgotten until now."""
+    """Number of `forget` calls until now."""
 
 
 def restore_point(
     match: Match, entries: Sequence[Entry], total: int, live_lcp: int, view: LiveView, costs: Costs
 ) -> tuple[Choice, Attention]:
-    """Where a prompt of `total` tokens that matches so is best restored, and how far attention reaches.
+    """Return the best restore point of a prompt of `total` tokens, and how far its attention reaches.
 
-    `entries`: those of the match.
+    `entries`: checkpoints of the match.
     """
-    # Behind a window whose beginning is gone (see `LiveView.cut_floor`) not all of what is live is there.
+    # A window has lost the beginning of its attention (see `LiveView.cut_floor`).
     kept = 0 if view.attention_is_all and view.cut_floor else live_lcp
     attention = reachable(kept, match.segments() if view.split is not None else ())
     reach = attention.reach
@@ -46,25 +45,22 @@ def restore_point(
 
 
 def plan_request(
-    store: RamStore, match: Match, tokens: Tokens, view: LiveView, boundaries: Sequence[int], costs: Costs
-) -> Plan:
-    """See `BasePromptCache.plan`; changes what the store knows of the prompt's path, `match`.
+    tree: Tree,
+    match: Match,
+    tokens: Tokens,
+    view: LiveView,
+    boundaries: Sequence[int],
+    costs: Costs,
+    limit: int,
+    last_tail: int,
+) -> tuple[Plan, Entry | None]:
+    """Plan a prompt by its match; return also the checkpoint that the plan uses.
 
-    The checkpoint that the plan takes something from is pinned by the plan.
+    A segment that crosses the restore point is cut in two. `limit`: bytes of the budget; `last_tail`: see
+    `Outline.tail`, of the last prompt of this namespace.
     """
-    tree, total = store.tree, len(tokens)
+    total, entries, parted = len(tokens), match.entries(), match.branches()
     live_lcp = common_prefix(tokens, view.tokens)
-    entries, parted = match.entries(), match.branches()
-    if boundaries:
-        store.boundaries[view.namespace] = frozenset(boundaries)
-    if view.split is not None:
-        tree.splitters[view.namespace] = view.split
-    store.let_names_go(view.namespace)
-    store.release_collected()
-    store.live = LivePath(entries)
-    store.eviction.learn(tree, match, entries)
-    tree.visit(match, entries)
-    tree.touch(match)
     choice, attention = restore_point(match, entries, total, live_lcp, view, costs)
     while loads := choice.source == "ram" and (choice.position > live_lcp or view.attention_is_all):
         damaged = tree.damaged
@@ -75,12 +71,10 @@ def plan_request(
     cached, matched = choice.position, max(live_lcp, match.length)
     outline = None
     if view.needs_checkpoints:
+        most = max(1, limit // (2 * max(1, costs.snapshot_bytes)))  # half the budget is for what is known
         known = match.length == matched and parted
-        store.tails[view.namespace] = tail = match.tail() or store.tails.get(view.namespace, 0)
-        outline = Outline(total, cached, matched, tuple(boundaries), store.most_cuts(costs), known, tail)
+        outline = Outline(total, cached, matched, tuple(boundaries), most, known, match.tail() or last_tail)
     entry = choice.entry
-    if view.attention_is_all and choice.source == "ram":
-        entry = entry or store.anchor(view.namespace, match, tokens[:cached])
     from_ram = choice.source == "ram" and not view.attention_is_all
     plan = Plan(
         total=total,
@@ -97,12 +91,7 @@ def plan_request(
         segments=attention.up_to(cached) if loads else (),
         live_kept=attention.live_kept,
     )
-    if entry is not None:
-        entry.read_from = None
-        tree.touch_entry(entry)
-        store.pins.use(plan, entry)
-    store.make_room(0)  # a segment in two parts takes a little more
-    return plan
+    return plan, entry
 
 
 def unplanned(total: int) -> Plan:

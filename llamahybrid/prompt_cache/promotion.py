@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from llamahybrid.prompt_cache.base import Costs, LiveView, Tokens
+from llamahybrid.prompt_cache.ladder import MIN_SPACING
 from llamahybrid.prompt_cache.nodes import common_prefix
-from llamahybrid.prompt_cache.ram_tier import RamTier
 from llamahybrid.prompt_cache.seen import Seen
+from llamahybrid.prompt_cache.store import RamStore
 from llamahybrid.prompt_cache.tier import Tier
 
 
-def promote(tier: Tier, ram: RamTier, tokens: Tokens, view: LiveView, costs: Costs) -> None:
+def promote(tier: Tier, ram: RamStore, tokens: Tokens, view: LiveView, costs: Costs) -> None:
     """Take the best restore point of a store into RAM, if there is one that is deeper and comes cheaper.
 
     RAM knows then what the store knows of the prompt's path, too: where to cut depends on it.
@@ -31,7 +32,7 @@ def promote(tier: Tier, ram: RamTier, tokens: Tokens, view: LiveView, costs: Cos
 
 
 def _restore_point(
-    tier: Tier, ram: RamTier, seen: Seen, tokens: Tokens, view: LiveView, costs: Costs
+    tier: Tier, ram: RamStore, seen: Seen, tokens: Tokens, view: LiveView, costs: Costs
 ) -> None:
     total, live_lcp = len(tokens), common_prefix(tokens, view.tokens)
     anywhere = view.attention_is_all
@@ -47,7 +48,8 @@ def _restore_point(
         if offer is None:
             return
         saved = (offer.position - known.cached) * costs.prefill_seconds
-        if saved and tier.seconds(offer.nbytes) > saved:
+        few = offer.position - known.cached < min(MIN_SPACING, total - offer.position)
+        if few or (saved and tier.seconds(offer.nbytes) > saved):
             return
         path = tokens[: offer.position]
         expected = ram.expect(view.namespace, path, offer.nbytes)
@@ -57,7 +59,7 @@ def _restore_point(
         if expected is not None:
             loaded = tier.load(view.namespace, tokens, offer, view.split, saved)
             if loaded is not None:
-                ram.take_in(view, path, loaded, expected, known.forgets, tier.name)
+                ram.insert_loaded(view, path, loaded, expected, known.forgets, tier.name)
                 return
             del expected
         limit = offer.position - 1  # never the same again, whatever the store says

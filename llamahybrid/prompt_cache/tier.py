@@ -31,7 +31,6 @@ from llamahybrid.prompt_cache.forgetting import on_path, sweep_nodes
 from llamahybrid.prompt_cache.loading import Counts, Loader
 from llamahybrid.prompt_cache.nodes import tokens_of
 from llamahybrid.prompt_cache.pins import pinned_before
-from llamahybrid.prompt_cache.ram_tier import RamTier
 from llamahybrid.prompt_cache.reader import (
     Breaker,
     Late,
@@ -39,6 +38,7 @@ from llamahybrid.prompt_cache.reader import (
     Reader,
 )
 from llamahybrid.prompt_cache.seen import Offer, Seen
+from llamahybrid.prompt_cache.store import RamStore
 from llamahybrid.prompt_cache.write_policy import DEFAULT_WRITE_BYTES, QUIET_SECONDS, Point
 from llamahybrid.prompt_cache.writer import Job, PathWork, Writer
 
@@ -107,7 +107,7 @@ class Tier:
         self,
         rows: Store,
         limit: int,
-        source: RamTier,
+        source: RamStore,
         hourly: int | None = None,
         name: Outside = "disk",
         quiet_seconds: float = QUIET_SECONDS,

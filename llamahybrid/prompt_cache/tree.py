@@ -1,9 +1,9 @@
-"""A radix tree of token paths: what was evaluated, and where on those paths checkpoints lie.
+"""A radix tree of evaluated token paths with their checkpoints and segments.
 
 Edges are compressed: a node holds the tokens of its edge as bytes, which are compared all at once.
 Checkpoints are indexed by position inside the edge that covers them, so a checkpoint never forces a split.
-A segment lies inside one edge; it is cut where its edge is. It is kept for the checkpoints behind its start.
-One root per namespace, so that state of another model or context shape can never match.
+A segment lies inside one edge, is cut where its edge is, and is kept for the checkpoints behind its start.
+Each namespace has a root of its own, so that state of another model or context shape can never match.
 
 All its bytes count toward the budget of RAM.
 """
@@ -18,8 +18,10 @@ import numpy as np
 
 from llamahybrid.prompt_cache.base import Checkpoint, Segment, Splitter, Tokens
 from llamahybrid.prompt_cache.nodes import (
+    ENTRY_BYTES,
     ID_BYTES,
     IDS,
+    NODE_BYTES,
     Entry,
     Match,
     Node,
@@ -41,11 +43,9 @@ class Tree:
         self._entries: OrderedDict[Entry, None] = OrderedDict()  # oldest use first
         self._line: OrderedDict[Entry, None] = OrderedDict()  # whose value is looked at next first
         self.requests = 0
-        """How many were planned: the time that values are measured in."""
-        self.changes = 0
-        """Counts what may change any entry's value. What goes changes few: theirs is asked for anew."""
+        """Requests planned so far: the clock of values."""
         self.splitters: dict[str, Splitter] = {}
-        """How the segments of a namespace are cut in two."""
+        """Functions that cut segments in two, by namespace."""
         self.damaged = 0
         """Segments that went because they could not be cut in two."""
         self.token_bytes = 0
@@ -55,16 +55,31 @@ class Tree:
     def __len__(self) -> int:
         return len(self._entries)
 
+    @property
+    def path_bytes(self) -> int:
+        """Bytes of all nodes and their token ids."""
+        return self.token_bytes + NODE_BYTES * len(self._nodes)
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of nodes, their token ids, and what the tree notes of checkpoints."""
+        return self.path_bytes + ENTRY_BYTES * len(self)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that the tree holds."""
+        return self.index_bytes + self.entry_bytes + self.segment_bytes
+
     def oldest_entries(self) -> Iterator[Entry]:
         """Checkpoints, the longest unused first."""
         return iter(self._entries)
 
     def next_in_line(self, count: int) -> list[Entry]:
-        """The first `count` checkpoints of a line that everyone joins at the end."""
+        """Return the first `count` checkpoints of a line that each joins at the end."""
         return list(islice(self._line, count))
 
     def to_the_end(self, entries: Iterable[Entry]) -> None:
-        """These are last in line now."""
+        """Move checkpoints to the end of the line."""
         for entry in entries:
             self._line.move_to_end(entry)
 
@@ -91,7 +106,6 @@ class Tree:
     def visit(self, match: Match, entries: Sequence[Entry]) -> None:
         """A request comes along a path with these checkpoints: the deepest one's, and passing the others."""
         self.requests += 1
-        self.changes += 1
         for entry in entries:
             entry.seen, entry.deeper_gone, entry.abandoned = self.requests, False, False
             entry.passes += 1
@@ -100,6 +114,7 @@ class Tree:
             entries[-1].hits += 1
         for entry in match.left_behind():
             entry.abandoned = True
+        match.go_on()
 
     def touch_entry(self, entry: Entry) -> None:
         """Mark a checkpoint as used now."""
@@ -136,7 +151,6 @@ class Tree:
 
     def attach(self, match: Match, checkpoint: Checkpoint, marked: bool = False) -> Entry:
         """Index a checkpoint on an inserted path; its place must be free."""
-        self.changes += 1
         node = next(n for n in match.path if n.start < checkpoint.position <= n.end)
         entry = Entry(checkpoint, node, marked, born=self.requests, seen=self.requests)
         self._link(entry, node.above(entry.position), node.below(entry.position))
@@ -153,12 +167,8 @@ class Tree:
         assert entry.node is not None
         self._unlink(entry)
         del entry.node.entries[entry.position]
-        alone: Node | None = None
         for above in entry.node.path():
             above.weight -= 1
-            alone = above if above.weight == 1 else alone
-        if alone is not None:  # what leads there goes with it from now on
-            alone.only_entry().worth = None
         entry.node = None
         del self._entries[entry], self._line[entry]
         self.entry_bytes -= entry.nbytes
@@ -170,7 +180,6 @@ class Tree:
             return False
         if any(s.start < segment.end and segment.start < s.end for s in node.segments):
             return False
-        self.changes += 1
         node.segments = sorted([*node.segments, segment], key=lambda s: s.start)
         self.segment_bytes += segment.nbytes
         return True
@@ -188,34 +197,29 @@ class Tree:
         return tokens_to(entry.node)[: entry.position]
 
     def namespaces(self) -> list[str]:
-        """Those with any path."""
+        """Return the namespaces that have any path."""
         return list(self._roots)
 
     def root(self, namespace: str) -> Node:
-        """Where the paths of a namespace begin. Raises KeyError where there are none."""
+        """Return the root of a namespace. Raises KeyError for one without paths."""
         return self._roots[namespace]
 
     def prune(self, node: Node) -> None:
-        """Drop the segments that no checkpoint is behind, from `node` upward."""
+        """Drop the segments without a checkpoint behind them, from `node` upward."""
         for above in node.path():
             self._drop_bare(above)
             if above.weight:
                 break
 
-    def shorten(self, node: Node, namespace: str = "", keep: int = 0) -> None:
-        """Drop the deepest segment of a node, but for what lies before `keep`, if it can be cut there."""
-        if node.segments[-1].start < keep:
-            self._divide(namespace, node, node.segments[-1], keep)
-        self.changes += 1
-        if node.segments and node.segments[-1].start >= keep:
-            self.segment_bytes -= node.segments.pop().nbytes
+    def shorten(self, node: Node) -> None:
+        """Drop the deepest segment of a node."""
+        self.segment_bytes -= node.segments.pop().nbytes
 
     def remove_segment(self, segment: Segment) -> bool:
         """Drop exactly this segment object; False if it is not there."""
         node = next((n for n in self._nodes if any(s is segment for s in n.segments)), None)
         if node is None:
             return False
-        self.changes += 1
         node.segments = [s for s in node.segments if s is not segment]
         self.segment_bytes -= segment.nbytes
         return True
@@ -230,6 +234,7 @@ class Tree:
         self.token_bytes -= tail
         if tail < len(leaf.edge):
             leaf.edge = leaf.edge[: len(leaf.edge) - tail]
+            leaf.prompts = {p for p in leaf.prompts if p <= leaf.end}
             return
         parent = leaf.parent
         assert parent is not None
@@ -256,17 +261,15 @@ class Tree:
         if entry.above is not None:
             del entry.above.below[entry]
             entry.above.below |= entry.below
-            entry.above.worth = None
         for deeper in entry.below:
-            deeper.above, deeper.worth = entry.above, None
+            deeper.above = entry.above
         entry.above, entry.below = None, {}
 
     def _divide(self, namespace: str, node: Node, segment: Segment, position: int) -> None:
-        """Replace a segment by its two parts, or those that a checkpoint needs.
+        """Replace a segment by its two parts, as far as a checkpoint needs them.
 
-        By none where it is damaged, or there is no memory for them.
+        A damaged one goes, and one whose parts find no memory.
         """
-        self.changes += 1
         splitter = self.splitters.get(namespace)
         at = node.segments.index(segment)
         parts: tuple[Segment, ...] = ()
@@ -287,7 +290,6 @@ class Tree:
     def _split(self, namespace: str, node: Node, position: int) -> Node:
         """Divide an edge at `position`; returns the new upper node, `node` keeps the lower part."""
         assert node.parent is not None
-        self.changes += 1
         crossing = next((s for s in node.segments if s.start < position < s.end), None)
         if crossing is not None:
             self._divide(namespace, node, crossing, position)
@@ -298,6 +300,8 @@ class Tree:
             entry.node = upper
         upper.segments = [s for s in node.segments if s.end <= position]
         node.segments = [s for s in node.segments if s.start >= position]
+        upper.prompts = {p for p in node.prompts if p <= position}
+        node.prompts -= upper.prompts
         upper.weight, node.weight = node.weight, node.weight - len(upper.entries)
         node.parent.children[token_at(upper.edge)] = upper
         node.entries = {p: e for p, e in node.entries.items() if p > position}
@@ -310,12 +314,9 @@ class Tree:
     def _merge(self, node: Node) -> None:
         """Join a node with its only child."""
         (child,) = node.children.values()
-        for entry in (*node.entries.values(), *child.entries.values()):
-            entry.worth = None
-        if child.weight == 1:
-            child.only_entry().worth = None
         node.edge += child.edge
         node.entries |= child.entries
+        node.prompts |= child.prompts
         node.segments += child.segments
         for entry in child.entries.values():
             entry.node = node

@@ -1,12 +1,12 @@
-"""What a checkpoint is worth: how soon a request may want it, and the tokens that it would save, per byte.
+"""The worth of a checkpoint: the rate of requests for it times the tokens that it would save, per byte.
 
     worth = rate of requests on its path x chance that one ends up here
             x tokens to the next shallower checkpoint / bytes that go with it
 
 Both chances are learned from the requests themselves, so that no constant has to fit the traffic. Time is
-counted in requests. The rate follows the age of a path: how many conversations that were silent for so long
-came back, as in LHD (Beckmann et al., NSDI 2018), where entries are ranked by hits per byte and time. A fixed
-rate of 1 in 2n does as well on mixed traffic, but decodes up to 30 % more where conversations take turns.
+counted in requests. The rate follows the age of a path, learned from conversations of that age, as in LHD
+(Beckmann et al., NSDI 2018), which ranks entries by hits per byte and time. A fixed rate of 1 in 2n does as
+well on mixed traffic, but decodes up to 30 % more where conversations take turns.
 The chance to end up here follows the kind of place: an answer's start is where histories part when thinking
 is stripped, a system prompt's end is where new chats begin, and most places are only passed.
 """
@@ -18,19 +18,22 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import TypeAlias
 
-from llamahybrid.prompt_cache.nodes import Entry, Match
+from llamahybrid.prompt_cache.nodes import LONGEST_TAIL, Entry, Match
 from llamahybrid.prompt_cache.tree import Tree
 
 BINS = 40
 """Ages are counted in half octaves, which reach a million requests."""
 
 HORIZON = 12
-"""Bins that a return is looked for in: to 64 times the age. What returns later hardly pays for its bytes."""
+"""Bins in which a return is expected: to 64 times the age. A later return hardly pays for its bytes."""
 
 STARTS = [2 ** (b / 2) - 1 for b in range(BINS + 1)]
 SPANS = [after - start for start, after in pairwise(STARTS)]
 
-PRIOR_RETURNS = 4.0
+PRIOR_LIVES, PRIOR_ONCE = 4.0, 2.0
+"""Returns that the first guess counts as, of a conversation that came back before and of a prompt seen once:
+a helper's prompts never come back, and are to be known for it soon."""
+
 PRIOR_RATES = [1 / (2 * start + 4) for start in STARTS]
 """Before much was seen: a path that was silent for n requests comes back at a rate of about 1 in 2n."""
 
@@ -44,13 +47,13 @@ LEAST_CHANCE = 0.005
 """No place is so unlikely that its tokens count for nothing."""
 
 FADE_AFTER = 2000
-"""What was counted is halved after so many requests: traffic changes."""
+"""Requests after which all counts are halved: traffic changes."""
 
 Kind: TypeAlias = tuple[bool, bool, int, int, bool, bool, bool]
 
 
 def kind(entry: Entry) -> Kind:
-    """What places have in common: a message's start, a prompt's end, how it fared, and what lies below."""
+    """Return the kind of a place: a message's start, a prompt's end, its history, and checkpoints below."""
     at_end = entry.checkpoint.logits is not None
     hits, passes = min(entry.hits, 2), min(entry.passes, 2)
     return entry.marked, at_end, hits, passes, bool(entry.below), entry.deeper_gone, entry.abandoned
@@ -71,41 +74,72 @@ def first_guess(place: Kind) -> float:
 
 
 class ReturnRates:
-    """How soon conversations come back that were silent for so many requests."""
+    """Returns per request of paths by the requests since their last one.
+
+    Conversations that came back before are counted apart from prompts seen once: the one-off prompts of a
+    helper are soon more than all others.
+    """
 
     def __init__(self) -> None:
         self.requests: float = 0.0
         """Learned from; halved when they fade."""
-        self.returns = [0.0] * BINS
-        """Conversations that came back, by the age they had then."""
-        self._rates: list[float] | None = None
+        self.kinds = {False: Silences(PRIOR_ONCE), True: Silences(PRIOR_LIVES)}
+        """By whether the path lives."""
 
-    def learn(self, age: int | None) -> None:
-        """A request came, from a conversation that was silent for `age` requests; None: from none known."""
+    def learn(self, age: int | None, lived: bool = False) -> None:
+        """A request came, on a path that was silent for `age` requests; None: on none known.
+
+        `lived`: it had come back before.
+        """
         self.requests += 1
-        self._rates = None
+        self.kinds[age is not None].begun += 1
         if age is not None:
-            self.returns[_bin(age)] += 1
+            self.kinds[lived].returns[_bin(age)] += 1
+        for silences in self.kinds.values():
+            silences.rates = None
 
     def fade(self) -> None:
-        """What was seen counts half from now on."""
+        """Halve all counts."""
         self.requests /= 2
-        self.returns = [n / 2 for n in self.returns]
+        for silences in self.kinds.values():
+            silences.begun /= 2
+            silences.returns = [n / 2 for n in silences.returns]
 
-    def at(self, age: int) -> float:
+    def at(self, age: int, lives: bool = True) -> float:
         """Returns per request of a path that was silent for `age` requests; never rises with age."""
-        if self._rates is None:
-            before = [0.0, *accumulate(self.returns)]
-            # Every request starts a silence. Those old enough for a bin, and not ended before, were in it.
-            reached = [max(0.0, self.requests - s - b) for s, b in zip(STARTS, before, strict=False)]
-            exposed = [0.0, *accumulate(r * span for r, span in zip(reached, SPANS, strict=False))]
-            rates = []
-            for low in range(BINS):
-                high = min(BINS, low + HORIZON)
-                seen = before[high] - before[low] + PRIOR_RETURNS
-                rates.append(seen / (exposed[high] - exposed[low] + PRIOR_RETURNS / PRIOR_RATES[low]))
-            self._rates = list(accumulate(rates, min))
-        return self._rates[_bin(age)]
+        silences = self.kinds[lives]
+        if silences.rates is None:
+            silences.learned(self.requests)
+        assert silences.rates is not None
+        return silences.rates[_bin(age)]
+
+
+class Silences:
+    """The silences of one kind of path: how many began, and their ages when a request ended them."""
+
+    def __init__(self, prior: float) -> None:
+        """`prior`: returns that the first guess counts as."""
+        self.begun: float = 0.0
+        self.returns = [0.0] * BINS
+        """By the age they had then."""
+        self.rates: list[float] | None = None
+        """Returns per request by age; None: not worked out yet."""
+        self._prior = prior
+
+    def learned(self, requests: float) -> None:
+        """Work the rates out; `requests`: all that were learned from."""
+        before = [0.0, *accumulate(self.returns)]
+        # Silences that are old enough for a bin, and were not ended before, were in it.
+        share = self.begun / max(1.0, requests)
+        old = [share * (requests - start) for start in STARTS]
+        reached = [max(0.0, n - b) for n, b in zip(old, before, strict=False)]
+        exposed = [0.0, *accumulate(r * span for r, span in zip(reached, SPANS, strict=False))]
+        rates = []
+        for low in range(BINS):
+            high = min(BINS, low + HORIZON)
+            seen = before[high] - before[low] + self._prior
+            rates.append(seen / (exposed[high] - exposed[low] + self._prior / PRIOR_RATES[low]))
+        self.rates = list(accumulate(rates, min))
 
 
 class ReuseValue:
@@ -118,9 +152,8 @@ class ReuseValue:
 
     def learn(self, tree: Tree, match: Match, entries: Sequence[Entry]) -> None:
         """A request follows this path with these checkpoints, shallowest first; none was told of it yet."""
-        # A path that ends inside a leaf is one conversation's; any other is where several part.
-        leaf = match.path[-1] if match.path and not match.path[-1].children else None
-        self.rates.learn(None if leaf is None else tree.requests - leaf.seen)
+        turns = match.turns(match.length + LONGEST_TAIL + 1)
+        self.rates.learn(tree.requests - match.path[-1].seen if turns else None, turns > 1)
         deepest = entries[-1] if entries else None
         for entry in (*entries, *match.left_behind()):
             here, all_ = self.places.get(kind(entry), (0.0, 0.0))
@@ -139,7 +172,7 @@ class ReuseValue:
 
     def rate(self, entry: Entry, now: int) -> float:
         """Requests on its path per request: what was seen of it, and what silence says of any path."""
-        silent = 1 / self.rates.at(now - entry.seen)
+        silent = 1 / self.rates.at(now - entry.seen, entry.lives)
         return (entry.hits + entry.passes + 1) / (entry.seen - entry.born + silent)
 
     def chance(self, entry: Entry) -> float:

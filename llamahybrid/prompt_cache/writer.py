@@ -12,9 +12,9 @@ from llamahybrid.prompt_cache.base import NOTHING, Bytes, Logits, Tokens, part_o
 from llamahybrid.prompt_cache.blocks import Item, Kind, Reach, Why, digest_at
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES, header_of, path_digest, sealed
 from llamahybrid.prompt_cache.nodes import common_prefix, ids_of
-from llamahybrid.prompt_cache.ram_tier import RamTier
 from llamahybrid.prompt_cache.records import HEAD_BYTES, pack
 from llamahybrid.prompt_cache.seen import Seen, cover, uncovered
+from llamahybrid.prompt_cache.store import RamStore
 from llamahybrid.prompt_cache.write_behind import WriteBehind
 from llamahybrid.prompt_cache.write_policy import MOST_SECONDS, QUIET_SECONDS, Point, WriteBudget
 
@@ -43,7 +43,9 @@ class Job:
 class Writer:
     """Writes restore points to a tier, behind what happens; not every one, and not more than a budget."""
 
-    def __init__(self, tier: Any, source: RamTier, hourly: int, quiet_seconds: float = QUIET_SECONDS) -> None:
+    def __init__(
+        self, tier: Any, source: RamStore, hourly: int, quiet_seconds: float = QUIET_SECONDS
+    ) -> None:
         """`hourly`: bytes that may be written an hour."""
         self._tier = tier
         self.source = source

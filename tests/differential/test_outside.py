@@ -7,7 +7,7 @@ import llama_cpp
 import numpy as np
 import pytest
 
-from llamahybrid.evaluate.counters import DecodeCounter
+from llamahybrid.harness.counters import DecodeCounter
 from tests.lab.reference import SETTINGS, difference
 from tests.memory.conftest import foreign_decode
 

@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 
 from llamahybrid.engine import build, sdist
-from llamahybrid.engine.progress import display
+from llamahybrid.engine.process import display
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import llamahybrid
-from llamahybrid.evaluate.counters import DecodeCounter
+from llamahybrid.harness.counters import DecodeCounter
 from tests.conftest import TinyModel
 from tests.integrations.sides import ASKED, SETTINGS, SYSTEM, needed, stock_and_ours
 

@@ -72,7 +72,7 @@ class History:
             lost = before - set(self._records()) - self.expendable
             assert not lost, f"{step.__name__} lost {len(lost)} sound records"
             assert self._outside() == self.outside, f"{step.__name__} touched something outside our folder"
-            check_integrity(self.cache.ram.store if self.done["damage_a_row"] else self.cache)
+            check_integrity(self.cache.ram if self.done["damage_a_row"] else self.cache)
         self._all_right()
         return self.done
 

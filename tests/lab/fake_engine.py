@@ -13,9 +13,10 @@ from typing import Literal
 import numpy as np
 
 from llamahybrid.core.schedule import Action, Actions, Schedule, before_tip_goes, gives_up_tip
-from llamahybrid.prompt_cache import BasePromptCache, Costs, LiveView, Plan
+from llamahybrid.prompt_cache import Costs, LiveView, Plan, PromptCache
 from llamahybrid.prompt_cache.base import NOTHING, Bytes, LiveState, Logits, Segment, Tokens
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES, open_sealed, seal, sealed
+from tests.lab.naive import NaivePromptCache
 
 Kind = Literal["recurrent", "hybrid", "window", "plain", "paged"]
 """`plain`: attention that can be cut anywhere; `paged`: the same, and it is stored when it is given up."""
@@ -77,7 +78,7 @@ class FakeAttention:
 class FakeEngine:
     """A context: `state` has the tokens that its memory saw, `attention` those whose KV it holds."""
 
-    cache: BasePromptCache
+    cache: PromptCache | NaivePromptCache
     kind: Kind = "hybrid"
     namespace: str = "model"
     costs: Costs = CHEAP

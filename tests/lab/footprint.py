@@ -25,7 +25,7 @@ from typing import Annotated
 import typer
 
 from llamahybrid import Llama, PromptCache, tiny
-from llamahybrid.evaluate.speech import Speech
+from llamahybrid.harness.workloads.speech import Speech
 from tests.lab.integrity import check_integrity
 from tests.lab.quiet import silence
 

@@ -39,7 +39,7 @@ from tests.lab.quiet import silence
 ROOT = str(Path(prompt_cache.__file__).parent)
 FILES = (
     *("base", "cache", "eviction", "guard", "nodes", "pins", "placement", "planning", "promotion", "ram"),
-    *("ram_store", "ram_tier", "selection", "tree", "value"),
+    *("room", "selection", "store", "tree", "value"),
 )
 """Modules whose lines are interrupted: what happens in RAM."""
 
@@ -128,7 +128,7 @@ def verdict(cache: PromptCache, seconds: float = STUCK_SECONDS) -> str | None:
             check_integrity(cache)
             cache.flush(seconds)  # what is being written is in use
             gc.collect()
-            pinned, lent = len(cache.ram.store.pins.entries()), cache.ram.store.account.reserved_bytes()
+            pinned, lent = len(cache.ram.pins.entries()), cache.ram.account.reserved_bytes()
             if pinned or lent:
                 return f"{pinned} checkpoints pinned and {lent} bytes lent for nobody"
             requests(cache, LATER)

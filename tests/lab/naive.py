@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from llamahybrid.prompt_cache.base import (
-    BasePromptCache,
     Bytes,
     CacheStats,
     Checkpoint,
@@ -28,7 +27,7 @@ from llamahybrid.prompt_cache.placement import prefill_cuts
 Path = tuple[int, ...]
 
 
-class NaivePromptCache(BasePromptCache):
+class NaivePromptCache:
     """Keeps everything it is given and tries every prefix of the prompt, one by one."""
 
     def __init__(self) -> None:
@@ -41,7 +40,7 @@ class NaivePromptCache(BasePromptCache):
         self._hits = self._misses = self._saved = 0
 
     def follow(self, state: LiveState, prompt: Tokens) -> bool:
-        """See `BasePromptCache.follow`."""
+        """See `RamStore.follow`."""
         if state.forgotten and len(state.tokens()):
             return False
         if state not in self._followed:
@@ -50,7 +49,7 @@ class NaivePromptCache(BasePromptCache):
         return True
 
     def plan(self, tokens: Tokens, view: LiveView, boundaries: Sequence[int], costs: Costs) -> Plan:
-        """See `BasePromptCache.plan`."""
+        """See `PromptCache.plan`."""
         prompt, live = tuple(tokens.tolist()), tuple(view.tokens.tolist())
         known = [path for name, path in self._paths if name == view.namespace]
         matched = max(_shared(prompt, path) for path in [live, *known])
@@ -75,15 +74,22 @@ class NaivePromptCache(BasePromptCache):
         )
 
     def peek(self, tokens: Tokens, view: LiveView, costs: Costs) -> int:
-        """See `BasePromptCache.peek`."""
+        """See `RamStore.peek`."""
         live = () if view.forgotten else tuple(view.tokens.tolist())
         return self._deepest(tuple(tokens.tolist()), live, view)[0]
 
     def release(self, plan: Plan) -> None:
         """Nothing is ever evicted, so nothing needs a pin."""
 
+    def buffer(self, n_bytes: int) -> Bytes:
+        """See `RamStore.buffer`."""
+        return np.empty(n_bytes, np.uint8)
+
+    def queue_writes(self, view: LiveView) -> None:
+        """Nothing lies outside."""
+
     def admit(self, view: LiveView, position: int, snapshot: Bytes, logits: Logits | None = None) -> bool:
-        """See `BasePromptCache.admit`; refuses only what was forgotten."""
+        """See `RamStore.admit`; refuses only what was forgotten."""
         if view.forgotten:
             return False
         path = tuple(view.tokens[:position].tolist())
@@ -99,7 +105,7 @@ class NaivePromptCache(BasePromptCache):
         return True
 
     def missing(self, view: LiveView) -> list[tuple[int, int]]:
-        """See `BasePromptCache.missing`; token by token."""
+        """See `RamStore.missing`; token by token."""
         if view.split is None or view.forgotten:
             return []
         live = tuple(view.tokens.tolist())
@@ -107,7 +113,7 @@ class NaivePromptCache(BasePromptCache):
         return [(i, i + 1) for i in wanted if (view.namespace, live[: i + 1]) not in self._attention]
 
     def unstored(self, view: LiveView) -> int:
-        """See `BasePromptCache.unstored`."""
+        """See `RamStore.unstored`."""
         if view.forgotten:
             return 0
         live = tuple(view.tokens.tolist())
@@ -115,11 +121,11 @@ class NaivePromptCache(BasePromptCache):
         return len(live) - next(here, 0)
 
     def segment_buffer(self, view: LiveView, n_bytes: int) -> Bytes | None:
-        """See `BasePromptCache.segment_buffer`."""
+        """See `RamStore.segment_buffer`."""
         return np.empty(n_bytes, np.uint8)
 
     def store_segment(self, view: LiveView, segment: Segment) -> bool:
-        """See `BasePromptCache.store_segment`; every token by itself."""
+        """See `RamStore.store_segment`; every token by itself."""
         assert view.split is not None
         if view.forgotten:
             return False
@@ -132,20 +138,20 @@ class NaivePromptCache(BasePromptCache):
         return True
 
     def remember(self, namespace: str, tokens: Tokens, state: LiveState | None = None) -> None:
-        """See `BasePromptCache.remember`."""
+        """See `RamStore.remember`."""
         if state is None or not state.forgotten:
             self._paths.add((namespace, tuple(tokens.tolist())))
 
     def drop(self, checkpoint: Checkpoint) -> None:
-        """See `BasePromptCache.drop`."""
+        """See `PromptCache.drop`."""
         self._checkpoints = {k: c for k, c in self._checkpoints.items() if c is not checkpoint}
 
     def drop_segment(self, segment: Segment) -> None:
-        """See `BasePromptCache.drop_segment`."""
+        """See `RamStore.drop_segment`."""
         self._attention = {k: s for k, s in self._attention.items() if s is not segment}
 
     def forget(self, prefix: Sequence[int] | Tokens) -> int:
-        """See `BasePromptCache.forget`; of the path's beginning stays what lies on any other path."""
+        """See `PromptCache.forget`; of the path's beginning stays what lies on any other path."""
         gone = tuple(int(token) for token in prefix)
         for state in self._followed:
             state.forget(np.array(gone, np.int32))
@@ -161,13 +167,13 @@ class NaivePromptCache(BasePromptCache):
         return 0
 
     def clear(self) -> None:
-        """See `BasePromptCache.clear`."""
+        """See `PromptCache.clear`."""
         self._checkpoints.clear()
         self._attention.clear()
         self._paths.clear()
 
     def stats(self) -> CacheStats:
-        """See `BasePromptCache.stats`; token arrays are not counted, the tuples are no arrays."""
+        """See `PromptCache.stats`; token arrays are not counted, the tuples are no arrays."""
         n_bytes = sum(
             c.snapshot.nbytes + (0 if c.logits is None else c.logits.nbytes)
             for c in self._checkpoints.values()
@@ -201,7 +207,10 @@ class NaivePromptCache(BasePromptCache):
                 continue
             if is_live and c >= view.cut_floor:
                 return c, "live", None, None if tip else logits
-            if stored is not None and (not view.needs_attention or self._attended(prompt[:c], live, view)):
+            if stored is None or (view.needs_attention and not self._attended(prompt[:c], live, view)):
+                continue
+            shared = min(_shared(prompt, live), c)
+            if c - (shared if shared >= view.cut_floor else 0) >= min(MIN_SPACING, len(prompt) - c):
                 return c, "ram", stored, logits
         return 0, "none", None, None
 

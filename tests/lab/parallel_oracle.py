@@ -17,11 +17,12 @@ from typing import Any
 
 from llamahybrid import Llama
 from llamahybrid.core.report import RequestReport
-from llamahybrid.evaluate.conversation import Answer, Record, Request, _send
-from llamahybrid.evaluate.counters import DecodeCounter
-from llamahybrid.evaluate.oracle import least_decodes
-from llamahybrid.evaluate.speech import Speech
-from llamahybrid.evaluate.workloads import Workload
+from llamahybrid.harness.conversation import Answer, Request
+from llamahybrid.harness.counters import DecodeCounter
+from llamahybrid.harness.oracle import least_decodes
+from llamahybrid.harness.workloads.speech import Speech
+from llamahybrid.harness.workloads.tokens import Workload
+from tests.lab.in_process import Record, send
 from tests.lab.real_costs import decide_by
 
 CLIENTS = 4
@@ -74,7 +75,7 @@ class Crowd:
 
 
 def _record(each: Asked) -> Record:
-    return Record(each.prompt, tuple(each.generated), 0, 0.0, 0.0, "", None, each.report)
+    return Record(each.prompt, tuple(each.generated), report=each.report)
 
 
 class _Observer:
@@ -114,7 +115,7 @@ def play(
             while request is not None:
                 observer.of.asked = each = Asked(i, number, time.monotonic())
                 asked.append(each)
-                _send(llm, request)
+                send(llm, request)
                 each.report, number = llm.last_request, number + 1
                 try:
                     request = conversation.send(Answer(tuple(each.generated), text))

@@ -13,11 +13,12 @@ from typing import Protocol
 
 import numpy as np
 
-from llamahybrid.evaluate.conversation import Answer, Conversation, Record, Request
-from llamahybrid.evaluate.speech import Speech
+from llamahybrid.harness.conversation import Answer, Conversation, Request
+from llamahybrid.harness.workloads.speech import Speech
 from llamahybrid.prompt_cache import Costs, PromptCache
 from llamahybrid.prompt_cache.eviction import Eviction
 from tests.lab.fake_engine import FakeEngine, Kind
+from tests.lab.in_process import Record
 from tests.lab.server_rules import ServerRules, Sizes
 
 OPENING, THINK = 0, 1
@@ -132,7 +133,7 @@ def play(conversation: Conversation, speech: PretendSpeech, policy: Policy) -> I
         prompt = tuple(request.tokens)
         answer = made_up(prompt, request.max_tokens, request.seed)
         decoded = policy.ask(speech, prompt, answer)
-        yield Record(prompt, answer, decoded, 0.0, 0.0, "", None, None)
+        yield Record(prompt, answer, decoded)
         try:
             request = conversation.send(Answer(answer, str))
         except StopIteration:

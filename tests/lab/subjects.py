@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llamahybrid.evaluate.compare import Comparer
+from tests.lab.in_process import Comparer
 
 
 @dataclass(frozen=True)

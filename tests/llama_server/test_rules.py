@@ -11,9 +11,9 @@ import pytest
 from llama_server import LlamaServer
 
 from llamahybrid import Llama
-from llamahybrid.evaluate.compare import WORKLOADS
-from llamahybrid.evaluate.conversation import Answer, Conversation, Request
-from llamahybrid.evaluate.speech import Speech
+from llamahybrid.harness.conversation import Answer, Conversation, Request
+from llamahybrid.harness.workloads.speech import Speech
+from tests.lab.in_process import WORKLOADS
 from tests.lab.server_build import Servers
 from tests.lab.server_rules import ServerRules, Sizes
 

@@ -32,7 +32,7 @@ PIECE = 24
 
 @dataclass
 class Stored:
-    """Records that bring a sequence back to `tokens`."""
+    """State from which a sequence is restored to `tokens`."""
 
     tokens: list[int]
     record: Any
@@ -70,7 +70,7 @@ class Walk:
         return live.row.logits().copy()
 
     def step(self, name: str, i: int) -> None:
-        """Do an operation on sequence `i`; on unknown content only one that makes it known."""
+        """Run an operation on sequence `i`; with unknown content, one that makes it known."""
         if self.expected[i] is None and name not in ("empty", "restore"):
             name = self.chance.choice(["empty", "restore"])
         getattr(self, name)(i)
@@ -176,7 +176,7 @@ class Walk:
         self.expected[k], self.expected[i] = self.expected[i], []
 
     def together(self, i: int) -> None:
-        """Decode a token of each in one batch."""
+        """Decode a token of each sequence, in one batch."""
         ready = [k for k, tokens in self.expected.items() if tokens]
         if len(ready) < 2:
             return

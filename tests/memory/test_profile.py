@@ -1,4 +1,4 @@
-"""The trial's profile of each kind of memory."""
+"""The trial's result for each kind of memory."""
 
 import llama_cpp
 import pytest

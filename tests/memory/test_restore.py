@@ -10,8 +10,8 @@ import pytest
 
 from llamahybrid.capi.calls import NativeContext
 from llamahybrid.errors import DecodeError, SnapshotError
-from llamahybrid.memory.paging import seal_segment
 from llamahybrid.memory.restore import apply_plan, recover, restore
+from llamahybrid.memory.segment import seal_segment
 from llamahybrid.prompt_cache.base import Plan
 
 from .conftest import PROMPT, decode, foreign_decode, ids, new
@@ -193,13 +193,13 @@ def test_a_decode_that_left_other_memory_than_ordered_is_an_error(
     live: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live.native, "positions", lambda: (5, 5))
-    with pytest.raises(DecodeError, match="not what it should be"):
+    with pytest.raises(DecodeError, match="wrong after a decode"):
         live.decode(ids([1]), "last")
     assert live.state.is_invalid
 
 
 def test_a_state_that_was_not_saved_whole_is_no_snapshot(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live.native, "save_partial", lambda out: None)
+    monkeypatch.setattr(live.native, "save_partial", lambda out: False)
     assert live.snapshot(new) is None
 
 

@@ -27,7 +27,7 @@ def filled(request: pytest.FixtureRequest, open_model: Callable[..., Any]) -> li
 
 
 def together(step: list[tuple[Any, int]]) -> Any:
-    """Decode a token of each sequence in one batch."""
+    """Decode a token of each sequence, in one batch."""
     return step[0][0].shared.decode_parts([(live, (token,), "last") for live, token in step])
 
 
@@ -36,7 +36,7 @@ def row(live: Any) -> Any:
 
 
 def test_each_sequence_keeps_its_row(filled: list[Any]) -> None:
-    """While the other sequence decodes, alone or in one batch with it."""
+    """The other one decodes alone, or in the same batch."""
     one, two = filled
     mine, other = row(one), row(two)
     assert not np.array_equal(mine, other)

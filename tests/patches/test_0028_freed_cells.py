@@ -28,7 +28,7 @@ def _with_nan(context: Context, seq: int, length: int) -> bytes:
 def _poison(context: Context, seq: int = 0, length: int = 40) -> None:
     """Decode tokens of a sequence after which its attention KV and its logits hold NaN."""
     context.feed(0, length - 1, seq)
-    model = context.bench.model
+    model = context.tested.model
     if lib.llama_model_is_hybrid(model):
         state = context.save(seq, PARTIAL)
         assert context.load(state[:-4000] + b"\xff" * 4000, seq, PARTIAL)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llamahybrid.hazards.catalogue import find
+from llamahybrid.harness.hazards.catalogue import find
 
 WINDOWS = ("window-without-attention", "window-ahead-of-attention", "cut-behind-window", "copy-behind-window")
 EMPTY = ("empty-state", "empty-state-stream")

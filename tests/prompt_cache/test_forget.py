@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from llamahybrid.prompt_cache import BasePromptCache, Costs, PromptCache
+from llamahybrid.prompt_cache import Costs, PromptCache
 from llamahybrid.prompt_cache.base import Tokens
 from tests.lab.fake_engine import FakeEngine, Kind
 from tests.lab.naive import NaivePromptCache
@@ -22,7 +22,7 @@ def ids(tokens: Sequence[int]) -> Tokens:
     return np.array(tokens, np.int32)
 
 
-def known(cache: BasePromptCache, namespace: str = "model") -> int:
+def known(cache: PromptCache | NaivePromptCache, namespace: str = "model") -> int:
     """How much of the secret is known to the cache, live memory aside."""
     plan = cache.plan(ids(SECRET), FakeEngine(cache, namespace=namespace).view(), (), Costs())
     cache.release(plan)
@@ -30,15 +30,15 @@ def known(cache: BasePromptCache, namespace: str = "model") -> int:
 
 
 @pytest.fixture(params=[lambda: PromptCache(AMPLE), NaivePromptCache])
-def cache(request: pytest.FixtureRequest) -> BasePromptCache:
-    made: BasePromptCache = request.param()
+def cache(request: pytest.FixtureRequest) -> PromptCache | NaivePromptCache:
+    made: PromptCache | NaivePromptCache = request.param()
     return made
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("length", "generated"), [(1, 0), (20, 80), (200, 0), (230, 80)])
 def test_the_next_request_does_not_bring_forgotten_tokens_back(
-    cache: BasePromptCache, kind: Kind, length: int, generated: int
+    cache: PromptCache | NaivePromptCache, kind: Kind, length: int, generated: int
 ) -> None:
     engine = FakeEngine(cache, kind)
     engine.prefill(SECRET)
@@ -50,7 +50,9 @@ def test_the_next_request_does_not_bring_forgotten_tokens_back(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_forgotten_prompt_does_not_start_from_live_memory(cache: BasePromptCache, kind: Kind) -> None:
+def test_a_forgotten_prompt_does_not_start_from_live_memory(
+    cache: PromptCache | NaivePromptCache, kind: Kind
+) -> None:
     engine = FakeEngine(cache, kind)
     engine.prefill(SECRET)
     cache.forget(SECRET[:20])
@@ -59,7 +61,9 @@ def test_a_forgotten_prompt_does_not_start_from_live_memory(cache: BasePromptCac
 
 
 @pytest.mark.parametrize("kind", ["recurrent", "hybrid", "window"])
-def test_a_forgotten_chat_that_is_asked_again_is_cached_again(cache: BasePromptCache, kind: Kind) -> None:
+def test_a_forgotten_chat_that_is_asked_again_is_cached_again(
+    cache: PromptCache | NaivePromptCache, kind: Kind
+) -> None:
     one, two = FakeEngine(cache, kind), FakeEngine(cache, kind)
     one.prefill(SECRET)
     cache.forget(SECRET)
@@ -69,7 +73,9 @@ def test_a_forgotten_chat_that_is_asked_again_is_cached_again(cache: BasePromptC
 
 
 @pytest.mark.parametrize("kind", ["recurrent", "hybrid", "window"])
-def test_a_chat_is_forgotten_with_an_end_that_was_never_decoded(cache: BasePromptCache, kind: Kind) -> None:
+def test_a_chat_is_forgotten_with_an_end_that_was_never_decoded(
+    cache: PromptCache | NaivePromptCache, kind: Kind
+) -> None:
     """As a caller has it: with the answer's last token, or what a template puts behind an answer."""
     engine = FakeEngine(cache, kind)
     engine.prefill([*SECRET[:10], *OTHER])
@@ -82,9 +88,10 @@ def test_a_chat_is_forgotten_with_an_end_that_was_never_decoded(cache: BasePromp
 @pytest.mark.parametrize("kind", ["recurrent", "hybrid"])
 def test_a_chat_is_forgotten_whose_end_was_evicted(kind: Kind) -> None:
     cache = PromptCache(AMPLE)
-    engine = FakeEngine(cache, kind, snapshot_tokens=16, pages=False)
-    engine.prefill(SECRET[:2])
-    cache.ram_bytes = 300  # for one checkpoint
+    FakeEngine(cache, kind, pages=False).prefill(SECRET[:2])
+    cache.ram_bytes = 0
+    cache.ram_bytes = AMPLE
+    engine = FakeEngine(cache, kind, pages=False)
     engine.prefill(SECRET[:1])
     assert engine.checkpoint()
     assert known(cache) == 1
@@ -92,7 +99,7 @@ def test_a_chat_is_forgotten_whose_end_was_evicted(kind: Kind) -> None:
     assert (known(cache), cache.stats().bytes_ram) == (0, 0)
 
 
-def test_every_context_that_shares_the_cache_forgets(cache: BasePromptCache) -> None:
+def test_every_context_that_shares_the_cache_forgets(cache: PromptCache | NaivePromptCache) -> None:
     engines = [FakeEngine(cache, "hybrid", name) for name in ("a", "a", "b")]
     for engine in engines:
         engine.prefill(SECRET)
@@ -105,7 +112,7 @@ def test_every_context_that_shares_the_cache_forgets(cache: BasePromptCache) -> 
     assert bystander.prefill([*SECRET[:10], *OTHER, 1]).source == "live"
 
 
-def test_a_request_that_runs_meanwhile_leaves_nothing_behind(cache: BasePromptCache) -> None:
+def test_a_request_that_runs_meanwhile_leaves_nothing_behind(cache: PromptCache | NaivePromptCache) -> None:
     engine = FakeEngine(cache, "hybrid")
     assert cache.follow(engine.followed, ids(SECRET))
     engine.decode(SECRET[:30])
@@ -122,7 +129,9 @@ def test_a_request_that_runs_meanwhile_leaves_nothing_behind(cache: BasePromptCa
     assert engine.prefill([*SECRET, 5]).cached == 0
 
 
-def test_a_request_that_has_decoded_nothing_yet_leaves_nothing_behind(cache: BasePromptCache) -> None:
+def test_a_request_that_has_decoded_nothing_yet_leaves_nothing_behind(
+    cache: PromptCache | NaivePromptCache,
+) -> None:
     engine = FakeEngine(cache, "hybrid")
     assert cache.follow(engine.followed, ids(SECRET))
     cache.forget(SECRET[:100])
@@ -130,7 +139,7 @@ def test_a_request_that_has_decoded_nothing_yet_leaves_nothing_behind(cache: Bas
     assert not engine.checkpoint(engine.logits)
 
 
-def test_tokens_decoded_without_a_request_are_forgotten_too(cache: BasePromptCache) -> None:
+def test_tokens_decoded_without_a_request_are_forgotten_too(cache: PromptCache | NaivePromptCache) -> None:
     engine = FakeEngine(cache, "hybrid")
     engine.prefill(OTHER)
     engine.state = list(SECRET)
@@ -139,7 +148,9 @@ def test_tokens_decoded_without_a_request_are_forgotten_too(cache: BasePromptCac
     assert known(cache) == 0
 
 
-def test_attention_of_a_forgotten_context_is_not_stored_for_a_new_one(cache: BasePromptCache) -> None:
+def test_attention_of_a_forgotten_context_is_not_stored_for_a_new_one(
+    cache: PromptCache | NaivePromptCache,
+) -> None:
     old, new = FakeEngine(cache, "hybrid"), FakeEngine(cache, "hybrid", pages=False)
     old.prefill(SECRET)
     cache.forget(SECRET)
@@ -150,7 +161,7 @@ def test_attention_of_a_forgotten_context_is_not_stored_for_a_new_one(cache: Bas
     assert not cache.store_segment(old.view(), old.attention_of([], SECRET[:20]))
 
 
-def test_a_chat_that_parts_before_the_forgotten_tokens_goes_on(cache: BasePromptCache) -> None:
+def test_a_chat_that_parts_before_the_forgotten_tokens_goes_on(cache: PromptCache | NaivePromptCache) -> None:
     engine = FakeEngine(cache, "hybrid")
     engine.prefill([*SECRET[:50], *OTHER])
     cache.forget(SECRET[:60])

@@ -14,7 +14,7 @@ from llamahybrid.prompt_cache.outline import Branch, CacheOutline, outline, outl
 from tests.lab.fake_engine import FakeEngine
 
 from .asking import A, B, C, ask, filled
-from .test_budget import SIZE, fill, kept
+from .test_budget import ROOM, SIZE, fill, kept
 
 
 def paths(seen: CacheOutline) -> list[list[int]]:
@@ -42,7 +42,7 @@ def total(branches: Sequence[Branch], tier: str) -> int:
 def held(cache: PromptCache) -> int:
     """Bytes of snapshots, logits and segments in RAM."""
     stats = cache.stats()
-    return stats.bytes_ram - 4 * stats.extra["tokens"] - stats.extra["idle_bytes"]
+    return stats.bytes_ram - stats.extra["index_bytes"] - stats.extra["idle_bytes"]
 
 
 def begins(paths: Sequence[Sequence[int]], path: Sequence[int]) -> bool:
@@ -153,7 +153,7 @@ def test_looking_makes_nothing_older_or_younger() -> None:
     """The same requests leave the same behind, looked at or not."""
 
     def left(look: bool) -> list[list[int]]:
-        cache = PromptCache(6 * SIZE + 4 * 1200)
+        cache = PromptCache(6 * SIZE + ROOM)
         for chat in range(30):
             path = range(1000 * (chat % 7), 1000 * (chat % 7) + 100)
             fill(cache, path, 50, 100)

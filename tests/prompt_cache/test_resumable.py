@@ -42,9 +42,9 @@ def test_each_path_up_to_its_deepest_checkpoint() -> None:
 
 def test_a_shared_checkpoint_serves_branches_without_one() -> None:
     cache = PromptCache(ram_bytes=1 << 20)
-    store(cache, [1, 2, 3, 4], 2)
-    store(cache, [1, 2, 7, 8], 2)
-    assert paths(cache) == {(1, 2)}
+    store(cache, [*range(9), 3, 4], 9)
+    store(cache, [*range(9), 7, 8], 9)
+    assert paths(cache) == {tuple(range(9))}
 
 
 def test_the_disk_tells_what_lies_there(tmp_path: Path) -> None:

@@ -11,13 +11,19 @@ import pytest
 from llamahybrid.prompt_cache import Costs, LiveView, Plan, PromptCache
 from llamahybrid.prompt_cache.base import Segment
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES
+from llamahybrid.prompt_cache.nodes import ENTRY_BYTES
 from tests.lab.fake_engine import FakeEngine
 from tests.lab.integrity import check_integrity
+
+from .test_budget import path_bytes
 
 ENGINE = FakeEngine(PromptCache(0))
 """Makes segments, cuts them and tells what is in them."""
 
 SIZE = 1000
+POINT = SIZE + ENTRY_BYTES
+"""Bytes of a checkpoint."""
+
 PATH = list(range(300))
 ELSEWHERE = [-7]
 
@@ -158,7 +164,7 @@ def test_a_checkpoint_taken_again_keeps_its_segments() -> None:
 
 
 def test_a_checkpoint_stays_when_its_replacement_is_refused() -> None:
-    cache = PromptCache(6 * SIZE)
+    cache = PromptCache(6 * SIZE + path_bytes(300))
     store(cache, PATH[:200], 200)
     lent = cache.buffer(2 * SIZE)
     assert not cache.admit(view(PATH[:200]), 200, np.zeros(4 * SIZE, np.uint8))
@@ -172,8 +178,8 @@ def test_a_checkpoint_stays_when_its_replacement_is_refused() -> None:
 
 def test_no_segment_is_kept_at_the_price_of_a_checkpoint_of_its_path() -> None:
     need = bytes_of((0, 300))
-    for budget, fits in ((need + 3 * SIZE - 1, False), (need + 3 * SIZE, True)):
-        cache = PromptCache(budget + 4 * 300)
+    for budget, fits in ((need + 3 * POINT - 1, False), (need + 3 * POINT, True)):
+        cache = PromptCache(budget + path_bytes(300))
         for position in (100, 200, 300):
             cache.admit(view(PATH[:position]), position, cache.buffer(SIZE))
         plan_for(cache, [5], view(ELSEWHERE))  # another request came in between
@@ -186,7 +192,7 @@ def test_no_segment_is_kept_at_the_price_of_a_checkpoint_of_its_path() -> None:
 
 def test_room_for_a_segment_is_made_before_it_is_saved() -> None:
     other = list(range(500, 800))
-    cache = PromptCache(2 * SIZE + 4 * 600 + 2 * bytes_of((0, 300)) - 1)
+    cache = PromptCache(2 * POINT + path_bytes(600, 2) + 2 * bytes_of((0, 300)) - 1)
     for path in (other, PATH):
         assert cache.admit(view(path), 300, cache.buffer(SIZE))
         plan_for(cache, [5], view(ELSEWHERE))
@@ -235,18 +241,11 @@ def test_there_is_no_room_at_the_price_of_the_path_itself(share: float) -> None:
 
 
 def test_no_segment_is_kept_at_the_price_of_another_of_its_path() -> None:
-    cache = PromptCache(SIZE + 4 * 300 + bytes_of((0, 150)))
+    cache = PromptCache(POINT + path_bytes(300) + bytes_of((0, 150)))
     cache.admit(view(PATH), 300, cache.buffer(SIZE))
     assert cache.store_segment(view(PATH), piece(PATH, 0, 150))
     assert not cache.store_segment(view(PATH), piece(PATH, 150, 300))
     assert cache.missing(view(PATH)) == [(150, 300)]
-
-
-def test_attention_of_the_live_path_goes_before_its_checkpoints() -> None:
-    cache = PromptCache(1 << 20)
-    store(cache, PATH, 100, 200)
-    cache.ram_bytes = cache.stats().bytes_ram - 4 * 100 - 1  # the bare tail, and a byte
-    assert (cache.stats().entries, cache.stats().segments) == (2, 0)
 
 
 def test_attention_that_another_chat_needs_stays() -> None:
@@ -261,7 +260,7 @@ def test_attention_that_another_chat_needs_stays() -> None:
 
 
 def test_room_for_a_segment_is_not_made_from_its_own_path() -> None:
-    budget = 3 * SIZE + bytes_of((0, 100)) + 4 * 300 + 4 * 10
+    budget = POINT + bytes_of((0, 100)) + path_bytes(310, 2)
     cache = PromptCache(budget)
     cache.admit(view(PATH[:100]), 100, cache.buffer(SIZE))
     cache.remember("m", np.array(PATH, np.int32))
@@ -271,7 +270,7 @@ def test_room_for_a_segment_is_not_made_from_its_own_path() -> None:
 
 
 def test_a_path_that_closes_up_while_room_is_made_gets_its_segment() -> None:
-    cache = PromptCache(SIZE + bytes_of((100, 150)) + 4 * 200)
+    cache = PromptCache(POINT + bytes_of((100, 150)) + path_bytes(200, 3))
     cache.remember("m", np.array(PATH[:100] + [-1] * 50, np.int32))
     cache.admit(view(PATH[:200]), 200, cache.buffer(SIZE))
     assert cache.store_segment(view(PATH[:200]), piece(PATH, 100, 150))
@@ -280,7 +279,7 @@ def test_a_path_that_closes_up_while_room_is_made_gets_its_segment() -> None:
 
 
 def test_a_path_longer_than_others_does_not_protect_them() -> None:
-    cache = PromptCache(SIZE + 4 * 320)
+    cache = PromptCache(POINT + path_bytes(320))
     cache.remember("m", np.full(100, -1, np.int32))
     cache.remember("m", np.array(PATH[:200], np.int32))
     assert cache.admit(view(PATH), 300, np.zeros(SIZE, np.uint8))

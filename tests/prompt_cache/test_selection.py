@@ -104,6 +104,18 @@ def test_no_checkpoint_serves_beyond_attention_or_the_limit() -> None:
     assert chosen(100, 0, view(0, limit=59), *stored) == (20, "ram")
 
 
+def test_a_few_shared_tokens_of_a_long_prompt_are_decoded_again() -> None:
+    """They would cut the first batch elsewhere, and save nothing."""
+    assert chosen(1112, 0, view(0), entry(6)) == (0, "none")
+    assert chosen(1112, 100, view(100), entry(106)) == (100, "live")
+    assert chosen(1112, 0, view(0), entry(8)) == (8, "ram")
+    assert chosen(8, 0, view(0), entry(6)) == (6, "ram"), "most of it"
+    slow_batches = Costs(token_seconds=1e-3, prefill_seconds=1e-3, batch_seconds=40e-3)
+    assert chosen(1112, 0, view(0), entry(39), costs=slow_batches) == (0, "none")
+    assert chosen(1112, 0, view(0), entry(41), costs=slow_batches) == (41, "ram")
+    assert chosen(39, 0, view(0), entry(39, logits=True), costs=slow_batches) == (39, "ram")
+
+
 def test_a_checkpoint_that_takes_longer_than_decoding_is_left_alone() -> None:
     stored = entry(60)
     slow = Costs(token_seconds=0.01, prefill_seconds=0.001, restore_seconds=0.0199)

@@ -15,7 +15,7 @@ from llamahybrid.prompt_cache.value import ReturnRates, ReuseValue, freed
 
 from .test_budget import SIZE
 
-STATE = 100 * SIZE
+STATE = SIZE
 
 
 def ids(*tokens: int) -> np.ndarray:
@@ -33,7 +33,12 @@ def ask(tree: Tree, learned: ReuseValue, *tokens: int) -> None:
     match = tree.match("m", ids(*tokens))
     learned.learn(tree, match, match.entries())
     tree.visit(match, match.entries())
-    tree.insert("m", ids(*tokens))
+    tree.insert("m", ids(*tokens)).end_prompt(len(tokens))
+
+
+def returned(rates: ReturnRates) -> float:
+    """Paths that came back, as far as they count."""
+    return sum(sum(silences.returns) for silences in rates.kinds.values())
 
 
 def test_a_checkpoint_that_saves_more_tokens_is_worth_more() -> None:
@@ -87,27 +92,38 @@ def test_a_path_is_worth_as_much_as_long_as_its_kind_still_comes_back() -> None:
     tree, learned = Tree(), ReuseValue()
     for turn in range(240):
         ask(tree, learned, *[turn % 12] * (5 + turn // 12))
-    fresh, due, over = (learned.rates.at(age) for age in (0, 10, 100))
+    fresh, due, over = (learned.rates.at(age, lives=True) for age in (0, 10, 100))
     assert due > 0.9 * fresh
     assert over < due / 5
 
 
 def test_a_path_is_worth_no_more_the_longer_it_is_silent() -> None:
     rates = ReturnRates()
-    for _ in range(20):
-        before = [rates.at(age) for age in range(0, 300, 7)]
+    for turn in range(20):
+        before = [rates.at(age, lives=True) for age in range(0, 300, 7)]
         for age in (250, 250, None, 3):
-            rates.learn(age)
-        after = [rates.at(age) for age in range(0, 300, 7)]
+            rates.learn(age, lived=turn > 0)
+        after = [rates.at(age, lives=True) for age in range(0, 300, 7)]
         assert after == sorted(after, reverse=True)
         assert after != before, "what was learned is not seen"
 
 
-def test_a_visitor_who_shares_a_prompt_is_no_chat_that_came_back() -> None:
+@pytest.mark.parametrize("short", [True, False])
+def test_visitors_who_share_a_prompt_are_no_chat_that_came_back(short: bool) -> None:
+    """Their own part may be as short as what asks for an answer."""
     tree, learned = Tree(), ReuseValue()
     for turn in range(50):
-        ask(tree, learned, 1, 2, 3, 100 + turn)
-    assert sum(learned.rates.returns) <= 1
+        ask(tree, learned, 1, 2, 3, *[100 + turn] * (5 if short else 50))
+    assert returned(learned.rates) <= 1 + short
+
+
+def test_prompts_that_never_come_back_say_nothing_of_a_chat_that_does() -> None:
+    tree, learned = Tree(), ReuseValue()
+    for turn in range(50):
+        ask(tree, learned, *range(10 + turn))
+        for job in range(4):
+            ask(tree, learned, 1000 + 4 * turn + job, 0)
+    assert learned.rates.at(5, lives=True) > 20 * learned.rates.at(5, lives=False)
 
 
 def test_places_where_requests_end_up_are_told_from_those_they_pass() -> None:
@@ -145,6 +161,6 @@ def test_old_counts_fade(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(49):
         ask(tree, learned, *[200] * 10)
     assert learned.rates.requests <= 51
-    assert sum(learned.rates.returns) <= 51
+    assert returned(learned.rates) <= 51
     assert sum(all_ for _, all_ in learned.places.values()) < 60
     assert entry.hits == 49

@@ -1,4 +1,4 @@
-"""Helpers that ask a model: prompts, threads, hooks before native batches."""
+"""Helpers for tests of requests: prompts, threads, actions before batches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ARCHS = [
     pytest.param("mamba", marks=pytest.mark.full),
     pytest.param("llama", marks=pytest.mark.full),
 ]
-"""An architecture of each kind of memory; CUTS for tests of cuts."""
+"""An architecture of each kind of memory; CUTS are for tests of cuts."""
 CUTS = ["qwen35", "gemma3", "mamba", "llama"]
 DEADLINE = 120
 """Seconds after which something that is expected has failed, on a slow machine too."""
@@ -114,7 +114,7 @@ class Batches:
     def __init__(self, llm: Any) -> None:
         self.sizes: list[int] = []
         self.before: dict[int, Callable[[], Any]] = {}
-        """Hooks before the batch of a number, counted from 0."""
+        """Actions before batches, by the number of the batch, from 0."""
         self.after: dict[int, Callable[[], Any]] = {}
         self._context = llm._ctx
         self._decode = llm._ctx.decode
@@ -133,7 +133,7 @@ class Batches:
 
 
 class Stock:
-    """Greedy answers of upstream's model to any prompt, computed once each."""
+    """The answer of a fresh context of upstream's, for each prompt."""
 
     def __init__(self, llm: llama_cpp.Llama) -> None:
         self._llm = llm

@@ -55,7 +55,7 @@ def says(llm: Llama, said: bytes) -> llama_cpp.LogitsProcessorList:
 
 
 class Joined:
-    """Text, finish reason and logprobs of an answer's chunks."""
+    """The text of all chunks of an answer."""
 
     def __init__(self, chunks: list[Any], index: int = 0) -> None:
         choices = [each for chunk in chunks for each in chunk["choices"] if each["index"] == index]

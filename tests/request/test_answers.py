@@ -11,7 +11,7 @@ import pytest
 
 from llamahybrid.client.answers import RANDOM_SEED, answer_count, seeds
 from llamahybrid.errors import Busy, ModelClosed
-from llamahybrid.evaluate.counters import DecodeCounter
+from llamahybrid.harness.counters import DecodeCounter
 from tests.request.asking import ARCHS, DEADLINE, SAMPLED, WORDS, Batches, in_thread, take, until
 
 PROMPT = WORDS[:150]

@@ -348,7 +348,7 @@ def test_completion_cancelled_while_it_is_set_aside_says_so(open_one):
 def test_whole_request_cancelled_while_it_waits_ends_and_lets_others_in(
     open_one, stock, patient, slots, deed
 ):
-    """The request needs every slot, and later requests are not admitted before it."""
+    """The request needs every slot, and no later request gets one before."""
     llm, right, raised, decoded = open_one("qwen35", n_parallel=slots), stock("qwen35"), [], []
     state = llm.save_state()
 

@@ -1,4 +1,4 @@
-"""Models that are closed or collected: readers are waited for, later calls are refused."""
+"""Closed, collected and forked models: running native calls are waited for, later ones are refused."""
 
 import gc
 import threading

@@ -1,4 +1,4 @@
-"""Calls of `eval` and `generate`: wrong prompts are refused, changes by others are noticed."""
+"""Upstream's `eval` and `generate`: overlong input is refused, decodes by other code are noticed."""
 
 from array import array
 from collections import deque

@@ -19,7 +19,7 @@ Opened = Callable[..., Any]
 
 
 def test_streams_that_take_turns_at_every_token(opened: Opened, stock: Opened) -> None:
-    """With one slot each token is a switch; the work of a switch is not kept on a stack."""
+    """With one slot each token needs a switch, and no switch may grow a stack."""
     llm, right, before = opened(), stock(), sys.getrecursionlimit()
     prompts = WORDS[:30], WORDS[100:130]
     streams = [llm.generate(prompt, temp=0.0) for prompt in prompts]

@@ -1,6 +1,6 @@
-"""Tokens that others decode in an idle slot are noticed when the slot is used again.
+"""Decodes by other code in an idle slot are noticed, whatever slots do before it is used again.
 
-They call `llama_decode` itself, with as many tokens as before: positions and sizes are the same.
+The other code calls `llama_decode` with as many tokens as were live, so that positions and sizes stay.
 """
 
 from __future__ import annotations

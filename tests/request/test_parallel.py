@@ -381,7 +381,7 @@ def test_request_that_was_let_in_before_is_never_refused(opened, stock, patient)
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_answer_whose_reader_is_away_while_buffers_are_zeroed_goes_on_right(opened, stock, arch):
-    """Forgotten state is zeroed with all that other slots hold, and these are emptied."""
+    """Forgotten tokens are zeroed together with all other slots, which are emptied."""
     llm, right = opened(arch), stock(arch)
     stream, said = begin(llm, WORDS[:50], 3)
     take(llm, WORDS[200:240])

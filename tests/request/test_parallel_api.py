@@ -1,4 +1,4 @@
-"""Uses of llama_cpp.Llama with several requests at once: each result is a fresh upstream model's."""
+"""Uses of llama_cpp.Llama, with several requests at once, give the results of a fresh one of upstream's."""
 
 import asyncio
 import threading

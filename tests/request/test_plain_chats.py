@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from llamahybrid import Llama, PromptCache
-from llamahybrid.evaluate.counters import DecodeCounter
+from llamahybrid.harness.counters import DecodeCounter
 from llamahybrid.prompt_cache.ladder import MIN_SPACING
 from tests.lab.integrity import check_integrity
 from tests.request.asking import take
@@ -33,7 +33,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 class Models:
-    """An architecture: the model on trial, and answers of a fresh context of upstream's."""
+    """The model under test, and the answers of a fresh context of upstream's."""
 
     def __init__(self, path: Path, options: dict[str, Any], stack: ExitStack) -> None:
         self._path = str(path)
@@ -196,8 +196,8 @@ def test_nothing_is_stored_while_one_chat_goes_on(models: Models) -> None:
     assert (stats.entries, stats.segments) == (0, 0)
 
 
-def test_stored_attention_serves_as_far_as_it_agrees_with_the_prompt(models: Models) -> None:
-    """A prompt that shares a beginning with the live and a stored history resumes from the deeper one."""
+def test_of_stored_attention_only_what_agrees_with_a_prompt_is_taken(models: Models) -> None:
+    """The deeper prefix serves where a prompt shares one with live and with stored histories."""
     llm = models.open()
     asked(llm, models, ONE)
     asked(llm, models, TWO)
@@ -320,8 +320,8 @@ def test_without_a_second_sequence_nothing_is_stored(models: Models) -> None:
 # -- several at once -------------------------------------------------------------------------------
 
 
-def test_attention_live_in_one_slot_serves_another(llama: Models) -> None:
-    """Attention that the slot gave up is stored; the rest is stored when it is asked for."""
+def test_what_stayed_live_in_one_slot_is_found_from_another(llama: Models) -> None:
+    """Tokens that it gave up are stored; the tokens that stayed are stored when they are asked for."""
     llm = llama.open(n_parallel=2)
     take(llm, ONE)
     held = llm.generate([*ONE[:100], 3, 4], temp=0.0)  # goes back to what both share

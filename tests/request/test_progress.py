@@ -1,4 +1,4 @@
-"""Progress reports of a long prompt while it is decoded."""
+"""Progress of a long prompt while it is decoded, as reported to the program."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONGER = [*PROMPT, *PROMPT[100::-1][:100]]
 
 
 def numbers(told: list[PromptProgress]) -> list[int]:
-    """Return the processed tokens of each report; cached and total are those of one prompt."""
+    """The processed tokens of each report; cached and total are those of the prompt."""
     assert len({(progress.total, progress.cached) for progress in told}) == 1
     assert [each.seconds for each in told] == sorted(each.seconds for each in told)
     return [progress.processed for progress in told]

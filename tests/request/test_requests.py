@@ -296,7 +296,7 @@ def test_error_of_on_request_for_a_dropped_stream_fails_no_other(opened, stock):
 
 
 def test_chat_handler_has_the_model_to_itself(opened, impatient):
-    """The handler resets, evaluates piece by piece and completes; another thread's requests wait."""
+    """The handler resets, evaluates in pieces and completes them, while a stream goes on."""
     llm = opened()
     pieces, seen, over = [words(1, 20), words(3, 20)], [], threading.Event()
     came = threading.Event()

@@ -1,4 +1,4 @@
-"""Requests of different salts: a tenant's prompts show in no answer, report or waiting time of another's."""
+"""Requests of different salts: no report, answer or duration of one tenant shows another one's prompts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llama_cpp.llama_speculative import LlamaDraftModel
 from llamahybrid import ModelDraft, PromptCache
 from llamahybrid.client.salt import SALT_BYTES, SHARED, digest
 from llamahybrid.errors import LlamaHybridError, SnapshotError
-from llamahybrid.evaluate.counters import DecodeCounter
+from llamahybrid.harness.counters import DecodeCounter
 from tests.lab.disk_fuzz import stored
 from tests.lab.draft_fuzz import EveryDraft
 from tests.lab.integrity import check_integrity
@@ -43,7 +43,7 @@ def ask(llm: Any, salt: str | None, prompt: Sequence[int], n: int = 8) -> tuple[
 
 
 def told(report: Any) -> tuple[int, int, str, str]:
-    """Return the restore of a prompt, as its report has it."""
+    """The start of a prompt."""
     return report.matched, report.cached, report.source, report.reason
 
 
@@ -248,7 +248,7 @@ def test_loop_does_not_go_on_in_a_slot_of_another_salt(opened: Opened, stock: Op
 def test_upstreams_own_loop_is_shown_no_tokens_of_another_salt(
     opened: Opened, stock: Opened, salts: tuple[str | None, str | None], n_parallel: int
 ) -> None:
-    """Upstream's loop leaves out the beginning of a prompt that it believes to be in memory."""
+    """The handler leaves out tokens of the prompt that it believes to be live."""
     llm, prompt = opened(n_parallel=n_parallel), [*SECRET, *OTHER]
     for salt, tokens in zip(salts, (prompt, SECRET), strict=True):
         with llm.request(salt):
@@ -276,8 +276,8 @@ def test_saved_state_is_of_its_salt(opened: Opened, stock: Opened, n_parallel: i
             assert llm.sample(temp=0.0) == stock()(SECRET, 1)[0]
 
 
-def test_state_saved_from_another_slot_keeps_its_salt(opened: Opened) -> None:
-    """Saving takes the whole context: live state moves to the first slot, which was A's."""
+def test_state_that_is_saved_from_another_slot_is_stored_for_nobody_else(opened: Opened) -> None:
+    """A request for the whole context moves live tokens to the first slot, which was A's."""
     llm = opened(n_parallel=2)
     ask(llm, A, OTHER)
     with llm.request(B):
@@ -453,9 +453,9 @@ def test_forget_reaches_every_salt(opened: Opened) -> None:
 
 
 def test_salts_that_are_gone_take_no_memory(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llamahybrid.prompt_cache.ram_store.MOST_NAMES", 4)
+    monkeypatch.setattr("llamahybrid.prompt_cache.store.MOST_NAMES", 4)
     llm = opened()
-    store = llm.prompt_cache.ram.store
+    store = llm.prompt_cache.ram
     for number in range(12):
         ask(llm, str(number), OTHER, 1)
         llm.prompt_cache.forget(OTHER)

@@ -29,7 +29,7 @@ from tests.lab.fake_engine import FakeEngine, Kind
 TinyModel = Callable[..., Path]
 
 SLOW = Costs(token_seconds=0.1, prefill_seconds=0.01, snapshot_seconds=1.0, snapshot_bytes=1 << 20)
-"""Snapshots are too dear to be stored for cheapness."""
+"""Costs of slow snapshots, of which none is stored for being cheap."""
 
 
 def planned(total: int = 200, cached: int = 0, **more: object) -> Plan:
@@ -232,7 +232,7 @@ END = [Action.ADMIT_STAGED, Action.REMEMBER, Action.PAGE_OUT]
 def test_end_of_an_answer_is_stored_where_the_next_request_would_store_it(
     last: int, more: dict[str, Any], told: list[Action]
 ) -> None:
-    """At any cost: the next request's first token does not wait for it."""
+    """At any cost, since the next request's first token does not wait for it."""
     costs = replace(SLOW, waiting=more.get("waiting", 0))
     made = done(planned(), lambda: costs, keeps_chats=more.get("keeps_chats", True))
     answered(made, 200, more.get("stored", 200), refused=more.get("refused", False))
@@ -282,7 +282,7 @@ def test_fake_engine_stores_the_checkpoints_of_a_model(tiny_model: TinyModel, ar
 
 
 def _both(llm: Llama, fake: FakeEngine, prompt: list[int], tokens: int) -> list[int]:
-    """Run a request on both; return the answer without its last token, which is not decoded."""
+    """Run a request on both; return the answer, whose last token is not decoded."""
     with closing(llm.generate(prompt, temp=0.0)) as stream:
         answer = list(itertools.islice(stream, tokens))
     fake.request(prompt, answer=answer[:-1])
@@ -293,6 +293,13 @@ def _both(llm: Llama, fake: FakeEngine, prompt: list[int], tokens: int) -> list[
 class Noting(PromptCache):
     """Notes where checkpoints are admitted, behind how many live tokens."""
 
-    def admit(self, view, position, snapshot, logits=None):  # type: ignore[no-untyped-def]
-        self.places = [*getattr(self, "places", []), (len(view.tokens), position)]
-        return super().admit(view, position, snapshot, logits)
+    def __init__(self, ram_bytes: int) -> None:
+        super().__init__(ram_bytes)
+        self.places: list[tuple[int, int]] = []
+        admit = self.admit
+
+        def noting(view: Any, position: int, *rest: Any) -> bool:
+            self.places.append((len(view.tokens), position))
+            return admit(view, position, *rest)
+
+        self.admit = noting

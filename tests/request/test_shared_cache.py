@@ -1,4 +1,4 @@
-"""A cache of several users: forgotten prompts are gone, tokens are not spelt, damage stays local."""
+"""A cache with several users: forgotten text is gone, no text is shown, damage stays local."""
 
 from __future__ import annotations
 

@@ -103,9 +103,7 @@ def test_a_model_that_opens_the_thought_itself(llm: Llama) -> None:
         return chat(llm, logits_processor=processor, **own, **more)
 
     text = "<think>abcdefghij"
-    assert (
-        said(text, thinking_budget=4) == "<think>abcd" + CLOSE + "ij"
-    )  # the script goes on behind the forced end
+    assert said(text, thinking_budget=4) == "<think>abcd" + CLOSE + "ij"  # the script goes on
     assert said(text, thinking_budget=0) == "<think>" + CLOSE + "efghij"
     assert said("Say <think> abcdefghij", thinking_budget=4) == "Say <think> abcdefghij"
     assert llm.last_request is not None

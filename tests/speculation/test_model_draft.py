@@ -8,7 +8,7 @@ import pytest
 
 from llamahybrid import ModelDraft
 from llamahybrid.errors import LlamaHybridError
-from llamahybrid.evaluate.counters import DecodeCounter
+from llamahybrid.harness.counters import DecodeCounter
 from tests.lab.draft_fuzz import EveryDraft
 
 from .conftest import PROMPT, take

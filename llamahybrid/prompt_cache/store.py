@@ -1,0 +1,399 @@
+"""The store in RAM: prompts planned, checkpoints and attention kept, forgotten, handed to tiers outside."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+
+from llamahybrid.prompt_cache.base import (
+    NOTHING,
+    Bytes,
+    Checkpoint,
+    Costs,
+    LiveState,
+    LiveView,
+    Loaded,
+    Logits,
+    Outside,
+    Plan,
+    Range,
+    Segment,
+    Splitter,
+    Tokens,
+    clipped,
+    part_of,
+)
+from llamahybrid.prompt_cache.eviction import Eviction
+from llamahybrid.prompt_cache.guard import guarded
+from llamahybrid.prompt_cache.nodes import ENTRY_BYTES, Entry, Match, Node, common_prefix
+from llamahybrid.prompt_cache.pins import Prefixes, User, pinned_before
+from llamahybrid.prompt_cache.planning import Known, plan_request, restore_point, unplanned
+from llamahybrid.prompt_cache.ram import Expected, new_buffer, owned
+from llamahybrid.prompt_cache.room import Room
+from llamahybrid.prompt_cache.tree import Tree
+from llamahybrid.prompt_cache.write_policy import Point, restart_points
+
+MOST_NAMES = 64
+"""Namespaces without a path of which a little is kept: each salt has one."""
+
+Found = TypeVar("Found")
+
+
+class RamStore(Room):
+    """Checkpoints and attention of many conversations in RAM."""
+
+    def __init__(self, limit: int, eviction: Eviction) -> None:
+        """`limit`: bytes."""
+        super().__init__(limit, eviction)
+        self._followed: list[weakref.ref[LiveState]] = []
+        """Contexts that `forget` has to reach."""
+        self._forgets = 0
+
+    def _begin(self) -> None:
+        super()._begin()
+        self.tails: dict[str, int] = {}
+        """See `Outline.tail`; by namespace."""
+        self.boundaries: dict[str, frozenset[int]] = {}
+        """Message starts of the last prompt, by namespace."""
+
+    @guarded(changes=False)
+    def look(self, see: Callable[[RamStore], Found]) -> Found | None:
+        """Return `see(self)`, which changes nothing; None from inside."""
+        return see(self)
+
+    # -- a request's start -------------------------------------------------------------------------
+
+    @guarded(True, changes=False)
+    def follow(self, state: LiveState, prompt: Tokens) -> bool:
+        """Begin a request for `prompt` on a context, which `forget` is to reach from now on.
+
+        False while the live tokens there are forgotten: the context must be emptied first.
+        """
+        if state.forgotten and len(state.tokens()):
+            return False
+        others = [ref for ref in self._followed if ref() is not None and ref() is not state]
+        self._followed = [*others, weakref.ref(state)]
+        state.prompt = prompt  # before the mark goes: `forget` may be next
+        state.forgotten = False
+        return True
+
+    @guarded(lambda tokens, *_: unplanned(len(tokens)))
+    def plan(self, tokens: Tokens, view: LiveView, boundaries: Sequence[int], costs: Costs) -> Plan:
+        """See `PromptCache.plan`; a plan pins one checkpoint at most."""
+        self.release_collected()
+        if boundaries:
+            self.boundaries[view.namespace] = frozenset(boundaries)
+        if view.split is not None:
+            self.tree.splitters[view.namespace] = view.split
+        self._let_names_go(view.namespace)
+        match = self.tree.match(view.namespace, tokens)
+        entries = match.entries()
+        self.eviction.learn(self.tree, match, entries)
+        self.tree.visit(match, entries)
+        self.tree.touch(match)
+        tail, limit = self.tails.get(view.namespace, 0), self.account.limit
+        plan, entry = plan_request(self.tree, match, tokens, view, boundaries, costs, limit, tail)
+        if plan.outline is not None:
+            self.tails[view.namespace] = plan.outline.tail
+        if entry is None and view.attention_is_all and plan.source == "ram":  # attention before it stays
+            entry = self._put(match, Checkpoint(view.namespace, plan.cached, NOTHING), tokens[: plan.cached])
+        if entry is not None:
+            entry.read_from = None
+            self.tree.touch_entry(entry)
+            self.pins.use(plan, entry)
+        self.make_room(0)  # a segment in two parts takes a little more
+        self.counts.hits += plan.cached > 0
+        self.counts.misses += plan.cached == 0
+        self.counts.tokens_saved += plan.cached
+        return plan
+
+    @guarded(0, changes=False)
+    def peek(self, tokens: Tokens, view: LiveView, costs: Costs) -> int:
+        """Return how many tokens of a prompt a request would not have to decode now, as far as RAM can tell.
+
+        Nothing is counted, nothing grows older or younger, and no disk is read.
+        """
+        live = 0 if view.forgotten else common_prefix(tokens, view.tokens)
+        match = self.tree.match(view.namespace, tokens)
+        return restore_point(match, match.entries(), len(tokens), live, view, costs)[0].position
+
+    def _let_names_go(self, namespace: str) -> None:
+        """Drop notes on namespaces without a path, except this one, where there are many."""
+        known: dict[str, Any]
+        for known in (self.tails, self.boundaries, self.tree.splitters):
+            if len(known) > MOST_NAMES:
+                for name in known.keys() - {namespace, *self.tree.namespaces()}:
+                    del known[name]
+
+    # -- storing -----------------------------------------------------------------------------------
+
+    def admit(self, view: LiveView, position: int, snapshot: Bytes, logits: Logits | None = None) -> bool:
+        """Keep the checkpoint at `view.tokens[:position]`, evicting to stay in budget; False if refused.
+
+        A second admission at the same place replaces the snapshot; logits once known are kept. Raises
+        ValueError unless 0 < position <= len(view.tokens).
+        """
+        if not 0 < position <= len(view.tokens):
+            raise ValueError(f"no position {position} in a live sequence of {len(view.tokens)} tokens")
+        if not view.storable:
+            return False
+        row = None if logits is None else np.array(logits, dtype=np.float32)
+        return self._admit(view, position, snapshot, row)
+
+    @guarded(False)
+    def _admit(self, view: LiveView, position: int, snapshot: Bytes, logits: Logits | None) -> bool:
+        path = view.tokens[:position]
+        match = self.tree.match(view.namespace, path)
+        old = next((e for e in match.entries()[-1:] if e.position == position), None)
+        if logits is None and old is not None:
+            logits = old.checkpoint.logits
+        need = snapshot.nbytes + (0 if logits is None else logits.nbytes) + ENTRY_BYTES
+        need += match.growth(position - match.length)
+        if not self._room_for(need - self.account.reserved(snapshot), match, old):
+            self.counts.refused += 1
+            return False
+        if old is not None:
+            self.remove(old, replaced=True)
+        self.account.unreserve(snapshot)
+        checkpoint = Checkpoint(view.namespace, position, owned(snapshot), logits)
+        checkpoint.snapshot.flags.writeable = False
+        match = self.tree.insert(view.namespace, path)
+        entry = self._put(match, checkpoint, path, position in self.boundaries.get(view.namespace, ()))
+        asked = 0 if view.state is None else view.state.prompt_end(view.tokens)
+        entry.turns = match.turns(asked) if asked else max(0, match.turns(position) - 1)
+        match.end_prompt(asked)
+        if old is not None:
+            entry.take_over(old)
+        self.make_room(0)
+        return entry.node is not None
+
+    def _room_for(self, need: int, path: Match, old: Entry | None) -> bool:
+        """Make room for a checkpoint on a path. `old`: its predecessor at the same place, which stays until
+        then."""
+        user = User()
+        if old is not None:
+            need -= ENTRY_BYTES + (0 if old.pins else old.nbytes)
+            self.pins.use(user, old)
+        fits = not self._cannot_hold(need, path) and bool(self.make_room(need, path))
+        self._release(user)
+        return fits
+
+    def _put(self, match: Match, checkpoint: Checkpoint, path: Tokens, marked: bool = False) -> Entry:
+        """Index a checkpoint at the end of `path`, on this match. `marked`: a message starts there."""
+        entry = self.tree.attach(match, checkpoint, marked)
+        self._keep(entry, self.prefixes.cover(path))
+        return entry
+
+    @guarded(lambda *_: [], changes=False)
+    def missing(self, view: LiveView) -> list[Range]:
+        """Return ranges of the live path, ascending, whose attention a restore needs and is not stored."""
+        match = self.tree.match(view.namespace, view.tokens)
+        entries = match.entries()
+        wanted = entries and view.split is not None and view.storable
+        return match.missing(entries[-1].position) if wanted else []
+
+    @guarded(0, changes=False)
+    def unstored(self, view: LiveView) -> int:
+        """Return the number of live tokens behind the deepest checkpoint on their path."""
+        if not view.storable:
+            return 0
+        entries = self.tree.match(view.namespace, view.tokens).entries()
+        return len(view.tokens) - (entries[-1].position if entries else 0)
+
+    @guarded(False)
+    def _has_room(self, n_bytes: int, namespace: str, path: Tokens) -> bool:
+        """Make room for attention of a path, but not at the price of its own checkpoints."""
+        match = self.tree.match(namespace, path)
+        fits = bool(self.make_room(n_bytes, match, keep=match.entries()))
+        self.counts.refused += not fits
+        return fits
+
+    def segment_buffer(self, view: LiveView, n_bytes: int) -> Bytes | None:
+        """Return a buffer of exactly `n_bytes` for attention of the live path; None if refused.
+
+        The budget counts it until it is kept or collected. Evicts while other paths have anything.
+        """
+        if not view.storable or not self._has_room(n_bytes, view.namespace, view.tokens):
+            return None
+        return self._reserved(new_buffer(n_bytes))
+
+    @guarded(False)
+    def store_segment(self, view: LiveView, segment: Segment) -> bool:
+        """Keep a segment of the live path; False if refused or not missing. Evicts as `segment_buffer`."""
+        if not view.storable:
+            return False
+        match = self.tree.match(view.namespace, view.tokens)
+        counted = self.account.reserved(segment.record)
+        fits = self.make_room(segment.nbytes - counted, match, keep=match.entries())
+        match = self.tree.match(view.namespace, view.tokens)
+        needed = any(e.position > segment.start for e in match.entries())
+        stored = bool(fits and needed and match.length >= segment.end and self.tree.store(match, segment))
+        self.account.unreserve(segment.record)
+        self.counts.refused += not fits
+        return stored
+
+    @guarded()
+    def remember(
+        self, namespace: str, tokens: Tokens, state: LiveState | None = None, forgets: int | None = None
+    ) -> None:
+        """Note that these tokens were evaluated (no state): `matched` and branch points rest on it.
+
+        `state`: their context; nothing is noted once it was forgotten. `forgets`: `Known.forgets`; nothing
+        is noted if anything was forgotten since. Never at the price of a checkpoint on the path itself.
+        """
+        if (state is not None and state.forgotten) or forgets not in (None, self._forgets):
+            return
+        match = self.tree.match(namespace, tokens)
+        if self.make_room(match.growth(len(tokens) - match.length), match, keep=match.entries()):
+            match = self.tree.insert(namespace, tokens)
+            match.end_prompt(0 if state is None else state.prompt_end(tokens))
+            self.make_room(0)
+
+    # -- forgetting --------------------------------------------------------------------------------
+
+    @guarded(later=True)
+    def clear(self) -> None:
+        """See `PromptCache.clear`; a checkpoint in use goes with its last user."""
+        self._forgets += 1
+        for entry in list(self.tree.oldest_entries()):
+            self.remove(entry)
+        self.counts.damaged += self.tree.damaged
+        self.tree = Tree()
+        self.account.free_all()
+        self.prefixes = Prefixes()
+
+    @guarded(0, later=True)
+    def forget(self, tokens: Tokens) -> int:
+        """See `PromptCache.forget`. Pins of it go; pins of its beginning stay."""
+        if not len(tokens):
+            return 0
+        self._forgets += 1
+        for ref in self._followed:
+            if (state := ref()) is not None:
+                state.forget(tokens)
+        before = self.used() - self.account.idle_bytes
+        stays = pinned_before(self.pinned, tokens)
+        for name in self.tree.namespaces():
+            match = self.tree.match(name, tokens)
+            top = match.own_edge(len(tokens))
+            if top is not None:
+                self.tree.divide(name, match, stays)
+                self._forget_below(top, stays)
+        for entry in self.doomed:  # in use: their bytes go back to the system afterwards
+            entry.recycled = False
+        self.prefixes.forget(tokens)
+        self._keep_pinned(tokens)
+        self.account.free_all()  # idle buffers may hold forgotten state
+        freed = before - self.used()
+        self.make_room(0)
+        return freed
+
+    def _forget_below(self, top: Node, stays: int) -> None:
+        """Remove an edge and everything below it, except what ends within its first `stays` tokens."""
+        leaf = top.leaf()
+        while True:  # one leaf at a time: the tree closes up behind it
+            while leaf.segments and leaf.segments[-1].end > stays:
+                self.tree.shorten(leaf)
+            for entry in [e for e in leaf.entries.values() if e.position > stays]:
+                self.remove(entry)
+            parent = leaf.parent
+            self.tree.trim(leaf)
+            if leaf is top or parent is None:
+                return
+            leaf = parent.leaf()
+
+    @guarded(later=True)
+    def drop(self, checkpoint: Checkpoint) -> Tokens | None:
+        """Remove a damaged checkpoint; return the tokens before it, None if it is not here."""
+        entry = self.tree.find(checkpoint)
+        if entry is None:
+            return None
+        path = self.tree.path_of(entry)
+        self.remove(entry)
+        return path
+
+    @guarded(later=True)
+    def drop_segment(self, segment: Segment) -> None:
+        """Remove a damaged segment; the checkpoints behind it stay."""
+        self.counts.damaged += self.tree.remove_segment(segment)
+
+    # -- for the tiers outside ---------------------------------------------------------------------
+
+    @guarded(lambda *_: Known(), changes=False)
+    def known(self, tokens: Tokens, view: LiveView, costs: Costs) -> Known:
+        """Return what RAM knows of a prompt."""
+        match, live_lcp = self.tree.match(view.namespace, tokens), common_prefix(tokens, view.tokens)
+        choice, _ = restore_point(match, match.entries(), len(tokens), live_lcp, view, costs)
+        missing: list[Range] = []
+        if view.needs_attention:
+            missing = [*match.missing(match.length), (match.length, len(tokens))]
+        missing = [(a, b) for a, b in missing if b > max(a, live_lcp)]
+        return Known(match.length, match.branches(), choice.position, tuple(missing), self._forgets)
+
+    @guarded()
+    def expect(self, namespace: str, path: Tokens, n_bytes: int) -> Expected | None:
+        """Make room for bytes that are about to be read; None if there is none."""
+        match = self.tree.match(namespace, path)
+        fits = self.make_room(n_bytes + ENTRY_BYTES + match.growth(len(path) - match.length), match)
+        self.counts.refused += not fits
+        return self.account.reserve(Expected(n_bytes)) if fits else None
+
+    @guarded()
+    def insert_loaded(
+        self, view: LiveView, path: Tokens, loaded: Loaded, expected: Expected, forgets: int, source: Outside
+    ) -> None:
+        """Add what was read, where it is missing here, unless anything was forgotten since."""
+        self.account.unreserve(expected)
+        if forgets != self._forgets:
+            return
+        match = self.tree.insert(view.namespace, path)
+        if not any(e.position == len(path) for e in match.entries()):
+            loaded.snapshot.flags.writeable = False
+            checkpoint = Checkpoint(view.namespace, len(path), loaded.snapshot, loaded.logits)
+            self._put(match, checkpoint, path).read_from = source
+        for segment in loaded.segments:
+            for start, end in clipped(match.missing(len(path)), segment.end, segment.start):
+                try:
+                    part = part_of(segment, path, start, end, view.split)
+                except (ValueError, MemoryError):
+                    self.counts.damaged += 1
+                    continue
+                if part is not None:
+                    self.tree.store(match, part)
+
+    @guarded(lambda *_: [], changes=False)
+    def restart_points(self, namespace: str, path: Tokens) -> list[Point]:
+        """Return the checkpoints of a path that are worth writing, see `write_policy.restart_points`."""
+        return restart_points(self.tree.match(namespace, path))
+
+    @contextmanager
+    def checkpoint_at(self, namespace: str, path: Tokens) -> Iterator[Checkpoint | None]:
+        """The checkpoint at the end of a path, or None; pinned within this context."""
+        user = User()
+        try:
+            yield self._use(user, namespace, path)
+        finally:
+            self.release(user)
+
+    @guarded()
+    def _use(self, user: object, namespace: str, path: Tokens) -> Checkpoint | None:
+        entries = self.tree.match(namespace, path).entries()
+        if not entries or entries[-1].position != len(path):
+            return None
+        self.pins.use(user, entries[-1])
+        return entries[-1].checkpoint
+
+    @guarded(lambda *_: [], changes=False)
+    def attention(self, namespace: str, path: Tokens, start: int, end: int) -> list[Segment]:
+        """Return the segments of [start, end) of a path, as they are cut now."""
+        match = self.tree.match(namespace, path)
+        known = min(end, match.length)  # the last segment may belong to a path that left this one
+        return [s for s in match.segments() if start <= s.start and s.end <= known]
+
+    def splitter(self, namespace: str) -> Splitter | None:
+        """Return the function that cuts segments of a namespace, if it is known; from any thread."""
+        return self.tree.splitters.get(namespace)
