@@ -71,11 +71,12 @@ def test_holes_are_refused_in_hybrid_memory(llm: Any, live: Any) -> None:
     assert live.fault() is None
 
 
-def test_a_failed_decode_names_its_result(llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library(), "decode", lambda ctx, batch: -3)
-    with pytest.raises(DecodeError, match="-3") as told:
+@pytest.mark.parametrize("code", [-3, 1])
+def test_a_failed_decode_names_its_result(llm: Any, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    monkeypatch.setattr(library(), "decode", lambda ctx, batch: code)
+    with pytest.raises(DecodeError, match=str(code)) as told:
         llm._ctx.decode(SimpleNamespace(batch=None))
-    assert told.value.code == -3
+    assert told.value.code == code
 
 
 def test_a_closed_context_decodes_nothing(llm: Any) -> None:

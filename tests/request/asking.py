@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import closing
 from itertools import islice
 from typing import Any
@@ -76,21 +76,31 @@ def until(true: Callable[[], Any]) -> None:
 
 
 def in_thread(work: Callable[..., Any], *args: Any) -> Any:
-    """The result of `work(*args)` in another thread, which then ends."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(work, *args).result(DEADLINE)
+    """Return the result of `work(*args)` in another thread, which then ends."""
+    return together(lambda: work(*args))[0]
 
 
 def together(*jobs: Callable[[], Any]) -> list[Any]:
-    """Run jobs at once, in threads of their own; what they returned."""
+    """Run jobs at once, each in a thread that keeps no process alive; return their results."""
     all_there = threading.Barrier(len(jobs), timeout=DEADLINE)
+    results: list[Future[Any]] = [Future() for _ in jobs]
 
-    def run(job: Callable[[], Any]) -> Any:
-        all_there.wait()
-        return job()
+    def run(job: Callable[[], Any], result: Future[Any]) -> None:
+        try:
+            all_there.wait()
+            result.set_result(job())
+        except BaseException as error:
+            result.set_exception(error)
 
-    with ThreadPoolExecutor(len(jobs)) as pool:
-        return [future.result(DEADLINE) for future in [pool.submit(run, job) for job in jobs]]
+    threads = [
+        threading.Thread(target=run, args=pair, daemon=True) for pair in zip(jobs, results, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    found = [result.result(DEADLINE) for result in results]
+    for thread in threads:
+        thread.join(DEADLINE)
+    return found
 
 
 def each(work: Callable[[Any], Any], over: Iterable[Any]) -> list[Any]:

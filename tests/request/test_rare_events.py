@@ -8,7 +8,6 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
-import llama_cpp
 import pytest
 
 from tests.request.asking import DEADLINE, WORDS, begin, said, take, until, waits_for_reply
@@ -137,22 +136,6 @@ def test_a_state_that_a_signal_handler_saves_hides_no_tokens(
     assert text == llm.detokenize(answer).decode(errors="ignore")
     assert states
     assert llm.input_ids[: llm.n_tokens].tolist() == [*WORDS[:300], *answer[:5]]
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_completion_that_has_its_answer_may_change_the_tokens_itself(opened: Opened, stream: bool) -> None:
-    """The caller no longer waits for a reply: its changes are not those of a signal handler."""
-    llm, tokens = opened(), list[int]()
-
-    class Resets(llama_cpp.LlamaRAMCache):  # type: ignore[misc]
-        def __setitem__(self, key: Any, state: Any) -> None:
-            tokens.append(llm.n_tokens)
-            llm.reset()
-            tokens.append(llm.n_tokens)
-
-    llm.set_cache(Resets())
-    said(llm.create_completion(WORDS[:40], max_tokens=6, temperature=0.0, stream=stream))
-    assert tokens == [45, 0]
 
 
 def test_answers_closed_in_a_callback_hold_up_no_request(opened: Opened) -> None:
