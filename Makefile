@@ -18,7 +18,7 @@ help: ## list the targets
 venv: .venv/.installed ## set up .venv: tools, the pinned llama-cpp-python, this package with its shim
 
 demo: venv ## an eight-turn chat with a hybrid model, stock and ours side by side
-	$(BIN)/python -m llamahybrid.evaluate.demo
+	$(BIN)/python -m benchmarks.demo
 
 PYTEST := $(BIN)/pytest -n 2 --dist loadgroup
 BUILD  := LLAMAHYBRID_ENGINE=stock $(BIN)/llamahybrid engine build
@@ -31,7 +31,7 @@ test: lint ## lint, types, the suite on the stock engine, and its native part on
 test-all: lint llama-server ## everything: all architectures, long campaigns, llama-server, the hardening patches
 	LLAMAHYBRID_ENGINE=stock $(PYTEST) -m ""
 	lib=$$($(BUILD)) && $(ON) -m patched
-	lib=$$($(BUILD) --hardening) && $(ON) -m "" tests/patches tests/hazards tests/devices tests/test_pytest_plugin.py
+	lib=$$($(BUILD) --hardening) && $(ON) -m "" tests/patches tests/harness/hazards tests/devices tests/test_pytest_plugin.py
 
 mutations: venv ## plants faults in copies of the package, one at a time: which test notices?
 	LLAMAHYBRID_ENGINE=stock $(BIN)/python -m tests.lab.mutations --workers 2
@@ -53,12 +53,11 @@ integrations: venv ## LangChain, llama-index, outlines, ... each in an environme
 	$(BIN)/python -m tests.integrations.environments $(ONLY)
 
 upstream: venv ## is there a newer llama-cpp-python, and what of the patches merges into it
-	$(BIN)/llamahybrid engine rebase latest --check
+	$(BIN)/python -m tests.lab.rebase latest --check
 
 fuzz: venv ## random histories, alone and several at once, threads, interrupts, damaged state, wrong drafts (TIME s each), KILLS killed writers
 	$(BIN)/python -m tests.lab.fuzz --seconds $(TIME)
 	$(BIN)/python -m tests.lab.parallel_fuzz --seconds $(TIME)
-	$(BIN)/python -m tests.lab.thread_fuzz --seconds $(TIME)
 	$(BIN)/python -m tests.lab.interrupt_fuzz --seconds $(TIME)
 	$(BIN)/python -m tests.lab.signal_fuzz --seconds $(TIME)
 	$(BIN)/python -m tests.lab.blob_fuzz --seconds $(TIME)
@@ -70,11 +69,10 @@ fuzz: venv ## random histories, alone and several at once, threads, interrupts, 
 	$(BIN)/python -m tests.lab.remote_fuzz --blows 50 --seconds $(TIME)
 	$(BIN)/python -m tests.lab.draft_fuzz --seconds $(TIME)
 
-soak: venv ## one long chat for TIME seconds, watching memory; 500 short ones against their budget; a server under load, hung up on and killed; thousands of requests, two models in turn
-	$(BIN)/python -m tests.lab.soak --seconds $(TIME)
+soak: venv ## one long chat for TIME seconds, watching memory; 500 short ones against their budget; a server under load, hung up on and killed; two models in turn
+	$(BIN)/python -m tests.lab.fuzz --one-life --seconds $(TIME)
 	$(BIN)/python -m tests.lab.footprint
 	$(BIN)/python -m tests.lab.server_load
-	$(BIN)/python -m tests.lab.server_turns
 
 bench: venv ## overhead against stock, and what drafts gain
 	$(BIN)/python -m benchmarks.overhead
@@ -89,7 +87,7 @@ clean: ## remove what the other targets made here (the cache folder keeps the bu
 
 .venv/.created:
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet "platformdirs>=4" "rich>=13"
+	$(BIN)/python -m pip install --quiet "platformdirs>=4" "filelock>=3.12" "rich>=13"
 	touch $@
 
 # Each stamp is newer than all it was made from, so a second run does nothing.

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from llamahybrid.evaluate.report import Report
-    from llamahybrid.evaluate.targets.base import Target
+    from llamahybrid.harness.report import Report
+    from llamahybrid.harness.targets.base import Target
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -64,7 +64,7 @@ def llamahybrid_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[...,
 @pytest.fixture(scope="session")
 def llamahybrid_target(pytestconfig: pytest.Config, llamahybrid_lib: Path | None) -> Iterator[Target]:
     """The target that `--llamahybrid-target` names, on the library of `--llamahybrid-lib`."""
-    from llamahybrid.evaluate.targets.choice import target
+    from llamahybrid.harness.targets.choice import target
 
     chosen = target(pytestconfig.getoption("--llamahybrid-target"), llamahybrid_lib)
     yield chosen
@@ -81,8 +81,8 @@ def llamahybrid_check(
     """
 
     def check(*workloads: str, arch: str = "qwen35", model: Path | None = None) -> Report:
-        from llamahybrid.evaluate.check import WORKLOADS, Check
-        from llamahybrid.evaluate.targets.base import ModelFile
+        from llamahybrid.harness.check import WORKLOADS, Check
+        from llamahybrid.harness.targets.base import ModelFile
 
         known = {workload.name: workload for workload in WORKLOADS}
         if unknown := [name for name in workloads if name not in known]:
@@ -104,8 +104,8 @@ def llamahybrid_trace(
     """
 
     def replayed(trace: Path, arch: str = "qwen35", model: Path | None = None) -> Report:
-        from llamahybrid.evaluate.targets.base import ModelFile
-        from llamahybrid.evaluate.traces.replay import replay
+        from llamahybrid.harness.targets.base import ModelFile
+        from llamahybrid.harness.traces.replay import replay
 
         path = model or llamahybrid_model(arch)
         return replay([Path(trace)], [llamahybrid_target], [ModelFile(path.stem, path)])

@@ -24,9 +24,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from llamahybrid.evaluate.crowds import CROWDS
-from llamahybrid.evaluate.oracle import least_decodes
-from llamahybrid.evaluate.workloads import TOKEN_WORKLOADS, Workload, long_prompt, mid_generation, raw
+from llamahybrid.harness.oracle import least_decodes
+from llamahybrid.harness.workloads.multi_user import CROWDS
+from llamahybrid.harness.workloads.tokens import TOKEN_WORKLOADS, Workload, long_prompt, mid_generation, raw
 from tests.lab.pretend import (
     ON_A_GPU,
     QWEN36_27B,
@@ -71,7 +71,7 @@ def ratios(workloads: Iterable[Workload], policies: Sequence[Policy], longer: in
 
 
 class Curve:
-    """One family of workloads over all budgets."""
+    """Play a family of workloads under all budgets."""
 
     def __init__(
         self, name: str, workloads: Sequence[Workload], longer: int = 1, together: bool = False

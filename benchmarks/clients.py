@@ -301,8 +301,8 @@ def named(part: str, clients: int) -> str:
 
 def main(arguments: argparse.Namespace) -> int:
     """Make what is missing, and play all parts."""
-    from llamahybrid.engine.progress import display
-    from llamahybrid.evaluate.tables import machine
+    from benchmarks.tables import machine
+    from llamahybrid.engine.process import display
     from llamahybrid.tiny import make
     from tests.lab import server_build
 

@@ -21,11 +21,12 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.conversations import Draw, Words, named, ratio
+from benchmarks.tables import machine
 from llamahybrid import Llama
-from llamahybrid.evaluate.conversation import Conversation, Record, converse
-from llamahybrid.evaluate.speech import Speech
-from llamahybrid.evaluate.tables import machine
+from llamahybrid.harness.conversation import Conversation
+from llamahybrid.harness.workloads.speech import Speech
 from llamahybrid.prompt_cache import Costs, PromptCache
+from tests.lab.in_process import Record, converse
 from tests.lab.pretend import Ours, PretendSpeech, Scale, play
 from tests.lab.quiet import silence
 from tests.lab.real_costs import RealCosts, measure_with

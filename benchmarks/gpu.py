@@ -35,7 +35,7 @@ from llamahybrid.devices import ggml
 from llamahybrid.devices.rpc import connect, endpoints
 from llamahybrid.engine.bindings import loaded_from
 from llamahybrid.engine.doctor import examine
-from llamahybrid.evaluate.speech import Speech
+from llamahybrid.harness.workloads.speech import Speech
 from llamahybrid.tiny import make
 from tests.lab.reference import LAYERS, RPC
 
@@ -82,15 +82,15 @@ def fast(place: dict[str, Any], device: ggml.Device) -> dict[str, float]:
         found: dict[str, list[float]] = {}
         with closing(Llama(model, **shape, **place)) as ours:
             stock = None if place else llama_cpp.Llama(model, **shape)
-            plain = Plain(device.handle, _state_size(ours))
             speech = Speech(ours, 1)
-            for _ in range(ROUNDS + 1):
-                prompt = speech.words(PROMPT)
-                for name, llm in (("stock", stock), ("ours", ours)):
-                    if llm is not None:
-                        _request(found, name, llm, prompt)
-                _states(found, ours)
-                plain.copy(found)
+            with closing(Plain(device.handle, _state_size(ours))) as plain:
+                for _ in range(ROUNDS + 1):
+                    prompt = speech.words(PROMPT)
+                    for name, llm in (("stock", stock), ("ours", ours)):
+                        if llm is not None:
+                            _request(found, name, llm, prompt)
+                    _states(found, ours)
+                    plain.copy(found)
             if stock is not None:
                 stock.close()
     return {name: statistics.median(times[1:]) for name, times in found.items()}
@@ -133,11 +133,21 @@ class Plain:
     def __init__(self, device: int, size: int) -> None:
         self._library, self._size = ctypes.CDLL(str(ggml.file())), size
         self._host = ctypes.create_string_buffer(size)
-        context = self._call("ggml_init", ctypes.c_void_p, _Memory(4096, None, True))
-        self._tensor = self._call("ggml_new_tensor_1d", ctypes.c_void_p, context, _I8, ctypes.c_int64(size))
+        self._context = self._call("ggml_init", ctypes.c_void_p, _Memory(4096, None, True))
+        self._tensor = self._call(
+            "ggml_new_tensor_1d", ctypes.c_void_p, self._context, _I8, ctypes.c_int64(size)
+        )
         kind = self._call("ggml_backend_dev_buffer_type", ctypes.c_void_p, device)
-        if not self._call("ggml_backend_alloc_ctx_tensors_from_buft", ctypes.c_void_p, context, kind):
+        self._buffer = self._call(
+            "ggml_backend_alloc_ctx_tensors_from_buft", ctypes.c_void_p, self._context, kind
+        )
+        if not self._buffer:
             raise RuntimeError("the device has no memory left")
+
+    def close(self) -> None:
+        """Free the memory; an RPC server serves other programs only then."""
+        self._call("ggml_backend_buffer_free", None, self._buffer)
+        self._call("ggml_free", None, self._context)
 
     def copy(self, found: dict[str, list[float]]) -> None:
         """To the host, and back."""

@@ -3,7 +3,7 @@
 Every workload on every kind of memory, once with message starts that the vocabulary marks and once as raw
 tokens; the first, cold request is left out. Sliding windows are 16 tokens, with `swa_full=False` and batches
 small enough for the cache to throw cells away. Models are tiny, but costs are taken to be a real one's
-(`llamahybrid.evaluate.compare.REAL`): they decide how near checkpoints lie.
+(`tests.lab.real_costs.REAL`): they decide how near checkpoints lie.
 Run: python -m benchmarks.ratios [--arch ARCH ...] [--workload NAME ...] [--no-stock] [--json FILE]
 Once per engine, as LLAMAHYBRID_ENGINE says; exits with 1 where a bound is missed.
 """
@@ -23,11 +23,11 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from benchmarks.tables import machine
 from llamahybrid.engine.bindings import loaded_from, stock
-from llamahybrid.evaluate.compare import WORKLOADS, Comparer, Stock
-from llamahybrid.evaluate.tables import machine
-from llamahybrid.evaluate.workloads import Workload, long_prompt, raw
+from llamahybrid.harness.workloads.tokens import Workload, long_prompt, raw
 from llamahybrid.tiny import make
+from tests.lab.in_process import WORKLOADS, Comparer, Stock
 from tests.lab.quiet import silence
 from tests.lab.real_costs import with_real_costs
 from tests.lab.subjects import SUBJECTS, Subject
@@ -37,7 +37,7 @@ ENGINE = "stock" if loaded_from() == stock() else "patched"
 
 @dataclass(frozen=True)
 class Cell:
-    """One workload on one model."""
+    """A workload on a model."""
 
     workload: str
     arch: str
@@ -60,8 +60,8 @@ class Cell:
 
 
 def measure(comparer: Comparer, workload: Workload, arch: str, with_stock: bool) -> Cell:
-    ours = comparer.side(with_real_costs, workload, "ours")
-    stock = comparer.side(Stock, workload, "stock") if with_stock else None
+    ours = comparer.side(with_real_costs, workload)
+    stock = comparer.side(Stock, workload) if with_stock else None
     answers = [record.generated for record in ours.records]
     return Cell(
         workload=workload.name,

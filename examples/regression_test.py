@@ -8,10 +8,11 @@ Exit status 1 if a text differs or a request decodes more than on stock: made fo
 import sys
 from pathlib import Path
 
-from llamahybrid.evaluate.compare import Comparer
-from llamahybrid.evaluate.conversation import Conversation, Request
-from llamahybrid.evaluate.speech import Speech
-from llamahybrid.evaluate.workloads import Workload
+from llamahybrid.harness.check import Check, model_file
+from llamahybrid.harness.conversation import Conversation, Request
+from llamahybrid.harness.targets.choice import targets
+from llamahybrid.harness.workloads.speech import Speech
+from llamahybrid.harness.workloads.tokens import Workload
 
 SYSTEM = "You are the help desk of a library. Members may borrow ten books for four weeks. " * 5
 QUESTIONS = ("How long may I keep a book?", "May I renew it?", "What if I lose it?", "Thank you. Sum it up.")
@@ -29,16 +30,21 @@ def help_desk(_: Speech) -> Conversation:
 def main(model: str) -> int:
     """Run the workload on both, greedily; print the decoded tokens of each request."""
     workload = Workload("help desk", help_desk, n_ctx=4096, measured_from=0, template=True)
-    comparison = Comparer(Path(model)).run(workload)
-    stock, ours = comparison.stock, comparison.ours
-    worse = 0
-    for number, (theirs, our) in enumerate(zip(stock.records, ours.records, strict=True), 1):
-        print(f"request {number}: prompt {len(our.prompt)}, decoded {theirs.decoded} and {our.decoded}")
+    file = model_file("model", Path(model))
+    report = Check(targets(["stock", "ours"]), [file], [workload], probes=False).run()
+    if errors := [target.error for target in report.targets if target.error]:
+        raise SystemExit("; ".join(errors))
+    stock, ours = (target.workloads[0] for target in report.targets)
+    worse = different = 0
+    for number, (theirs, our) in enumerate(zip(stock.requests, ours.requests, strict=True), 1):
+        print(f"request {number}: prompt {our.total}, decoded {theirs.decoded} and {our.decoded}")
         worse += our.decoded > theirs.decoded
+        different += our.text_hash != theirs.text_hash
     print(f"decoded in all: stock {stock.decoded}, ours {ours.decoded}, the least possible {ours.least}")
-    print(f"seconds: stock {stock.seconds:.2f}, ours {ours.seconds:.2f}")
-    print("texts equal" if comparison.texts_equal else "TEXTS DIFFER")
-    return int(worse > 0 or not comparison.texts_equal)
+    seconds = [sum(request.seconds for request in side.requests) for side in (stock, ours)]
+    print("seconds: stock {:.2f}, ours {:.2f}".format(*seconds))
+    print("texts equal" if not different else "TEXTS DIFFER")
+    return int(bool(worse or different))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Assertions on reports of the harness, for regression tests; the pytest plugin's fixtures make the reports.
 
-What cannot be told fails, and the message says so: an assertion that holds while nothing is known is none.
+Missing information fails an assertion, with a message: no assertion passes without data.
 """
 
 from __future__ import annotations
@@ -8,11 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamahybrid.evaluate.render.bars import whose
-from llamahybrid.evaluate.render.sentences import PROBE
+from llamahybrid.harness.report import PROBE, whose
 
 if TYPE_CHECKING:
-    from llamahybrid.evaluate.report import Report, RequestFigures, TargetFigures, WorkloadFigures
+    from llamahybrid.harness.report import Report, RequestFigures, TargetFigures, WorkloadFigures
 
 
 def assert_reuse(report: Report, at_least: float) -> None:
@@ -85,8 +84,8 @@ def assert_sound(lib: Path | None, *hazards: str) -> None:
         EngineError: `lib` cannot be loaded.
         ValueError: an id is not known.
     """
-    from llamahybrid.hazards.catalogue import PROBES, find
-    from llamahybrid.hazards.runner import library, run, sound
+    from llamahybrid.harness.hazards.catalogue import PROBES, find
+    from llamahybrid.harness.hazards.runner import library, run, sound
 
     results = run([find(name) for name in hazards] or PROBES, library(lib))
     hit = [result for result in results if not result.outcome.verdict.sound]

@@ -9,11 +9,11 @@ import pytest
 from llamahybrid.assertions import assert_reuse, assert_same_answer, assert_sound
 from llamahybrid.engine.bindings import stock
 from llamahybrid.errors import EngineError
-from llamahybrid.evaluate.report import Report
-from llamahybrid.hazards import outcome, runner
-from llamahybrid.hazards.outcome import Outcome
-from llamahybrid.hazards.probe import Probe
-from tests.evaluate.reports import report, request, target, verdict, workload
+from llamahybrid.harness.hazards import outcome, runner
+from llamahybrid.harness.hazards.case import Probe
+from llamahybrid.harness.hazards.outcome import Outcome
+from llamahybrid.harness.report import Report
+from tests.harness.reports import report, request, target, verdict, workload
 
 
 def of(**figures: object) -> Report:
@@ -69,7 +69,7 @@ def test_workload_that_did_not_run_does_not_pass(check: object) -> None:
         check(report(target("ours", workload(), left_out)))  # type: ignore[operator]
 
 
-def test_answers_must_be_those_of_a_fresh_context() -> None:
+def test_answers_other_than_a_fresh_contexts_fail() -> None:
     assert_same_answer(report())
     assert_same_answer(of(answer="tie"))
     with pytest.raises(AssertionError, match="chat 0, turn 1: the answer is not that"):

@@ -55,7 +55,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 LAYERS = (
     "llamahybrid __main__ cli",
-    "assertions program installation ray server events evaluate hazards",
+    "assertions program installation ray server events harness",
     "llama configuration saved_state",
     "client",
     "core speculation",

@@ -18,8 +18,8 @@ import pytest
 from llama_cpp import Llama as BoundEarly
 
 import llamahybrid
-from llamahybrid.evaluate.compare import Stock
 from tests.conftest import EMBEDDING_ALONE, SETTINGS, TinyModel, take
+from tests.lab.in_process import Stock
 
 Opener = Callable[..., Any]
 
@@ -357,14 +357,6 @@ def test_class_that_cannot_be_subclassed_stays_stock(
     llamahybrid.install()
     assert type(open_model(cls=Registered)) is Registered
     assert "stays stock" in caplog.text
-
-
-def test_missing_model_is_the_same_error(caplog: pytest.LogCaptureFixture) -> None:
-    llamahybrid.install(n_parallel=2)
-    for cls in (BoundEarly, Counting):
-        with pytest.raises(ValueError, match="does not exist"):
-            cls("/nowhere/model.gguf", verbose=False)
-    gc.collect()
 
 
 def test_install_and_uninstall_while_threads_open_models(open_model: Opener, tiny_model: TinyModel) -> None:

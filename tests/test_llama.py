@@ -1,19 +1,15 @@
 """The drop-in: prefixes are reused, faults leave nothing wrong, and everything else is upstream's."""
 
-import gc
 import itertools
 import pickle
-import threading
 
 import llama_cpp
 import numpy as np
 import pytest
-import xxhash
-from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 from llamahybrid import Llama, PromptCache
-from llamahybrid.errors import DecodeError, LlamaHybridError
-from llamahybrid.evaluate.counters import DecodeCounter
+from llamahybrid.errors import LlamaHybridError
+from llamahybrid.harness.counters import DecodeCounter
 from tests.conftest import take
 from tests.lab.integrity import check_integrity
 
@@ -63,11 +59,12 @@ def test_a_plain_model_stores_only_attention_that_it_gives_up(open_model):
     llm = open_model("llama")
     take(llm, PROMPT)
     take(llm, [*llm.eval_tokens, *OTHER])
-    assert llm.prompt_cache.stats().bytes_ram == 4 * llm.prompt_cache.stats().extra["tokens"]
+    stats = llm.prompt_cache.stats()
+    assert stats.bytes_ram == stats.extra["index_bytes"]
     take(llm, PROMPT[:40] + OTHER)
     stats = llm.prompt_cache.stats()
     assert (stats.entries, stats.segments) == (1, 1)
-    assert stats.bytes_ram == stats.extra["segment_bytes"] + 4 * stats.extra["tokens"], "no snapshot"
+    assert stats.bytes_ram == stats.extra["segment_bytes"] + stats.extra["index_bytes"], "no snapshot"
 
 
 # -- the cache -------------------------------------------------------------------------------------
@@ -97,14 +94,6 @@ def test_models_that_share_a_cache_never_serve_each_other(open_model, fresh):
     assert second.last_request.cached == 0
 
 
-def test_the_same_model_in_another_context_shares_the_cache(open_model, fresh):
-    cache = PromptCache()
-    take(open_model("mamba", prompt_cache=cache), PROMPT)
-    second = open_model("mamba", prompt_cache=cache)
-    assert take(second, PROMPT) == fresh(PROMPT, arch="mamba")
-    assert second.last_request.cached == len(PROMPT)
-
-
 @pytest.mark.parametrize("arch", [HYBRID, "mamba"])
 def test_a_damaged_checkpoint_is_dropped_and_decoded_again(open_model, fresh, caplog, arch):
     llm = open_model(arch)
@@ -125,7 +114,7 @@ def test_a_state_with_nan_is_found_out_and_everything_decoded_again(open_model, 
     def poisoned(out):
         save(out)
         out[-4000:] = np.full(1000, np.nan, dtype=np.float32).view(np.uint8)
-        return xxhash.xxh3_64_intdigest(out.data)
+        return True
 
     monkeypatch.setattr(llm.runner.live.native, "save_partial", poisoned)
     take(llm, PROMPT, 2)
@@ -135,19 +124,6 @@ def test_a_state_with_nan_is_found_out_and_everything_decoded_again(open_model, 
     assert len(PROMPT) not in [entry.position for entry in llm.prompt_cache.ram.tree.oldest_entries()]
     assert take(llm, OTHER) == fresh(OTHER), "NaN stayed in memory"
     check_integrity(llm.prompt_cache)
-
-
-def test_an_answer_of_nan_makes_no_checkpoints(open_model, monkeypatch):
-    llm = open_model()
-    take(llm, PROMPT, 2)
-    nothing = np.full(llm.n_vocab(), np.nan, dtype=np.float32)
-    generator = llm.generate([*PROMPT, 4], temp=0.0)
-    next(generator)
-    stored = llm.prompt_cache.stats().entries
-    monkeypatch.setattr(llm.runner.live.native, "logits", lambda *_: nothing)
-    list(itertools.islice(generator, 130))
-    generator.close()
-    assert llm.prompt_cache.stats().entries == stored
 
 
 def test_a_warmed_prompt_starts_where_it_was_warmed(open_model, fresh):
@@ -173,14 +149,6 @@ def test_without_a_cache_there_is_nothing_to_warm(open_model):
         open_model(prompt_cache=False).warm(PROMPT)
 
 
-def test_a_miss_is_explained_in_words(open_model):
-    llm = open_model(explain=True)
-    take(llm, PROMPT)
-    take(llm, [*PROMPT[:50], 7, *PROMPT[51:]])
-    new, old = (llm._model.detokenize([t], special=True).decode(errors="replace") for t in (7, PROMPT[50]))
-    assert llm.last_request.reason.startswith(f"history differs at token 50 of 80: {new!r} was {old!r};")
-
-
 # -- faults -----------------------------------------------------------------------------------------
 
 
@@ -193,93 +161,6 @@ def test_a_generator_closed_half_way_keeps_its_progress(open_model, fresh, arch)
     follow_up = [*PROMPT, *answer[:4], 3]
     assert take(llm, follow_up) == fresh(follow_up, arch=arch)
     assert llm.last_request.cached >= len(PROMPT)
-
-
-def test_an_old_generator_cannot_touch_a_newer_request(open_model, fresh):
-    llm = open_model()
-    old = llm.generate(PROMPT, temp=0.0)
-    next(old)
-    new = llm.generate(OTHER, temp=0.0)
-    answer = [next(new)]
-    old.close()
-    del old
-    gc.collect()
-    assert [*answer, *itertools.islice(new, 7)] == fresh(OTHER)
-
-
-def test_a_replaced_request_keeps_its_progress(open_model):
-    llm = open_model()
-    seen = []
-    llm.on_request = seen.append
-    old = llm.generate(PROMPT, temp=0.0)
-    next(old)
-    take(llm, [*PROMPT, 5])
-    assert llm.last_request.cached == len(PROMPT)
-    old.close()
-    assert [r.generated for r in seen] == [8, 1], "each request is told of once, when it is over"
-
-
-def test_an_aborted_decode_leaves_no_wrong_state(open_model, fresh):
-    llm = open_model()
-    take(llm, PROMPT, 2)
-    polls = itertools.count()
-
-    @llama_cpp.ggml_abort_callback
-    def abort(_):
-        return next(polls) >= 30
-
-    llama_cpp.llama_set_abort_callback(llm.ctx, abort, None)
-    with pytest.raises(DecodeError) as error:
-        take(llm, [*PROMPT, *OTHER])
-    assert error.value.code == 2
-    llama_cpp.llama_set_abort_callback(llm.ctx, llama_cpp.ggml_abort_callback(0), None)
-    assert take(llm, [*PROMPT, 4]) == fresh([*PROMPT, 4])
-    assert llm.last_request.cached == len(PROMPT)
-
-
-@pytest.mark.parametrize("after", [True, False])
-def test_an_interrupt_in_a_decode_leaves_no_wrong_state(open_model, fresh, monkeypatch, after):
-    llm = open_model()
-    take(llm, PROMPT, 2)
-    decode = type(llm._ctx).decode
-
-    def interrupted(self, batch):
-        if after:
-            decode(self, batch)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(type(llm._ctx), "decode", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        take(llm, [*PROMPT, *OTHER])
-    monkeypatch.undo()
-    assert take(llm, [*PROMPT, 4]) == fresh([*PROMPT, 4])
-    assert llm.last_request.cached == len(PROMPT)
-
-
-def test_an_exception_in_user_code_between_tokens_keeps_progress(open_model, fresh):
-    llm = open_model()
-
-    def stop(ids, logits):
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        take(llm, PROMPT, stopping_criteria=stop)
-    assert take(llm, PROMPT) == fresh(PROMPT)
-    assert llm.last_request.cached == len(PROMPT)
-
-
-def test_threads_take_turns(open_model, fresh):
-    llm = open_model()
-    prompts = [[*PROMPT, i] for i in range(4)]
-    answers = {}
-    threads = [
-        threading.Thread(target=lambda i=i: answers.update({i: take(llm, prompts[i])})) for i in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert answers == {i: fresh(prompts[i]) for i in range(4)}
 
 
 # -- upstream's ways -------------------------------------------------------------------------------
@@ -297,14 +178,6 @@ def test_sent_tokens_are_checked_like_a_draft(open_model, fresh):
     assert answer == right[: len(answer)]
 
 
-@pytest.mark.parametrize("arch", KINDS)
-def test_a_draft_changes_nothing_but_the_batches(open_model, fresh, arch):
-    prompt = PROMPT[:20] * 6
-    llm = open_model(arch, draft_model=LlamaPromptLookupDecoding(num_pred_tokens=4))
-    assert take(llm, prompt, 40) == fresh(prompt, 40, arch=arch)
-    assert take(llm, prompt[:90], 20) == fresh(prompt[:90], 20, arch=arch)
-
-
 def test_unknown_arguments_are_swallowed_as_upstream_does(open_model):
     assert take(open_model(no_such_argument=1), PROMPT, 1)
 
@@ -317,16 +190,6 @@ def test_a_pickled_model_comes_back_with_its_settings(open_model):
     assert again.__getstate__()["wait"] == 2.5
 
 
-def test_closing_with_a_generator_alive(open_model):
-    llm = open_model()
-    generator = llm.generate(PROMPT, temp=0.0)
-    next(generator)
-    llm.close()
-    with pytest.raises((RuntimeError, AssertionError)):
-        next(generator)
-    llm.close()
-
-
 def test_a_missing_model_is_upstreams_error():
     with pytest.raises(ValueError, match="does not exist"):
         Llama("/no/such/model.gguf", verbose=False)
@@ -336,11 +199,6 @@ def test_a_corrupt_model_is_upstreams_error(tmp_path):
     (tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(100))
     with pytest.raises(ValueError, match="Failed to load"):
         Llama(str(tmp_path / "bad.gguf"), verbose=False)
-
-
-def test_each_embedding_of_several_texts_is_that_of_the_text_alone(open_model):
-    ours, stock = open_model("llama", embedding=True), open_model("llama", llama_cpp.Llama, embedding=True)
-    assert ours.embed(["Hello", "World"]) == [stock.embed("Hello"), stock.embed("World")]
 
 
 def test_a_vocabulary_without_a_model(open_model):

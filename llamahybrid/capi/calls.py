@@ -161,10 +161,13 @@ class NativeContext:
             llama_cpp.llama_state_seq_get_size_ext(self._pointer, self.seq, PARTIAL if partial else FULL)
         )
 
-    def save_partial(self, out: Bytes) -> int | None:
-        """Write the PARTIAL state into `out` (uint8, `state_size` long); its xxh3-64, None on failure."""
-        checksum = library().save_state(self._pointer, out, self.seq, PARTIAL)
-        return None if getattr(self._ctx, "lost", False) else checksum
+    def save_partial(self, out: Bytes) -> bool:
+        """Write the PARTIAL state into `out` (uint8, `state_size` long); False on failure."""
+        return self._save(out, PARTIAL)
+
+    def _save(self, out: Bytes, flags: int) -> bool:
+        saved = library().save_state(self._pointer, out, self.seq, flags)
+        return saved and not getattr(self._ctx, "lost", False)
 
     def load_partial(self, data: Bytes) -> bool:
         """Read a PARTIAL state; False where it was refused (stock has destroyed the destination then)."""
@@ -173,8 +176,7 @@ class NativeContext:
     def state(self) -> Bytes | None:
         """A copy of the sequence's whole state; None where it could not be read."""
         out = np.empty(self.state_size(partial=False), np.uint8)
-        saved = library().save_state(self._pointer, out, self.seq, FULL) is not None
-        return out if saved and not getattr(self._ctx, "lost", False) else None
+        return out if self._save(out, FULL) else None
 
     def load(self, state: Bytes) -> bool:
         """Read a whole state; False where it was refused, as `load_partial`."""

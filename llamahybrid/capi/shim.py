@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from llamahybrid.errors import EngineError
 from llamahybrid.upstream import OPTIONAL
@@ -69,8 +68,8 @@ class Library:
         _shim.lib.llh_decode_batch(ctx, ctypes.addressof(batch), result)
         return int(result[0])
 
-    def save_state(self, ctx: int, out: Bytes, seq: int, flags: int) -> int | None:
-        """Write a sequence's state into `out`, which it fills exactly; its xxh3-64, None on failure.
+    def save_state(self, ctx: int, out: Bytes, seq: int, flags: int) -> bool:
+        """Write a sequence's state into `out`; True where it fills that exactly.
 
         `flags`: ``LLAMA_STATE_SEQ_FLAGS_*`` of llama.h.
         """
@@ -81,13 +80,13 @@ class Library:
         else:
             get = self._api.llama_state_seq_get_data_ext
             written = get(ctx, _pointer(out, ctypes.c_uint8), out.nbytes, seq, flags)
-        return xxhash.xxh3_64_intdigest(out.data) if 0 < written == out.nbytes else None
+        return bool(0 < written == out.nbytes)
 
-    def save_range(self, ctx: int, out: Bytes, seq: int, start: int, end: int) -> int | None:
-        """The same with the attention of positions [start, end), where the library has ranges."""
+    def save_range(self, ctx: int, out: Bytes, seq: int, start: int, end: int) -> bool:
+        """Write the attention of positions [start, end), where the library has ranges, as `save_state`."""
         get = range_function("get_data", ctypes.c_void_p, ctypes.c_size_t)
         written = get(ctx, out.ctypes.data, out.nbytes, seq, start, end)
-        return xxhash.xxh3_64_intdigest(out.data) if 0 < written == out.nbytes else None
+        return bool(0 < written == out.nbytes)
 
     def load_state(self, ctx: int, data: Bytes, seq: int, flags: int) -> bool:
         """Load a sequence's state from `data`, shape (size,); False where it was refused.

@@ -1,9 +1,8 @@
-"""``llamahybrid check``: does reuse work here, is it exact, what does it cost."""
+"""``llamahybrid check``: tests of prefix reuse."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,12 +11,12 @@ from rich.console import Console
 
 from llamahybrid.children import ended_in_order
 from llamahybrid.cli.engine import errors_shown
+from llamahybrid.cli.progress import progress
 from llamahybrid.files import require_writable
 
 if TYPE_CHECKING:
-    from llamahybrid.evaluate.report import Report, Verdict
-    from llamahybrid.evaluate.targets.base import Target
-    from llamahybrid.evaluate.workloads import Workload
+    from llamahybrid.harness.report import Report, Verdict
+    from llamahybrid.harness.targets.base import Target
 
 On = Annotated[
     list[str],
@@ -37,6 +36,10 @@ Models = Annotated[
 ]
 
 
+MINUTES = 5.0
+"""Time for a check of models that are given, and of servers."""
+
+
 def check(
     on: On,
     model: Models = None,
@@ -49,73 +52,71 @@ def check(
         list[str] | None, typer.Option(help="argument for llama-server; repeatable")
     ] = None,
     n_gpu_layers: Annotated[int, typer.Option(help="layers on the GPU; -1: all")] = 0,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="default: all cores for --model, one for tiny models")
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="time for all of it: conversations are shortened to fit; 0: no limit; default: 5, "
+            "for tiny models no limit",
+        ),
+    ] = None,
 ) -> None:
     """Run probes and workloads on each target; exit status 1 if a verdict is bad.
 
+    Ctrl-C ends it with the report so far (exit status 130), and --json is written after each step.
     LLAMAHYBRID_TARGET_KEY: the API key of a URL.
     """
-    from llamahybrid.evaluate.check import Check, models
-    from llamahybrid.evaluate.targets import choice
+    from llamahybrid.harness.check import Check, models, workloads_called
+    from llamahybrid.harness.targets import choice
 
     with ended_in_order(), errors_shown(ValueError, OSError):
         require_writable(json)
         targets = choice.targets(on, lib, server_option or ())
-        chosen = _workloads(workload or (), quick)
+        chosen = () if quick else workloads_called(workload or ())
         given = model or ()
         needed = bool(given) or any(each.needs_model for each in targets)
-        with models(given, n_gpu_layers, make=needed) as files, progress() as told:
+        with models(given, n_gpu_layers, make=needed, threads=threads) as files, progress() as told:
             found = _hazards(lib) if hazards else (lambda _: ())
-            report = Check(targets, files, chosen, found, told).run()
+            if minutes is None and (model or not any(each.needs_model for each in targets)):
+                minutes = MINUTES
+            run = Check(targets, files, chosen, found, told, minutes or None)
+            if json is not None:
+                run.found = lambda so_far: so_far.write(json)
+            report = run.run()
     finish(report, json)
 
 
-def _workloads(names: Sequence[str], quick: bool) -> tuple[Workload, ...]:
-    from llamahybrid.evaluate.check import WORKLOADS
-
-    if quick:
-        return ()
-    known = {each.name: each for each in WORKLOADS}
-    if unknown := [name for name in names if name not in known]:
-        raise ValueError(f"no workload called {', '.join(unknown)}; there are: {', '.join(known)}")
-    return tuple(known[name] for name in names) if names else WORKLOADS
-
-
 def _hazards(lib: Path | None) -> Callable[[Target], tuple[Verdict, ...]]:
-    """The hazards of the libllama that a target ran on; servers bring one of their own.
-
-    Nothing for a target that never opened: which library it would have had is not known.
-    """
-    from llamahybrid.evaluate.hazard_verdicts import verdicts
-    from llamahybrid.evaluate.targets.local import LocalTarget
+    """Return a function for the hazards of a target's libllama; servers have none here."""
+    from llamahybrid.harness.hazard_verdicts import verdicts
+    from llamahybrid.harness.targets.local import LocalTarget
 
     return lambda each: verdicts(each.library) if isinstance(each, LocalTarget) and each.library else ()
 
 
-@contextmanager
-def progress() -> Iterator[Callable[[str], None]]:
-    """Says on stderr what runs; on a terminal alone."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda text: None
-        return
-    with console.status("starting") as status:
-        yield status.update
+def finish(report: Report, json: Path | None, junit: Path | None = None, judge: bool = True) -> None:
+    """Print and write a report; exit with 130 if it is not complete, 1 if `judge` and a target is bad."""
+    from llamahybrid.files import without_home
+    from llamahybrid.harness.render import junit as xml
+    from llamahybrid.harness.render.sentences import outcome
+    from llamahybrid.harness.render.terminal import show
 
-
-def finish(report: Report, json: Path | None) -> None:
-    """Print a report, write it, and exit with 1 where something is bad."""
-    from llamahybrid.evaluate.render.sentences import outcome
-    from llamahybrid.evaluate.render.terminal import show
-
-    written: OSError | None = None
+    unwritten: OSError | None = None
     try:
         if json is not None:
             report.write(json)
+        if junit is not None:
+            junit.write_text(without_home(xml.junit(report)), encoding="utf-8")
     except OSError as error:
-        written = error
+        unwritten = error
     show(report, Console())
     with errors_shown(OSError):
-        if written is not None:  # said last, but the run is not lost for it
-            raise written
-    if any(outcome(each) == "bad" for each in report.targets):
+        if unwritten is not None:  # raised last, so that the results are shown
+            raise unwritten
+    if not report.complete:
+        raise typer.Exit(130)
+    if judge and any(outcome(each) == "bad" for each in report.targets):
         raise typer.Exit(1)

@@ -22,9 +22,9 @@ def compare(
     """
     from rich.console import Console
 
-    from llamahybrid.evaluate.changes import changes
-    from llamahybrid.evaluate.render.terminal import show_changes
-    from llamahybrid.evaluate.report import Report
+    from llamahybrid.harness.render.terminal import show_changes
+    from llamahybrid.harness.report import Report
+    from llamahybrid.harness.report_diff import changes
 
     with errors_shown(ValueError, OSError):
         found = changes(Report.read(old), Report.read(new), strict=strict)

@@ -1,4 +1,4 @@
-"""``llamahybrid engine build|list|doctor|rebase``."""
+"""``llamahybrid engine build|list|doctor``."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Annotated
 import typer
 
 engine = typer.Typer(
-    no_args_is_help=True, help="Which llama.cpp runs: build the patched one, list, diagnose."
+    no_args_is_help=True, help="Build and list patched llama.cpp libraries; diagnose the loaded one."
 )
 
 
 @contextmanager
 def errors_shown(*more: type[Exception]) -> Iterator[None]:
-    """Our errors, and `more` kinds, as one line on stderr and exit status 1."""
+    """Print our errors, and those of `more` kinds, as one line on stderr; exit status 1."""
     from llamahybrid.errors import LlamaHybridError
 
     kinds: tuple[type[Exception], ...] = (LlamaHybridError, *more)
@@ -30,36 +30,38 @@ def errors_shown(*more: type[Exception]) -> Iterator[None]:
 
 @engine.command()
 def build(
-    force: Annotated[bool, typer.Option("--force", help="build even if it is there")] = False,
+    force: Annotated[bool, typer.Option("--force", help="build even if it exists")] = False,
     source: Annotated[
         Path | None,
         typer.Option(
-            exists=True, file_okay=False, help="checkout of llama-cpp-python or llama.cpp, as it is"
+            exists=True,
+            file_okay=False,
+            help="build this checkout of llama-cpp-python or llama.cpp",
         ),
     ] = None,
     hardening: Annotated[
-        bool, typer.Option("--hardening", help="with the patches that llamahybrid itself does not need")
+        bool, typer.Option("--hardening", help="add the patches that llamahybrid itself does not need")
     ] = False,
     cuda: Annotated[bool, typer.Option("--cuda", help="for NVIDIA GPUs; finds toolkit and cuBLAS")] = False,
     cuda_arch: Annotated[
         str | None,
-        typer.Option(metavar="CC", help="compute capability, as 90; default: of the GPU that is here"),
+        typer.Option(metavar="CC", help="compute capability, as 90; default: of this machine's GPU"),
     ] = None,
 ) -> None:
-    """Build the patched engine (minutes; CMAKE_ARGS works as usual) and print where its libraries lie."""
+    """Build the patched engine (minutes; CMAKE_ARGS works as usual) and print the folder of its libraries."""
     from llamahybrid.engine import choice, patched
     from llamahybrid.engine import cuda as nvidia
-    from llamahybrid.engine.progress import display
+    from llamahybrid.engine.process import display
 
     if source is not None and hardening:
         raise typer.BadParameter("--source is built as it is: no patches are applied")
-    site = choice.Site.here()
+    site = choice.InstalledBindings.here()
     if cuda or cuda_arch:
         with errors_shown():
             options = nvidia.cmake_args(cuda_arch)
-        # as if the user had set them: they are then in the key of what is built, too
+        # as if set by the user, so that they are part of the engine's key
         os.environ["CMAKE_ARGS"] = f"{options} {os.environ.get('CMAKE_ARGS', '')}".strip()
-    if source is None and (reason := choice.forecast(site)):
+    if source is None and (reason := choice.build_warning(site)):
         typer.echo(f"note: {reason}", err=True)
     with errors_shown():
         try:
@@ -76,16 +78,16 @@ def build(
 
 @engine.command("list")
 def list_() -> None:
-    """List the engines that were built, latest first; the one that `import llamahybrid` takes is marked."""
+    """List the built engines, latest first; a star marks the one that `import llamahybrid` loads."""
     from llamahybrid.engine import choice, installed
 
     engines = installed.engines()
     if not engines:
         typer.echo("no engine was built; `llamahybrid engine build` makes the patched one")
     with errors_shown():
-        site = choice.Site.here()
+        site = choice.InstalledBindings.here()
         reasons = [choice.mismatch(built, site) for built in engines]
-        best = next(iter(choice.fitting(site)), None)
+        best = next(iter(choice.compatible_engines(site)), None)
     for built, reason in zip(engines, reasons, strict=True):
         made = (
             f"from {built.source}"
@@ -103,7 +105,7 @@ def list_() -> None:
 
 @engine.command()
 def doctor() -> None:
-    """Say which engine is loaded, whether it fits, what it can do, and what to do next."""
+    """Show the loaded engine, its functions and backends, and advice."""
     from llamahybrid.capi import shim
     from llamahybrid.devices import ggml
     from llamahybrid.engine.doctor import examine
@@ -114,39 +116,3 @@ def doctor() -> None:
         typer.echo(f"{finding.topic:20}{finding.text}")
         if finding.advice:
             typer.echo(f"{'':20}-> {finding.advice}")
-
-
-@engine.command()
-def rebase(
-    target: Annotated[str, typer.Argument(help="release, sdist, checkout's folder, or: latest")],
-    base: Annotated[str | None, typer.Option(help="release whose patches to begin with")] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="folder for the patches; default: patches/RELEASE here")
-    ] = None,
-    tree: Annotated[Path | None, typer.Option(help="keep the git tree here, to go on by hand")] = None,
-    check: Annotated[bool, typer.Option("--check", help="write no patches, only tell")] = False,
-) -> None:
-    """Merge the patches three-way into another llama.cpp; exit status 1 where any is left to do by hand."""
-    from llamahybrid.cli.rebase import show
-    from llamahybrid.engine import rebase as merging
-    from llamahybrid.engine import sdist, series
-    from llamahybrid.engine.progress import display
-
-    with errors_shown():
-        if target == "latest":
-            target = sdist.latest()
-            if target in series.releases():
-                typer.echo(f"llama-cpp-python {target} is the newest release, and there are patches for it")
-                return
-        aim = merging.Target.of(target)
-        begin = base or aim.base()
-        folder = out or Path("patches") / aim.name
-        if not check:
-            merging.vacant(folder)
-        with display("merged") as progress:
-            carried = merging.carry(aim, begin, progress, keep=tree)
-        if not check:
-            merging.write(carried, aim, folder)
-    show(carried, aim.name, begin, None if check else folder, tree)
-    if any(patch.conflicts or patch.missing for patch in carried):
-        raise typer.Exit(1)

@@ -9,17 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
-from llamahybrid.children import ended_in_order
 from llamahybrid.cli.bench import bench
 from llamahybrid.cli.cache import cache
 from llamahybrid.cli.check import check
 from llamahybrid.cli.compare import compare
 from llamahybrid.cli.engine import engine, errors_shown
+from llamahybrid.cli.hazards import hazards
 from llamahybrid.cli.record import record, replay
 from llamahybrid.cli.report import report
 
 MOST_TOKENS = 2**31 - 1
-"""Of a context: llama.cpp counts positions in 32 bits."""
+"""Largest context: llama.cpp's positions have 32 bits."""
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=(__doc__ or "").split(".")[0])
 
@@ -29,6 +29,7 @@ app.command()(bench)
 app.command()(report)
 app.command()(compare)
 app.command()(check)
+app.command()(hazards)
 app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})(record)
 app.command()(replay)
 
@@ -52,7 +53,7 @@ def _root(
 
 
 def _count(text: str | None) -> int | None:
-    """A number with an optional K, M or G, as in 100M."""
+    """Parse a number with an optional K, M or G, as in 100M."""
     if text is None:
         return None
     unit = {"K": 10**3, "M": 10**6, "G": 10**9}.get(text[-1:].upper(), 1)
@@ -74,7 +75,7 @@ def tiny(
     window: Annotated[int | None, typer.Option(min=1, help="sliding window in tokens")] = None,
     context: Annotated[int, typer.Option(min=1, help="context length it claims")] = 65536,
     seed: Annotated[int, typer.Option(min=0)] = 0,
-    list_: Annotated[bool, typer.Option("--list", help="show what can be made, and what cannot")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="list the architectures")] = False,
 ) -> None:
     """Write a random-weight model of any architecture; the same arguments give the same bytes."""
     from llamahybrid import tiny as models
@@ -101,8 +102,8 @@ def chat(
     n_ctx: Annotated[int, typer.Option(min=64, max=MOST_TOKENS, help="context length")] = 8192,
     max_tokens: Annotated[int, typer.Option(min=1, help="longest answer")] = 512,
     keep_thinking: Annotated[bool, typer.Option(help="send thinking back with the history")] = False,
-    keep: Annotated[bool, typer.Option(help="on disk, too: later starts go on from there")] = False,
-    draft: Annotated[int, typer.Option(min=0, help="tokens to guess at once from the text so far")] = 0,
+    keep: Annotated[bool, typer.Option(help="store on disk, too, so that later starts continue")] = False,
+    draft: Annotated[int, typer.Option(min=0, help="tokens to draft from the text so far")] = 0,
     n_gpu_layers: Annotated[
         int | None, typer.Option(help="layers on the GPU; -1: all, as with --rpc by default")
     ] = None,
@@ -111,7 +112,7 @@ def chat(
     ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: upstream's")] = None,
 ) -> None:
-    """Chat in the terminal; a line after each turn says what had to be decoded."""
+    """Chat in the terminal; a line after each turn has the cached and decoded tokens."""
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
     from rich.console import Console
 
@@ -142,7 +143,7 @@ def chat(
     add_help_option=False,
 )
 def serve(context: typer.Context) -> None:
-    """Serve models over HTTP, as llama_cpp.server does, several requests at once; `serve --help` says how."""
+    """Serve models over HTTP, as llama_cpp.server does, several requests at once; see `serve --help`."""
     try:
         from llamahybrid.cli.serve import server
     except ImportError as error:
@@ -159,18 +160,19 @@ def serve(context: typer.Context) -> None:
 
 @app.command("rpc-server")
 def rpc_server(
-    host: Annotated[str, typer.Option(help="address to listen at, one of this machine's")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="port to listen at")] = 50052,
+    host: Annotated[str, typer.Option(help="address of this machine to listen on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="port to listen on")] = 50052,
     threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads; default: one for each core")
     ] = None,
     keep: Annotated[
-        Path | None, typer.Option(file_okay=False, help="keep weights here, so that they are sent once")
+        Path | None,
+        typer.Option(file_okay=False, help="folder for weights, so that they are sent once"),
     ] = None,
 ) -> None:
     """Lend this machine's GPUs, else its CPU, to a model on another (`chat --rpc`, `Llama(rpc_servers=...)`).
 
-    Both sides need the same llama.cpp. One program at a time is served; others wait.
+    Both sides need the same llama.cpp. The server handles one program at a time; others wait.
     """
     from llamahybrid.devices import server
 
@@ -178,61 +180,6 @@ def rpc_server(
         if not server.is_private(server.address_of(host)):
             typer.echo(f"warning: {server.WARNING}", err=True)
         server.run(host, port, threads, keep)
-
-
-@app.command()
-def probe(
-    model: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="GGUF file")],
-    scenario: Annotated[list[str] | None, typer.Option(help="run only this one; repeatable")] = None,
-    n_gpu_layers: Annotated[int, typer.Option(help="layers on the GPU; -1: all")] = 0,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: upstream's")] = None,
-    json: Annotated[bool, typer.Option(help="print JSON, not tables")] = False,
-) -> None:
-    """Run every scenario on stock llama-cpp-python and on ours, and compare tokens, time and texts."""
-    from llamahybrid.evaluate import probe as probing
-
-    options = {"n_gpu_layers": n_gpu_layers, "n_threads": threads, "n_threads_batch": threads}
-    try:
-        probing.probe(model, scenario or (), options, as_json=json)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-
-
-@app.command()
-def hazards(
-    lib: Annotated[Path | None, typer.Option(help="a libllama, or its folder; default: llama_cpp's")] = None,
-    arch: Annotated[str | None, typer.Option(help="run every probe on this architecture")] = None,
-    probe: Annotated[list[str] | None, typer.Option(help="run only this one; repeatable")] = None,
-    json: Annotated[Path | None, typer.Option(help="write a JSON report here")] = None,
-    junit: Annotated[Path | None, typer.Option(help="write a JUnit report here")] = None,
-    expect: Annotated[
-        str | None, typer.Option(help="stock: fail where the pinned stock build differs")
-    ] = None,
-    n_gpu_layers: Annotated[int, typer.Option(help="layers on the GPU; -1: all")] = 0,
-    rpc: Annotated[str, typer.Option(metavar="HOST:PORT,...", help="RPC servers that hold layers")] = "",
-    jobs: Annotated[int, typer.Option(min=1, help="probes at a time")] = 2,
-    timeout: Annotated[float, typer.Option(min=1, help="seconds a probe may take")] = 60,
-) -> None:
-    """Show where a libllama goes silently wrong or dies, one process a probe; exit status 1 if it does."""
-    from llamahybrid.hazards import report
-
-    if expect not in (None, "stock") or (expect and arch):
-        raise typer.BadParameter("--expect is stock, without --arch: only that table is known")
-    with ended_in_order(), errors_shown(ValueError, OSError):
-        passed = report.hazards(
-            lib,
-            arch,
-            probe or (),
-            json=json,
-            junit=junit,
-            expect_stock=expect is not None,
-            gpu_layers=n_gpu_layers,
-            rpc=rpc,
-            jobs=jobs,
-            seconds=timeout,
-        )
-    if not passed:
-        raise typer.Exit(1)
 
 
 @app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})

@@ -10,8 +10,9 @@ from typing import Annotated
 import typer
 
 from llamahybrid.children import ended_in_order
-from llamahybrid.cli.check import Json, Lib, Models, On, finish, progress
+from llamahybrid.cli.check import Json, Lib, Models, On, finish
 from llamahybrid.cli.engine import errors_shown
+from llamahybrid.cli.progress import progress
 from llamahybrid.files import open_alone, require_writable
 
 
@@ -36,11 +37,11 @@ def record(
         raise typer.BadParameter("give `-- PROGRAM ...`, or --proxy URL")
     if proxy is None:
         raise typer.Exit(_run(program or (), out, hash_))
-    from llamahybrid.evaluate.traces.hashing import Hasher
-    from llamahybrid.evaluate.traces.proxy import RecordingProxy
-    from llamahybrid.evaluate.traces.trace import TraceWriter
-
     with errors_shown(OSError):
+        from llamahybrid.harness.traces.hashing import Hasher
+        from llamahybrid.harness.traces.proxy import RecordingProxy
+        from llamahybrid.harness.traces.trace import TraceWriter
+
         writer = TraceWriter(out, f"proxy before {proxy}", Hasher() if hash_ else None)
         before = RecordingProxy(proxy, writer, port, host)
     typer.echo(f"recording to {out}: clients ask {before.url}, Ctrl-C ends", err=True)
@@ -63,7 +64,7 @@ def _run(program: Sequence[str], out: Path, hashed: bool) -> int:
 
     def recording() -> None:
         nonlocal begun
-        from llamahybrid.evaluate.traces.hook import record_into
+        from llamahybrid.harness.traces.hook import record_into
 
         record_into(path, hashed)
         begun = True
@@ -89,9 +90,9 @@ def replay(
 
     Targets that open a model need --model: token ids of another one mean nothing.
     """
-    from llamahybrid.evaluate.check import models
-    from llamahybrid.evaluate.targets import choice
-    from llamahybrid.evaluate.traces.replay import replay as play
+    from llamahybrid.harness.check import models
+    from llamahybrid.harness.targets import choice
+    from llamahybrid.harness.traces.replay import replay as play
 
     with ended_in_order(), errors_shown(ValueError, OSError):
         require_writable(json)
@@ -99,5 +100,6 @@ def replay(
         if not model and any(each.needs_model for each in targets):
             raise ValueError("give --model, the one that the trace was recorded on")
         with models(model or (), make=False) as files, progress() as told:
-            report = play(trace, targets, files, n_ctx, told)
+            found = (lambda so_far: so_far.write(json)) if json is not None else (lambda _: None)
+            report = play(trace, targets, files, n_ctx, told, found)
     finish(report, json)

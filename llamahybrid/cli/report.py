@@ -19,11 +19,11 @@ def report(
     """Show a JSON report of the harness; with options, write it as HTML, Markdown or JUnit instead."""
     from rich.console import Console
 
-    from llamahybrid.evaluate.render import html as page
-    from llamahybrid.evaluate.render import junit as xml
-    from llamahybrid.evaluate.render import markdown as text
-    from llamahybrid.evaluate.render import terminal
-    from llamahybrid.evaluate.report import Report
+    from llamahybrid.harness.render import html as page
+    from llamahybrid.harness.render import junit as xml
+    from llamahybrid.harness.render import markdown as text
+    from llamahybrid.harness.render import terminal
+    from llamahybrid.harness.report import Report
 
     with errors_shown(ValueError, OSError):
         found = Report.read(file)

@@ -1,1 +1,1 @@
-"""Which llama.cpp library runs: the pinned sdist, and building it."""
+"""Which llama.cpp library runs: choosing, loading and building engines."""

@@ -1,6 +1,6 @@
-"""``python -m llamahybrid.engine wheel|sdist``: make what is pinned, and print where it lies.
+"""``python -m llamahybrid.engine wheel|sdist``: build the pinned wheel or fetch the sdist; print its path.
 
-Runs before anything else is installed: it needs the standard library, platformdirs and rich.
+Runs before anything else is installed: it needs the standard library, platformdirs, filelock and rich.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import argparse
 import sys
 
 from llamahybrid.engine import build, sdist
-from llamahybrid.engine.progress import display
+from llamahybrid.engine.process import display
 from llamahybrid.errors import EngineError
 
 
 def main() -> int:
-    """Print the path of what was asked for, built if need be; progress goes to stderr."""
+    """Print the path, building first if needed; progress goes to stderr."""
     parser = argparse.ArgumentParser(prog="python -m llamahybrid.engine", description=__doc__)
     parser.add_argument("what", choices=("wheel", "sdist"))
     what = parser.parse_args().what

@@ -1,4 +1,4 @@
-"""The llama-cpp-python that is installed: its version, its own libraries, and those that are loaded."""
+"""The installed llama-cpp-python: its version, its own libraries, and the loaded ones."""
 
 from __future__ import annotations
 
@@ -8,34 +8,23 @@ from pathlib import Path
 
 
 def version(package: str = "llama-cpp-python") -> str | None:
-    """The installed package's, read without importing it; None: there is none.
+    """The version of an installed package, without importing it; None: not installed.
 
-    A llama_cpp that lies before the installed one on the path (a checkout, say) is the one that is imported,
-    so what that one says of itself counts.
+    A llama_cpp that precedes the installed one on the path (a checkout, say) is the one that is imported, so
+    its own `__version__` counts.
     """
-    from importlib import metadata  # slow to import, and seldom needed
+    from importlib import metadata  # slow to import, and rarely needed
 
     try:
         known = metadata.version(package)
     except metadata.PackageNotFoundError:
         known = None
-    said = _said() if package == "llama-cpp-python" else None
-    return said if said and said != (known or "").partition("+")[0] else known
-
-
-def _said() -> str | None:
-    """The `__version__` in the llama_cpp that would be imported."""
-    libraries = stock()
-    try:
-        text = (libraries.parent / "__init__.py").read_text(errors="replace") if libraries else ""
-    except OSError:
-        return None
-    found = re.search(r"""^__version__ = ["']([^"']+)["']""", text, re.MULTILINE)
-    return found and found.group(1)
+    importable = _importable_version() if package == "llama-cpp-python" else None
+    return importable if importable and importable != (known or "").partition("+")[0] else known
 
 
 def stock() -> Path | None:
-    """The folder of the libraries that llama-cpp-python brought along; None when it is not installed."""
+    """The folder of llama-cpp-python's own libraries; None: not installed."""
     from importlib.util import find_spec
 
     try:
@@ -47,7 +36,18 @@ def stock() -> Path | None:
 
 
 def loaded_from() -> Path | None:
-    """The folder that the llama_cpp of this process loaded libllama from; None: not loaded."""
+    """The folder that libllama was loaded from in this process; None: not loaded."""
     module = sys.modules.get("llama_cpp.llama_cpp")
     handle = getattr(module, "_lib", None)
     return None if handle is None else Path(handle._name).parent.resolve()
+
+
+def _importable_version() -> str | None:
+    """The `__version__` of the llama_cpp that would be imported."""
+    libraries = stock()
+    try:
+        text = (libraries.parent / "__init__.py").read_text(errors="replace") if libraries else ""
+    except OSError:
+        return None
+    found = re.search(r"""^__version__ = ["']([^"']+)["']""", text, re.MULTILINE)
+    return found and found.group(1)

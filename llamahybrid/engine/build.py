@@ -1,7 +1,7 @@
-"""Builds llama-cpp-python from the pinned sdist, with its own build, once per machine and set of options.
+"""Build llama-cpp-python from the pinned sdist, with its own build, once per machine and set of options.
 
-``CMAKE_ARGS`` (CUDA, Metal, Vulkan, BLAS, ...) and the compiler variables work as its users know them. What
-comes out is kept in the cache folder under a key made of everything that shapes it.
+``CMAKE_ARGS`` (CUDA, Metal, Vulkan, BLAS, ...) and the compiler variables have their usual meaning. Results
+are kept in the cache folder under a key of everything that shapes them.
 """
 
 from __future__ import annotations
@@ -23,24 +23,21 @@ WAITING = "Waiting for another build of the same"
 
 @storage.disk_errors()
 def wheel(progress: Progress) -> Path:
-    """The stock llama-cpp-python wheel for this machine, built if it is not in the cache (minutes).
-
-    The folder it lies in appears in one rename, so an interrupted build leaves nothing half-installed.
+    """Return the stock llama-cpp-python wheel for this machine, built if absent (minutes).
 
     Raises:
-        EngineError: the sdist cannot be had, the build failed (the message names the log), or another user
-            could have written what is in the cache.
+        EngineError: the sdist is unavailable, the build failed (the message names the log), or another user
+            could have written the cached wheel.
     """
     recipe = Recipe.here()
     home = sdist.cache_dir() / "wheels" / recipe.key
     if not _wheels(home):
-        with storage.workshop(home, lambda: progress(0, 0, WAITING)) as scratch:
+        with storage.locked_build_dir(home, lambda: progress(0, 0, WAITING)) as scratch:
             if not _wheels(home):
                 out = scratch / "out"
                 run(sdist.fetch(), out, progress, log=home.parent / f"{recipe.key}.log")
                 (out / "recipe.json").write_text(json.dumps(asdict(recipe), indent=2) + "\n")
-                if not _wheels(home):  # a file system without locks: another process may have been first
-                    storage.install(out, home, scratch / "old")
+                storage.install(out, home, scratch / "old")
     elif problem := untrusted(home):
         raise EngineError(
             f"{problem}, so what lies in {home} may be anyone's; put that right, or set "
@@ -50,15 +47,15 @@ def wheel(progress: Progress) -> Path:
 
 
 def run(source: Path, out: Path, progress: Progress, log: Path, cmake_args: str = "") -> None:
-    """`pip wheel` of an sdist or its tree into the new folder `out`; the log is kept only if it fails.
+    """`pip wheel` of an sdist or its tree into the new folder `out`; the log stays only on failure.
 
-    `cmake_args`: what CMake is told before the environment's CMAKE_ARGS, which have the last word.
+    `cmake_args` come before the environment's CMAKE_ARGS, which override them.
 
     Raises:
         EngineError: the build failed; the message names the log and ends with its last lines.
     """
     command = [sys.executable, "-m", "pip", "wheel", "--verbose", "--no-deps", "--wheel-dir", str(out)]
-    command += ["--no-cache-dir", str(source)]  # pip's cache of built wheels does not know CMAKE_ARGS
+    command += ["--no-cache-dir", str(source)]  # pip's cache of built wheels ignores CMAKE_ARGS
     temporary = out.parent / "tmp"
     temporary.mkdir()
     process.run(

@@ -1,4 +1,4 @@
-"""Which of the engines that were built takes the place of llama-cpp-python's own libraries."""
+"""Choose which built engine replaces llama-cpp-python's own libraries."""
 
 from __future__ import annotations
 
@@ -6,61 +6,62 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from llamahybrid.engine import backends, bindings, installed, series
+from llamahybrid.engine import bindings, installed, libraries, series
 from llamahybrid.engine.installed import Engine
 from llamahybrid.engine.recipe import CMAKE_ARGS, Recipe
 from llamahybrid.engine.trust import untrusted
 
 
 @dataclass(frozen=True)
-class Site:
-    """The llama-cpp-python that is installed."""
+class InstalledBindings:
+    """The installed llama-cpp-python."""
 
     version: str | None
-    """None: there is none."""
+    """None: not installed."""
     backends: frozenset[str] | None
-    """What its own libraries have; None: cannot be told."""
+    """Backends of its own libraries; None: unknown."""
 
     @classmethod
-    def here(cls) -> Site:
-        """The one that `import llama_cpp` finds."""
-        return cls(bindings.version(), backends.of(bindings.stock()))
+    def here(cls) -> InstalledBindings:
+        """The package that `import llama_cpp` finds."""
+        return cls(bindings.version(), libraries.backends(bindings.stock()))
 
 
-def mismatch(engine: Engine, site: Site) -> str:
-    """Why an engine does not replace stock by itself; empty: it does.
+def mismatch(engine: Engine, site: InstalledBindings) -> str:
+    """Why an engine does not replace stock automatically; empty: it does.
 
-    It never takes a backend away: whoever installed a CUDA wheel keeps it until there is a CUDA engine.
+    An engine without a backend of the installed wheel is never used: a CUDA wheel stays until a CUDA engine
+    is built.
     """
-    return _unfit(engine, site) or _unsafe(engine) or _lacks(engine, site)
+    return _incompatible(engine, site) or _unsafe(engine) or _lacks(engine, site)
 
 
-def fitting(site: Site | None = None, refused: Callable[[str], None] = lambda reason: None) -> list[Engine]:
-    """The engines that may replace stock, best first.
-
-    One that was built with the very options of the environment, then more backends, then the latest.
+def compatible_engines(
+    site: InstalledBindings | None = None, refused: Callable[[str], None] = lambda reason: None
+) -> list[Engine]:
+    """The engines that may replace stock, best first: by equal build options, more backends, later build.
 
     Args:
-        site: the llama-cpp-python that is installed; None: find out.
-        refused: told of each that would fit, were it not damaged or somebody else's.
+        site: the installed llama-cpp-python; None: look.
+        refused: receives the reason for each engine that is damaged, or that others could have written.
     """
     engines = installed.engines()
-    if not engines:  # the usual case, and looking further is not free
+    if not engines:  # usual; looking at the installed package takes time
         return []
-    site = site or Site.here()
+    site = site or InstalledBindings.here()
     matching = []
     for engine in engines:
-        if _unfit(engine, site):
+        if _incompatible(engine, site):
             continue
         if reason := _unsafe(engine):
             refused(reason)
         elif not _lacks(engine, site):
             matching.append(engine)
-    return sorted(matching, key=_rank, reverse=True)  # stable: the latest stays first among equals
+    return sorted(matching, key=_rank, reverse=True)  # stable: of equals, the latest comes first
 
 
-def forecast(site: Site) -> str:
-    """Why what `engine build` would build now is not going to be taken; empty: nothing speaks against it."""
+def build_warning(site: InstalledBindings) -> str:
+    """Why an engine that `engine build` makes now would not be used automatically; empty: it would be."""
     if _release(site.version) not in series.releases():
         built = series.release(site.version)
         return (
@@ -74,17 +75,17 @@ def forecast(site: Site) -> str:
         names = ", ".join(sorted(missing))
         return (
             f"the installed llama-cpp-python has {names}, which no option asks for: "
-            f"{backends.how_to_build(site.backends or ())} makes an engine that takes its place"
+            f"{libraries.how_to_build(site.backends or ())} makes an engine that takes its place"
         )
     return ""
 
 
 def _release(version: str | None) -> str | None:
-    """A version without its local label (0.3.36+cu124), which says how a release was built."""
+    """A version without its local label (0.3.36+cu124), which names the build variant."""
     return version and version.partition("+")[0]
 
 
-def _unfit(engine: Engine, site: Site) -> str:
+def _incompatible(engine: Engine, site: InstalledBindings) -> str:
     if engine.source:
         return f"built from {engine.source}: choose it with LLAMAHYBRID_ENGINE={engine.libraries}"
     if engine.version != _release(site.version):
@@ -105,20 +106,20 @@ def _unsafe(engine: Engine) -> str:
     return ""
 
 
-def _lacks(engine: Engine, site: Site) -> str:
+def _lacks(engine: Engine, site: InstalledBindings) -> str:
     own = f"LLAMAHYBRID_ENGINE={engine.libraries} takes it all the same"
     if site.backends is None:
         return f"which backends (CUDA, ...) the installed llama-cpp-python has cannot be told; {own}"
-    has = backends.of(engine.libraries) or frozenset()
-    if missing := site.backends - has:
+    if missing := site.backends - (libraries.backends(engine.libraries) or frozenset()):
         names = ", ".join(sorted(missing))
         return (
             f"the installed llama-cpp-python has {names} and this has not: "
-            f"{backends.how_to_build(site.backends)} makes one that has; {own}"
+            f"{libraries.how_to_build(site.backends)} makes one that has; {own}"
         )
     return ""
 
 
 def _rank(engine: Engine) -> tuple[bool, int]:
     wanted = Recipe.options_here()
-    return bool(wanted) and engine.recipe.options == wanted, len(backends.of(engine.libraries) or ())
+    equal = bool(wanted) and engine.recipe.options == wanted
+    return equal, len(libraries.backends(engine.libraries) or ())

@@ -1,4 +1,4 @@
-"""Files named by their whole content: read once, and remembered beside what the file system says of them."""
+"""Digests of whole files: each large file is read once, and its digest kept with its inode and times."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from llamahybrid.files import write_whole
 logger = logging.getLogger("llamahybrid")
 
 SMALL = 64 << 20
-"""Bytes up to which a file is read again rather than remembered: that takes some 10 ms."""
+"""Files up to this many bytes are read each time (about 10 ms)."""
 
 SETTLED_SECONDS = 2.0
-"""A file changed more recently is not known by its time stamps: the next change may get the same ones, which
-are as coarse as the system's tick, or two seconds on FAT."""
+"""The digest of a file changed more recently is not kept: the next change may get the same time stamp, whose
+resolution is the system's tick, or two seconds on FAT."""
 
 PIECE = 16 << 20
 THREADS = min(4, os.cpu_count() or 1)
-REMEMBERED = 512
-"""Files whose digests are kept, the latest."""
+MOST_KEPT = 512
+"""Digests that are kept, the latest."""
 
 
 class Signature(NamedTuple):
-    """What the file system says of a regular file; equal as long as nobody has written to it."""
+    """The identity, size and times of a regular file; equal until somebody writes to the file."""
 
     device: int
     inode: int
@@ -46,7 +46,7 @@ class Signature(NamedTuple):
 
     @classmethod
     def of(cls, path: Path) -> Signature:
-        """The signature now; links are followed. Raises OSError when there is no regular file."""
+        """The current signature; links are followed. Raises OSError if there is no regular file."""
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
             raise OSError(f"{path} is not a regular file")
@@ -54,32 +54,33 @@ class Signature(NamedTuple):
 
     @property
     def settled(self) -> bool:
-        """The last change is long enough ago that another one would show."""
+        """The last change is old enough that another one would have another time stamp."""
         return time.time_ns() - max(self.mtime_ns, self.ctime_ns) > SETTLED_SECONDS * 1e9
 
 
 class Nameless(bytes):
-    """16 bytes that nothing else has, for what cannot be told from others by its content."""
+    """16 random bytes in place of a digest, for content that cannot be identified."""
 
     def __new__(cls) -> Nameless:
-        """Another one every time."""
+        """Draw the bytes."""
         return super().__new__(cls, os.urandom(16))
 
 
 class Abandoned(Exception):
-    """Reading was given up because nobody wants the digest any more."""
+    """Reading ended early because the digest is no longer needed."""
 
 
 def digest(path: Path, wanted: Callable[[], bool] = lambda: True) -> bytes:
-    """16 bytes that name a file's content: all of it is read, unless it was before and has not changed.
+    """A digest of a file's content, 16 bytes, from the kept digests if the file has not changed.
 
-    `wanted()` False, asked after each piece, ends the reading with Abandoned. Raises OSError when the file
-    cannot be read, or is written to meanwhile.
+    Raises:
+        Abandoned: `wanted()`, called before each piece, was False.
+        OSError: the file is unreadable, or was written to during the call.
     """
     signature = Signature.of(path)
-    known = None if signature.size <= SMALL else _Memory.here().find(signature)
+    known = None if signature.size <= SMALL else _load().get(_key(signature))
     if known is not None:
-        return known
+        return bytes.fromhex(known)
     settled = signature.settled
     clock = time.perf_counter()
     name = _read(path, signature.size, wanted)
@@ -89,14 +90,14 @@ def digest(path: Path, wanted: Callable[[], bool] = lambda: True) -> bytes:
         seconds = time.perf_counter() - clock
         logger.info("read %s once to name its content: %.1f s", path, seconds)
         if settled:
-            _Memory.here().keep(signature, name)
+            _keep(_key(signature), name.hex())
     return name
 
 
 def _read(path: Path, size: int, wanted: Callable[[], bool]) -> bytes:
-    """The xxh3-128 of the size and of the xxh3-128 of every `PIECE`, which several threads take in turn.
+    """The xxh3-128 of the size and of the xxh3-128 of each `PIECE`, computed by several threads.
 
-    Neither reading nor hashing holds the GIL, and memory is `THREADS` pieces.
+    Reading and hashing release the GIL; memory is `THREADS` pieces.
     """
     buffers = threading.local()
 
@@ -115,9 +116,7 @@ def _read(path: Path, size: int, wanted: Callable[[], bool]) -> bytes:
             if not n:
                 raise OSError(f"{path} ends before its {size} bytes")
             done += n
-        hasher = xxhash.xxh3_128()
-        hasher.update(view)
-        return hasher.digest()
+        return xxhash.xxh3_128(view).digest()
 
     files: list[FileIO] = []
     whole = xxhash.xxh3_128(size.to_bytes(8, "little"))
@@ -132,60 +131,46 @@ def _read(path: Path, size: int, wanted: Callable[[], bool]) -> bytes:
     return whole.digest()
 
 
-class _Memory:
-    """Digests of large files by signature, in one small file of the user's cache folder.
+# -- kept digests: one JSON file in the cache folder, for this user alone to write --------------------
 
-    Whatever is wrong with that file costs reading the large ones again, and nothing else. Two processes that
-    write at once may lose one entry of the other's.
-    """
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
+def _kept() -> Path | None:
+    """The file of kept digests; None for a user without a home folder."""
+    try:
+        return cache_dir() / "digests.json"
+    except EngineError:
+        return None
 
-    @classmethod
-    def here(cls) -> _Memory:
-        """The one of this user; one that keeps nothing, of a user without a home folder."""
-        try:
-            return cls(cache_dir() / "digests.json")
-        except EngineError:
-            return cls(None)
 
-    def find(self, signature: Signature) -> bytes | None:
-        """The digest of the file with this signature; None if it is not known."""
-        found = self._entries().get(_key(signature))
-        return None if found is None else bytes.fromhex(found)
+def _load() -> dict[str, str]:
+    """Digests by key; empty if the file is damaged, or others could have written it."""
+    if (path := _kept()) is None:
+        return {}
+    try:
+        with path.open("rb") as file:
+            if hasattr(os, "geteuid"):
+                status = os.fstat(file.fileno())
+                if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                    return {}
+            content = json.loads(file.read())
+        entries: dict[str, str] = content["files"]
+        return entries if content["checksum"] == _checksum(entries) else {}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return {}
 
-    def keep(self, signature: Signature, name: bytes) -> None:
-        """Remember a digest, if the folder can be written to."""
-        if self._path is None:
-            return
-        entries = self._entries()
-        entries.pop(_key(signature), None)
-        entries[_key(signature)] = name.hex()
-        entries = dict(list(entries.items())[-REMEMBERED:])
-        text = json.dumps({"files": entries, "checksum": _checksum(entries)}, indent=1)
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self._path, text.encode())
-        except OSError as error:
-            logger.info("what a large file holds cannot be remembered in %s: %s", self._path, error)
 
-    def _entries(self) -> dict[str, str]:
-        """What is remembered; nothing if the file is damaged, or others could have written it."""
-        if self._path is None:
-            return {}
-        try:
-            with self._path.open("rb") as file:
-                if hasattr(os, "geteuid"):
-                    status = os.fstat(file.fileno())
-                    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                        return {}
-                content = json.loads(file.read())
-            entries: dict[str, str] = content["files"]
-            sound = content["checksum"] == _checksum(entries)
-            return entries if sound and all(len(name) == 32 for name in entries.values()) else {}
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            return {}
+def _keep(key: str, name: str) -> None:
+    """Add a digest. Two processes that write at once may lose an entry, which costs reading a file again."""
+    if (path := _kept()) is None:
+        return
+    entries = _load()
+    entries.pop(key, None)
+    entries = dict([*entries.items(), (key, name)][-MOST_KEPT:])
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps({"files": entries, "checksum": _checksum(entries)}, indent=1).encode())
+    except OSError as error:
+        logger.info("the digest of a large file cannot be kept in %s: %s", path, error)
 
 
 def _key(signature: Signature) -> str:

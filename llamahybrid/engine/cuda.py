@@ -1,7 +1,7 @@
-"""What building for CUDA takes: a toolkit that CMake finds, with cuBLAS, and one architecture.
+"""CMake options for a CUDA build: a toolkit with cuBLAS, and an architecture.
 
-Toolkits from package managers may come in parts: the compiler without cuBLAS, which is then a Python package
-(``nvidia-cublas``). Both are put together here as a folder of links. Nothing needs a GPU or its driver.
+A toolkit from a package manager may have the compiler without cuBLAS, which is then the Python package
+``nvidia-cublas``; a folder of links joins the two. The build needs no GPU and no driver.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ class Toolkit:
 
     root: Path
     release: str
-    """As nvcc says, e.g. ``13.0``."""
+    """The version from nvcc, e.g. ``13.0``."""
     complete: bool
-    """It has cuBLAS."""
+    """cuBLAS is included."""
     stub: bool
-    """It has a stand-in for the driver's library, to link with."""
+    """A stub of the driver's library, to link with, is included."""
 
     @classmethod
     def find(cls) -> Toolkit:
-        """The one that the environment names, or the usual one.
+        """Find the toolkit that the environment names, else the usual one.
 
         Raises:
-            EngineError: there is none.
+            EngineError: not found.
         """
         named = [os.environ.get(name) for name in ("CUDACXX", "CUDA_PATH", "CUDA_HOME", "CUDAToolkit_ROOT")]
         for place in (*filter(None, named), shutil.which("nvcc"), _USUAL):
@@ -54,7 +54,7 @@ class Toolkit:
 
     @classmethod
     def at(cls, nvcc: Path) -> Toolkit:
-        """The one that a compiler is of."""
+        """The toolkit that a compiler belongs to."""
         run = subprocess.run([nvcc, "--version"], capture_output=True, text=True, errors="replace")
         found = re.search(r"release (\d+\.\d+)", run.stdout)
         if found is None:
@@ -70,26 +70,26 @@ class Toolkit:
 
 
 def cmake_args(architecture: str | None = None) -> str:
-    """What CMake is told, by CMAKE_ARGS, so that it builds for CUDA on this machine.
+    """The CMAKE_ARGS of a CUDA build on this machine.
 
     Args:
-        architecture: compute capability without the dot, e.g. ``90``; None: CUDAARCHS, else that of the GPU
-            that is here.
+        architecture: compute capability without the dot, e.g. ``90``; None: CUDAARCHS, else that of this
+            machine's GPUs.
 
     Raises:
-        EngineError: there is no toolkit, no cuBLAS, or no architecture that can be told.
+        EngineError: the toolkit, cuBLAS or the architecture is unknown.
     """
     if sys.platform == "win32":
-        return "-DGGML_CUDA=on"  # the toolkit's installer tells CMake and Visual Studio all there is
+        return "-DGGML_CUDA=on"  # the toolkit's installer configures CMake and Visual Studio
     toolkit = Toolkit.find()
     options = ["-DGGML_CUDA=on", "-DGGML_CUDA_NCCL=off"]
     if chosen := architecture or os.environ.get("CUDAARCHS") or present_architecture():
         options.append(f"-DCMAKE_CUDA_ARCHITECTURES={chosen}")
     else:
         raise EngineError("there is no GPU to build for; name one, as `--cuda-arch 90` for an H100 or H200")
-    root = toolkit.root if toolkit.complete else together(toolkit, cublas(toolkit.release))
+    root = toolkit.root if toolkit.complete else joined(toolkit, cublas(toolkit.release))
     if not toolkit.stub:
-        options.append("-DGGML_CUDA_NO_VMM=on")  # what is left needs nothing of the driver to be linked
+        options.append("-DGGML_CUDA_NO_VMM=on")  # virtual memory is all that links with the driver
     options += [f"-DCUDAToolkit_ROOT={root}", f"-DCMAKE_CUDA_COMPILER={root / 'bin' / 'nvcc'}"]
     if not toolkit.complete:
         options.append(f"-DCMAKE_CUDA_FLAGS=-I{root / 'include'}")
@@ -97,7 +97,7 @@ def cmake_args(architecture: str | None = None) -> str:
 
 
 def present_architecture() -> str:
-    """Compute capabilities of the GPUs that are here, as CMake takes them; empty: there is none."""
+    """Compute capabilities of this machine's GPUs, separated by `;` for CMake; empty: no GPU."""
     try:
         run = subprocess.run(
             ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"],
@@ -111,14 +111,14 @@ def present_architecture() -> str:
 
 
 def cublas(release: str) -> Path:
-    """The folder of the installed package that has cuBLAS for a release of CUDA.
+    """The folder of the installed Python package with cuBLAS for a release of CUDA.
 
     Raises:
-        EngineError: it is not installed.
+        EngineError: the package is not installed.
     """
     major = release.partition(".")[0]
     for place in [*map(Path, sys.path), *map(Path, site.getsitepackages())]:
-        for name in (f"cu{major}", "cublas"):  # since CUDA 13 all are in one folder
+        for name in (f"cu{major}", "cublas"):  # since CUDA 13 all packages share one folder
             folder = place / "nvidia" / name
             if (folder / "include" / "cublas_v2.h").is_file() and (
                 folder / "lib" / f"libcublas.so.{major}"
@@ -130,17 +130,18 @@ def cublas(release: str) -> Path:
     )
 
 
-def together(toolkit: Toolkit, blas: Path) -> Path:
-    """A toolkit in the cache folder that has everything, made of links to a part and to cuBLAS.
+def joined(toolkit: Toolkit, blas: Path) -> Path:
+    """Return a folder of links to a toolkit and to cuBLAS, created in the cache folder if absent.
 
-    Raises EngineError where another user could have put one there.
+    Raises:
+        EngineError: another user could have written it.
     """
     home = sdist.cache_dir() / "cuda" / short_name([str(toolkit.root), toolkit.release, str(blas)])
     if home.is_dir():
         if problem := untrusted(home):
             raise EngineError(f"{problem}, so the compiler in {home} may be anyone's; put that right")
         return home
-    with storage.workshop(home) as scratch:
+    with storage.locked_build_dir(home) as scratch:
         new = scratch / "toolkit"
         for name in ("bin", "nvvm"):
             _link(new / name, toolkit.root / name)
@@ -152,8 +153,8 @@ def together(toolkit: Toolkit, blas: Path) -> Path:
             _link(new / "lib64" / file.name, file)
             bare = file.name.partition(".so.")[0] + ".so"
             if ".so." in file.name:
-                _link(new / "lib64" / bare, file)  # what a linker looks for
-        # where nvcc looks, from its own place
+                _link(new / "lib64" / bare, file)  # the name that linkers search
+        # nvcc searches relative to itself
         target = new / "targets" / f"{os.uname().machine}-linux"
         _link(target / "lib", Path("../../lib64"))
         _link(target / "include", Path("../../include"))

@@ -1,4 +1,4 @@
-"""Something to be done as soon as a module has been imported, by whomever."""
+"""Call a function as soon as a module has been imported, by any code."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Then: TypeAlias = Callable[[ModuleType], None]
 
 
 def after_import(name: str, then: Then) -> None:
-    """Call `then` with the module of this name once it is there: now, or inside its import.
+    """Call `then` with the module of this name: now if it is imported, else at the end of its import.
 
-    Once for each pair, however often this is called. What `then` raises makes the import fail.
+    A repeated pair counts once. An exception of `then` makes the import fail.
     """
     module = sys.modules.get(name)
     if module is not None:
@@ -30,7 +30,7 @@ def after_import(name: str, then: Then) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the one module as everybody else would, and has it seen to once it is there."""
+    """Finds one module by the other finders, and wraps its loader."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""The engines that were built: each is a folder of libraries with a manifest, in the user's cache folder."""
+"""The built engines: each is a folder of libraries with a manifest, in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from llamahybrid.engine.recipe import Recipe
 _PREFIX = "" if sys.platform == "win32" else "lib"
 SUFFIXES = {"win32": (".dll",), "darwin": (".dylib", ".so")}.get(sys.platform, (".so",))
 _QUICK = 32 << 20
-"""Bytes of a library that are read through each time it is loaded (20 ms); of a larger one (CUDA's have
-hundreds of MiB) only the size is looked at then."""
+"""Libraries up to this many bytes are hashed at each load (20 ms); for larger ones (CUDA's have hundreds of
+MiB) only the size is compared."""
 
 
 @dataclass(frozen=True)
 class Engine:
-    """A folder of libraries and how they came about."""
+    """A folder of libraries and its origin."""
 
     folder: Path
     version: str
     """Of llama-cpp-python; only this version's bindings may load it."""
     recipe: Recipe
     patches: Mapping[str, str]
-    """File name to sha256, in order; empty when `source` is not."""
+    """File name to sha256, in order; empty for a checkout."""
     source: str
-    """The checkout it was built from, as it was; empty: the pinned sdist with `patches`."""
+    """The checkout it was built from; empty: the pinned sdist with `patches`."""
     symbols: tuple[str, ...]
-    """Those of `upstream.OPTIONAL` that its libllama has."""
+    """The functions of `upstream.OPTIONAL` in its libllama."""
     built: str
     """UTC, ISO 8601."""
     seconds: float
-    """How long the build took."""
+    """Duration of the build."""
     files: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     """Name of each library to its bytes and sha256."""
 
@@ -47,14 +47,14 @@ class Engine:
 
     @property
     def libraries(self) -> Path:
-        """What `LLAMA_CPP_LIB_PATH` is to name."""
+        """The folder for `LLAMA_CPP_LIB_PATH`."""
         return self.folder / "lib"
 
     def damage(self, thorough: bool = False) -> str:
-        """What is wrong with its files; empty: nothing. Loading a library cut short kills the process.
+        """Describe damage to its files; empty: none. Loading a truncated library would end the process.
 
         Args:
-            thorough: read large files, too.
+            thorough: hash large files, too.
         """
         for name in ("llama", "mtmd"):
             if library(self.libraries, name) is None:
@@ -79,12 +79,12 @@ class Engine:
 
 
 def home() -> Path:
-    """The folder that holds an engine per content key."""
+    """The folder of all engines, each in a folder named by its key."""
     return sdist.cache_dir() / "engines"
 
 
 def contents(libraries: Path) -> dict[str, tuple[int, str]]:
-    """What `Engine.files` is to be for a folder of libraries."""
+    """`Engine.files` for a folder of libraries."""
     return {
         path.name: (path.stat().st_size, sdist.sha256(path))
         for path in sorted(libraries.iterdir())
@@ -93,10 +93,10 @@ def contents(libraries: Path) -> dict[str, tuple[int, str]]:
 
 
 def read(folder: Path) -> Engine:
-    """The engine in a folder, from its manifest.
+    """Read an engine's manifest.
 
     Raises:
-        ValueError: there is no manifest, or it is not one that this version understands.
+        ValueError: there is no manifest, or an unknown format.
     """
     try:
         content: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
@@ -120,7 +120,7 @@ def read(folder: Path) -> Engine:
 
 
 def owner(libraries: Path) -> Engine | None:
-    """The engine that a folder of libraries is of; None: it was not built by us."""
+    """The engine that a folder of libraries belongs to; None: another origin."""
     try:
         engine = read(libraries.parent)
     except ValueError:
@@ -129,18 +129,18 @@ def owner(libraries: Path) -> Engine | None:
 
 
 def engines() -> list[Engine]:
-    """Every engine that was built here, latest first; a folder without a manifest is passed over."""
+    """All built engines, latest first; folders without a readable manifest are skipped."""
     found = [engine for engine in _read_all() if isinstance(engine, Engine)]
     return sorted(found, key=lambda engine: engine.built, reverse=True)
 
 
 def unreadable() -> list[str]:
-    """Why folders among the engines are none."""
+    """The errors for folders without a readable manifest."""
     return [str(error) for error in _read_all() if isinstance(error, ValueError)]
 
 
 def library(folder: Path, name: str) -> Path | None:
-    """The library that llama_cpp would load from a folder, e.g. for ``llama`` or ``mtmd``."""
+    """The file that llama_cpp would load from a folder, e.g. for ``llama`` or ``mtmd``."""
     names = (f"{prefix}{name}{suffix}" for suffix in SUFFIXES for prefix in dict.fromkeys((_PREFIX, "lib")))
     return next((folder / file for file in names if (folder / file).is_file()), None)
 
@@ -148,7 +148,7 @@ def library(folder: Path, name: str) -> Path | None:
 def _read_all() -> Iterator[Engine | ValueError]:
     try:
         folders = sorted(path for path in home().iterdir() if path.is_dir() and not path.name.startswith("."))
-    except (OSError, RuntimeError):  # not there, or not for us to read; or no home folder
+    except (OSError, RuntimeError):  # absent, unreadable, or no home folder
         return
     for folder in folders:
         try:

@@ -1,4 +1,4 @@
-"""What the engine that this process runs is, by the content of its libraries."""
+"""Identity of the engine that is loaded in this process: the content of its libraries."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _DELETED = " (deleted)"
 
 
 def libraries() -> list[Path]:
-    """The files of libllama and of the ggml backends that are loaded.
+    """The files of libllama and of the loaded ggml backends.
 
-    Linux says which are; elsewhere they are those beside libllama. Raises OSError when one that runs is gone
-    from the file system: then what runs has no name.
+    Linux lists the loaded files; on other systems all files beside libllama count. Raises OSError if a loaded
+    file was deleted or replaced, since its content is then unknown.
     """
     if sys.platform == "linux":
         found = {
@@ -37,7 +37,7 @@ def libraries() -> list[Path]:
 
 
 def engine_digest() -> bytes:
-    """16 bytes that name the engine of this process. Raises OSError when its libraries cannot be read."""
+    """A digest of all loaded libraries, 16 bytes. Raises OSError if one is unreadable."""
     found = libraries()
     if not found:
         raise OSError("the libraries of llama.cpp cannot be found")
@@ -54,10 +54,7 @@ def engine_digest() -> bytes:
 
 
 def patches() -> frozenset[str]:
-    """The numbers of the patches that the engine of this process has: of one that was built here, else none.
-
-    What its manifest says counts only while its libraries are those that were built.
-    """
+    """The numbers of the loaded engine's patches; empty if it was not built here, or is damaged."""
     folder = loaded_from()
     engine = installed.owner(folder) if folder else None
     if engine is None or not engine.files or engine.damage():

@@ -1,4 +1,4 @@
-"""Builds the patched engine: the installed release's sdist with our series, or a checkout as it is."""
+"""Build the patched engine: the installed release's sdist with our series, or a checkout without patches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 
-from llamahybrid.engine import bindings, build, installed, sdist, series, storage, symbols
+from llamahybrid.engine import bindings, build, installed, libraries, sdist, series, storage
 from llamahybrid.engine.installed import Engine
 from llamahybrid.engine.process import Progress
 from llamahybrid.engine.recipe import CMAKE_ARGS, Recipe, short_name
@@ -26,21 +26,20 @@ LLAMA_CPP = "vendor/llama.cpp"
 def make(
     progress: Progress, *, force: bool = False, source: Path | None = None, hardening: bool = False
 ) -> Engine:
-    """The patched engine for this machine and the options in the environment, built if need be (minutes).
+    """Return the patched engine for this machine and these options, built if absent (minutes).
 
-    Its folder appears in one rename: until then, and after an end of any kind, what was there before stays.
+    Its folder appears in one rename; a failed or interrupted build leaves the previous one in place.
 
     Args:
-        progress: told of each step.
-        force: build even if it is there already.
-        source: a checkout to build from instead, as it is: of llama-cpp-python (with ``vendor/llama.cpp``),
-            or of llama.cpp, built by that release's llama-cpp-python. It may have changed, so it is always
-            built.
+        progress: receives each step.
+        force: build even if the engine exists.
+        source: a checkout to build without patches: of llama-cpp-python (with ``vendor/llama.cpp``), or of
+            llama.cpp, built by that release's llama-cpp-python. A checkout is built each time: it may change.
         hardening: apply the set `hardening` besides `reuse`.
 
     Raises:
-        EngineError: the sdist cannot be had, a patch does not apply, `source` is no checkout, the disk says
-            no, or the build failed.
+        EngineError: the sdist is unavailable, a patch does not apply, `source` is no checkout, the disk
+            refuses, or the build failed.
     """
     release = series.release(bindings.version())
     recipe = Recipe.here(series.pin(release))
@@ -53,8 +52,8 @@ def make(
     again = force or source is not None
     if not again and (engine := _complete(home)):
         return engine
-    with storage.workshop(home, lambda: progress(0, 0, build.WAITING)) as scratch:
-        if not again and (engine := _complete(home)):  # another process has built it meanwhile
+    with storage.locked_build_dir(home, lambda: progress(0, 0, build.WAITING)) as scratch:
+        if not again and (engine := _complete(home)):  # another process built it
             return engine
         started = time.monotonic()
         progress(0, 0, "Unpacking")
@@ -69,35 +68,25 @@ def make(
             recipe=recipe,
             patches=patches,
             source=origin,
-            symbols=symbols.optional(new / "lib"),
+            symbols=libraries.loadable(new / "lib"),
             built=datetime.now(timezone.utc).isoformat(timespec="microseconds"),
             seconds=round(time.monotonic() - started, 1),
             files=installed.contents(new / "lib"),
         ).write()
-        if again or not _complete(home):  # a file system without locks: another may have been first
-            storage.install(new, home, scratch / "old")
+        storage.install(new, home, scratch / "old")
     return installed.read(home)
 
 
-def _complete(home: Path) -> Engine | None:
-    """The engine that lies there, whole."""
-    try:
-        engine = installed.read(home)
-    except ValueError:
-        return None
-    return None if engine.damage(thorough=True) else engine
-
-
 def key(recipe: Recipe, patches: dict[str, str], origin: str = "") -> str:
-    """A short name for all that shapes an engine; a checkout is known by its path alone."""
+    """A short name for everything that shapes an engine; a checkout counts by its path alone."""
     return short_name([asdict(recipe), patches, origin, CMAKE_ARGS])
 
 
 def kind(source: Path) -> str:
-    """Where llama.cpp lies in a checkout: ``vendor/llama.cpp``, or ``.`` if that is what it is.
+    """The folder of llama.cpp in a checkout: ``vendor/llama.cpp`` or ``.``.
 
     Raises:
-        EngineError: it is neither.
+        EngineError: neither has one.
     """
     for place in (LLAMA_CPP, "."):
         home = source / place
@@ -109,8 +98,30 @@ def kind(source: Path) -> str:
     )
 
 
+def version_of(tree: Path, default: str = "") -> str:
+    """The version of a llama-cpp-python tree; `default` if the tree does not say.
+
+    Raises:
+        EngineError: neither gives a version.
+    """
+    init = tree / "llama_cpp" / "__init__.py"
+    found = re.search(r'__version__ = "(.+)"', init.read_text()) if init.is_file() else None
+    if version := found.group(1) if found else default:
+        return version
+    raise EngineError(f"{tree} does not say which llama-cpp-python it is")
+
+
+def _complete(home: Path) -> Engine | None:
+    """The engine in a folder, if it is undamaged."""
+    try:
+        engine = installed.read(home)
+    except ValueError:
+        return None
+    return None if engine.damage(thorough=True) else engine
+
+
 def _tree(dest: Path, source: Path | None, release: str, chosen: Sequence[str]) -> Path:
-    """A llama-cpp-python tree that the build may write into."""
+    """Create a llama-cpp-python tree that the build may write into."""
     if source is None:
         series.apply(sdist.unpack(dest, series.pin(release)) / LLAMA_CPP, release, chosen)
     elif kind(source) == LLAMA_CPP:
@@ -122,7 +133,7 @@ def _tree(dest: Path, source: Path | None, release: str, chosen: Sequence[str]) 
 
 
 def _copy(source: Path, dest: Path) -> None:
-    """Copy a checkout without what was built or downloaded in it, and without a cache folder in it."""
+    """Copy a checkout without build results, models, and a cache folder inside it."""
     named = shutil.ignore_patterns(".git", "build", ".venv", "*.gguf")
     cache = sdist.cache_dir().resolve()
 
@@ -132,23 +143,8 @@ def _copy(source: Path, dest: Path) -> None:
     shutil.copytree(source, dest, symlinks=True, ignore=left_out)
 
 
-def version_of(tree: Path, default: str = "") -> str:
-    """The version of a llama-cpp-python tree; `default` where it does not say.
-
-    Raises:
-        EngineError: it does not say, and there is no default.
-    """
-    init = tree / "llama_cpp" / "__init__.py"
-    found = re.search(r'__version__ = "(.+)"', init.read_text()) if init.is_file() else None
-    if found is None and default:
-        return default
-    if found is None:
-        raise EngineError(f"{tree} does not say which llama-cpp-python it is")
-    return found.group(1)
-
-
 def _extract(wheel: Path, dest: Path) -> None:
-    """Take the libraries out; names of one content become links, so that none is ever loaded twice."""
+    """Extract the libraries; equal files become links, so that no library is loaded twice."""
     storage.folder(dest)
     known: dict[tuple[int, int], Path] = {}
     with zipfile.ZipFile(wheel) as archive:

@@ -1,4 +1,4 @@
-"""Runs one step of a build: its output tells progress and goes to a log; an end reaches all it started."""
+"""Run one step of a build: parse its output for progress, log it, and end all processes on an interrupt."""
 
 from __future__ import annotations
 
@@ -9,31 +9,20 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
 from llamahybrid.errors import EngineError
 
 Progress: TypeAlias = Callable[[int, int, str], None]
-"""Called with steps done, steps in all (0: not known yet) and what is being done."""
+"""Called with the steps done, the number of steps (0: unknown) and a description."""
 
 _PHASES = ("Installing build dependencies", "Preparing metadata", "Configuring CMake", "Building wheel")
 _FULL = re.compile(r"No space left on device|Disk quota exceeded", re.IGNORECASE)
-_PATIENCE = 10.0
-"""Seconds a build may take to end when told to."""
-
-
-def read_step(line: str) -> tuple[int, int, str] | None:
-    """What a line of build output says of progress, as (done, in all, what), if anything.
-
-    Understands ninja's ``[3/120] Building ...``, make's ``[ 42%] Building ...`` and pip's phases.
-    """
-    if found := re.match(r"\s*\[\s*(\d+)(?:/(\d+)|%)\]\s*(.*)", line):
-        done, total, what = found.groups()
-        return int(done), int(total or 100), what
-    phase = next((phase for phase in _PHASES if phase in line), None)
-    return (0, 0, phase) if phase else None
+_GRACE_SECONDS = 10.0
+"""Time from SIGTERM to SIGKILL."""
 
 
 def run(
@@ -45,18 +34,18 @@ def run(
     environment: Mapping[str, str] | None = None,
     made: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Run a command to its end; the log is kept only if it fails by itself.
+    """Run a command to its end; the log file stays only if the command fails by itself.
 
     Args:
         command: program and arguments.
-        progress: told of each step that the output names.
-        log: the file for the output.
-        failure: what to say if it fails.
-        environment: its variables; None: those of this process.
-        made: whether what it was to make is there.
+        progress: receives each step that the output names.
+        log: file for the output.
+        failure: beginning of the error message.
+        environment: variables; None: those of this process.
+        made: tells whether the result exists.
 
     Raises:
-        EngineError: it failed; the message is `failure`, names the log and ends with its last lines.
+        EngineError: the command failed; the message names the log and ends with its last lines.
         OSError: the log cannot be written.
     """
     lines: deque[str] = deque(maxlen=20)
@@ -72,6 +61,50 @@ def run(
     log.unlink()
 
 
+@contextmanager
+def display(done_is: str = "compiled") -> Iterator[Progress]:
+    """A progress bar on a terminal, else plain lines; both on stderr. `done_is`: the verb for a step."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _plain_lines(done_is)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Bars(*columns, console=console) as bars:
+        task = bars.add_task("llama-cpp-python", total=None)
+
+        def show(done: int, total: int, text: str) -> None:
+            bars.update(task, completed=done, total=total or None, description=text[:60])
+
+        yield show
+
+
+def _plain_lines(done_is: str) -> Progress:
+    """Print a line for each phase and each tenth of the steps."""
+    last = ""
+
+    def show(done: int, total: int, text: str) -> None:
+        nonlocal last
+        now = f"{done * 10 // total * 10} % {done_is}" if total else text
+        if now != last:
+            print(f"llama-cpp-python: {now}", file=sys.stderr, flush=True)
+            last = now
+
+    return show
+
+
+def _step(line: str) -> tuple[int, int, str] | None:
+    """Parse ninja's ``[3/120] Building ...``, make's ``[ 42%] Building ...`` and pip's phases."""
+    if found := re.match(r"\s*\[\s*(\d+)(?:/(\d+)|%)\]\s*(.*)", line):
+        done, total, text = found.groups()
+        return int(done), int(total or 100), text
+    phase = next((phase for phase in _PHASES if phase in line), None)
+    return (0, 0, phase) if phase else None
+
+
 def _follow(
     command: Sequence[str],
     progress: Progress,
@@ -79,7 +112,7 @@ def _follow(
     environment: Mapping[str, str] | None,
     lines: deque[str],
 ) -> tuple[bool, int]:
-    """Run it, keeping its last lines; whether it found the disk full, and its exit status."""
+    """Run the command and keep its last lines; return whether the disk was full, and the exit status."""
     full = False
     with log.open("w", encoding="utf-8") as record:
         process = subprocess.Popen(
@@ -88,9 +121,9 @@ def _follow(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            encoding="utf-8",  # whatever the locale says: compilers quote with letters that not each one has
+            encoding="utf-8",  # in any locale: compilers print typographic quotes
             errors="replace",
-            start_new_session=True,  # so that an end can reach pip, ninja and the compilers alike
+            start_new_session=True,  # a process group of its own, to end pip, ninja and compilers together
         )
         with process:
             try:
@@ -98,22 +131,22 @@ def _follow(
                     record.write(line)
                     lines.append(line)
                     full = full or bool(_FULL.search(line))
-                    if step := read_step(line):
+                    if step := _step(line):
                         progress(*step)
             except BaseException:
-                end(process)
+                _end(process)
                 raise
     return full, process.returncode
 
 
-def end(process: subprocess.Popen[str]) -> None:
-    """End a process and all that it started; by force, if it does not end by itself."""
+def _end(process: subprocess.Popen[str]) -> None:
+    """End a process group: SIGTERM, then SIGKILL."""
     if sys.platform == "win32":
         process.terminate()
         return
-    for how in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # ended by itself meanwhile
-            os.killpg(process.pid, how)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended
+            os.killpg(process.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_PATIENCE)
+            process.wait(_GRACE_SECONDS)
             return

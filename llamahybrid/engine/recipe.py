@@ -1,4 +1,4 @@
-"""What shapes a build: source, options, compilers, machine. Builds of equal recipes are interchangeable."""
+"""Everything that shapes a build: source, options, compilers, machine."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from llamahybrid.engine import sdist
 from llamahybrid.engine.sdist import Pin
 
 CMAKE_ARGS = "-DGGML_RPC=ON -DGGML_RPC_RDMA=OFF"
-"""What every engine is built with unless the environment says otherwise. RPC is a small library of its own,
-and opens no connection by itself; RDMA would hang on what happens to be installed where it is built."""
+"""Default options of every engine; the environment's CMAKE_ARGS override them. RPC is a small separate
+library and opens no connection by itself; RDMA would depend on packages of the build machine."""
 
 # Read by CMake (cmake-env-variables), scikit-build-core, the compilers, and the CMakeLists of the sdist.
 _NAMES = """
@@ -43,7 +43,7 @@ _WITHOUT_EFFECT = """
     CMAKE_EXPORT_COMPILE_COMMANDS CMAKE_C_COMPILER_LAUNCHER CMAKE_CXX_COMPILER_LAUNCHER
     CMAKE_CUDA_COMPILER_LAUNCHER SKBUILD_LOGGING_LEVEL SKBUILD_BUILD_VERBOSE SKBUILD_CMAKE_VERBOSE
 """
-# What CMake takes where nothing is said.
+# CMake's defaults.
 _COMPILERS = {
     "C": ("CC", ("cc", "gcc", "cl", "clang")),
     "CXX": ("CXX", ("c++", "g++", "cl", "clang++")),
@@ -55,20 +55,20 @@ _COMPILERS = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that shapes a build; equal recipes make interchangeable wheels."""
+    """The inputs of a build; equal recipes make interchangeable wheels."""
 
     sdist: str
     options: tuple[tuple[str, str], ...]
-    """Variables of the environment, by name."""
+    """Environment variables, sorted by name."""
     python: str
     platform: str
     cpu: str
     compilers: tuple[tuple[str, str], ...] = ()
-    """Language to the compiler's own words about its version."""
+    """Language to the compiler's version line."""
 
     @classmethod
     def here(cls, pin: Pin | None = None) -> Recipe:
-        """That for an sdist (None: `sdist.PIN`) on this machine, with the options in the environment."""
+        """The recipe for an sdist (None: `sdist.PIN`) with this machine and environment."""
         options = cls.options_here()
         return cls(
             sdist=(pin or sdist.PIN).sha256,
@@ -81,23 +81,23 @@ class Recipe:
 
     @staticmethod
     def options_here() -> tuple[tuple[str, str], ...]:
-        """The variables of the environment that shape a build."""
+        """The environment variables that shape a build."""
         return tuple((name, _value(name)) for name in sorted(os.environ) if _shapes(name))
 
     @property
     def key(self) -> str:
-        """A short name for the recipe's content."""
+        """A short name for the content."""
         return short_name(asdict(self))
 
     def runs_here(self) -> bool:
-        """What it builds can run on this machine: another CPU may lack its instructions."""
+        """Tell whether its builds run on this machine: another CPU may lack instructions."""
         return (self.platform, self.cpu) == (sysconfig.get_platform(), cpu())
 
 
 def compilers(options: dict[str, str]) -> tuple[tuple[str, str], ...]:
-    """The compilers that a build with these options takes, and their versions.
+    """The versions of the compilers that a build with these options uses, by language.
 
-    The same command is another compiler after an upgrade. Those for GPUs count where an option names them.
+    Compilers for GPUs count only if an option names their backend.
     """
     text = " ".join(value for name, value in options.items() if name.startswith(_FAMILIES))
     found = []
@@ -111,7 +111,7 @@ def compilers(options: dict[str, str]) -> tuple[tuple[str, str], ...]:
 
 
 def cpu() -> str:
-    """What the compiler's ``-march=native`` looks at, so that no machine runs another's instructions."""
+    """A digest of the CPU features that the compiler's ``-march=native`` depends on."""
     if sys.platform == "darwin":
         return _digest(" ".join(map(_sysctl, ("machdep.cpu.brand_string", "hw.cpufamily"))))
     try:
@@ -121,13 +121,13 @@ def cpu() -> str:
     features = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
     if features is None:
         return platform.processor()
-    # Arm's compilers go by the part; there may be several kinds of core
+    # on Arm `-march=native` depends on the part; there may be several kinds of core
     parts = sorted(set(re.findall(r"^CPU (?:implementer|part)\s*: (.*)$", text, re.MULTILINE)))
     return _digest(" ".join([*sorted(features.group(1).split()), *parts]))
 
 
 def short_name(content: object) -> str:
-    """A name of 16 letters for plain data, by its content."""
+    """A digest of plain data, 16 hex digits."""
     return _digest(json.dumps(content, sort_keys=True))
 
 
@@ -141,13 +141,13 @@ def _shapes(name: str) -> bool:
 
 
 def _value(name: str) -> str:
-    # ggml asks only whether it is set: then nothing is tuned to this CPU
+    # ggml checks only whether it is set, and then does not tune for this CPU
     return "set" if name == "SOURCE_DATE_EPOCH" else os.environ[name]
 
 
 @cache
 def identity(command: str) -> str:
-    """The line with the version in what a compiler says of itself; else how it is called."""
+    """The line of a compiler's ``--version`` that has the version; the command itself if there is none."""
     with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
         words = _words(command)
         run = subprocess.run(
@@ -165,12 +165,12 @@ def identity(command: str) -> str:
 
 
 def _words(command: str) -> Sequence[str]:
-    """A compiler with its arguments (``ccache gcc``), or a path that may have spaces."""
+    """Split a compiler with arguments (``ccache gcc``), but not a path with spaces."""
     return [command] if shutil.which(command) else shlex.split(command)
 
 
 def _sysctl(name: str) -> str:
-    """A value of macOS' sysctl as text; empty where there is none."""
+    """A value of macOS' sysctl in hex; empty if there is none."""
     try:
         read = ctypes.CDLL(None).sysctlbyname
         size = ctypes.c_size_t(256)

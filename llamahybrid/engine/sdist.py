@@ -1,15 +1,13 @@
 """Source distributions of llama-cpp-python: fetched once, checked by hash whenever one is opened.
 
-Everything that is not ours comes out of them: the engine's source, real vocabularies, chat templates and
-upstream's own test-suite. They are fetched with pip, so that the user's package index, proxy and certificates
-apply as they do everywhere else.
+They hold the engine's source, real vocabularies, chat templates and upstream's own test suite. pip fetches
+them, so that the user's package index, proxy and certificates apply.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -19,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from llamahybrid.engine.storage import disk_errors, scratch, workshop
+from llamahybrid.engine.storage import disk_errors, locked_build_dir, scratch
 from llamahybrid.errors import EngineError
 
 
 @dataclass(frozen=True)
 class Pin:
-    """One release of llama-cpp-python, named by its content."""
+    """A release of llama-cpp-python, identified by the hash of its sdist."""
 
     version: str
     sha256: str
@@ -42,12 +40,11 @@ class Pin:
 
 
 PIN = Pin("0.3.36", "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e")
-"""The release that everything is proven on, and that vocabularies and chat templates come from. An engine is
-built of the one that is installed, if there are patches for it (`series.pin`)."""
+"""The release that the test suite runs on, source of vocabularies and chat templates. An engine is built from
+the installed release, if there are patches for it (`series.pin`)."""
 
-# `pip download` asks the sdist's build backend for metadata and, left alone, installs a whole build
-# environment to do so (most of a minute). Only the checked archive is wanted, so a backend of the same name
-# that knows nothing but name and version answers instead.
+# `pip download` asks the sdist's build backend for metadata, and installs a whole build environment to do so
+# (most of a minute). Only the archive is needed, so this backend of the same name answers instead.
 _BACKEND = """\
 import pathlib
 
@@ -63,7 +60,7 @@ def cache_dir() -> Path:
     """The folder for everything that can be fetched or built again (`LLAMAHYBRID_CACHE_DIR` overrides).
 
     Raises:
-        EngineError: this user has no home folder, as in some containers, or whom the override names has none.
+        EngineError: there is no home folder, as in some containers, or the override names an unknown user.
     """
     override = os.environ.get("LLAMAHYBRID_CACHE_DIR")
     homeless = "there is no home folder to keep a cache in; set LLAMAHYBRID_CACHE_DIR to a folder of your own"
@@ -76,26 +73,26 @@ def cache_dir() -> Path:
         found = user_cache_path("llamahybrid", appauthor=False)
     except RuntimeError as error:
         raise EngineError(homeless) from error
-    if found.parts[:1] == ("~",):  # what older platformdirs give
+    if found.parts[:1] == ("~",):  # older platformdirs
         raise EngineError(homeless)
     return found
 
 
 @disk_errors()
 def fetch(pin: Pin | None = None) -> Path:
-    """An sdist (None: of `PIN`) on disk, verified; downloaded through pip when it is missing or damaged.
+    """The verified archive of a release (None: `PIN`); downloaded with pip if missing or damaged.
 
     Raises:
-        EngineError: pip could not get it, what it got has another hash, or the disk says no.
+        EngineError: pip failed, the download has another hash, or the disk refuses.
     """
     pin = pin or PIN
     path = cache_dir() / "sdist" / pin.archive
     if _is_there(path, pin):
         return path
-    with workshop(path) as folder:
-        if _is_there(path, pin):  # another process has fetched it meanwhile
+    with locked_build_dir(path) as folder:
+        if _is_there(path, pin):  # another process fetched it
             return path
-        got = _download(folder, pin)
+        got = download(folder, pin)
         if sha256(got) != pin.sha256:
             raise EngineError(
                 f"{pin.archive} from the package index does not have sha256 {pin.sha256}; "
@@ -107,14 +104,14 @@ def fetch(pin: Pin | None = None) -> Path:
 
 @disk_errors()
 def member(name: str, pin: Pin | None = None) -> Path:
-    """One file of an sdist, e.g. ``vendor/llama.cpp/models/ggml-vocab-qwen35.gguf``, kept in the cache.
+    """Extract one file of an sdist into the cache, e.g. ``vendor/llama.cpp/models/ggml-vocab-qwen35.gguf``.
 
     Args:
         name: path inside the archive, without its top folder.
-        pin: which sdist; None: `PIN`.
+        pin: the release; None: `PIN`.
 
     Raises:
-        EngineError: the sdist cannot be had, or holds no such file.
+        EngineError: the sdist is unavailable, or has no such file.
     """
     pin = pin or PIN
     inside = _inside(name, pin)
@@ -135,10 +132,10 @@ def member(name: str, pin: Pin | None = None) -> Path:
 
 @disk_errors()
 def read(*names: str) -> dict[str, bytes]:
-    """Files of the sdist, out of the archive whose hash was just looked at: for what is to be executed.
+    """Read files from the archive itself, whose hash was just checked: for code that is to be executed.
 
     Raises:
-        EngineError: the sdist cannot be had, or holds no such file.
+        EngineError: the sdist is unavailable, or has no such file.
     """
     found = {}
     with tarfile.open(fetch()) as archive:
@@ -148,30 +145,12 @@ def read(*names: str) -> dict[str, bytes]:
     return found
 
 
-def _inside(name: str, pin: Pin) -> PurePosixPath:
-    inside = PurePosixPath(name)
-    if inside.is_absolute() or ".." in inside.parts:
-        raise EngineError(f"{name!r} is not a path inside {pin.archive}")
-    return inside
-
-
-def _stream(archive: tarfile.TarFile, inside: PurePosixPath, pin: Pin) -> IO[bytes]:
-    try:
-        stream = archive.extractfile(f"{pin.folder}/{inside}")
-    except KeyError:
-        stream = None
-    if stream is None:
-        name = str(inside)
-        raise EngineError(f"{pin.archive} holds no file {name!r}; list them with `tar tzf {fetch(pin)}`")
-    return stream
-
-
 @disk_errors()
 def unpack(dest: Path, pin: Pin | None = None) -> Path:
-    """The whole tree of an sdist (None: of `PIN`) at `dest`, without the top folder; all of it or nothing.
+    """Extract a whole sdist (None: of `PIN`) to `dest`, without the top folder; all of it or nothing.
 
     Raises:
-        EngineError: `dest` exists and is not an empty folder, or the sdist cannot be had, or is none.
+        EngineError: `dest` exists and is not an empty folder, or the sdist is unavailable or invalid.
     """
     if dest.exists() and not (dest.is_dir() and not any(dest.iterdir())):
         raise EngineError(f"{dest} is in the way; remove it or name another folder")
@@ -180,7 +159,7 @@ def unpack(dest: Path, pin: Pin | None = None) -> Path:
     with scratch(dest.absolute().parent) as folder:
         try:
             with tarfile.open(path) as archive:
-                # Python < 3.10.12 has none; then all that comes here is known by its hash (`_require_filter`)
+                # Python < 3.10.12 has no filter; there, only archives of a known hash are unpacked (`rebase`)
                 archive.extraction_filter = getattr(tarfile, "data_filter", lambda info, _: info)
                 archive.extractall(folder)
         except (tarfile.TarError, EOFError, zlib.error) as error:
@@ -193,56 +172,12 @@ def unpack(dest: Path, pin: Pin | None = None) -> Path:
     return dest
 
 
-def _require_filter() -> None:
-    """Raise EngineError where an archive that somebody else made could write anywhere when it is unpacked."""
-    if not hasattr(tarfile, "data_filter"):
-        raise EngineError("sources that are not pinned are unpacked by Python 3.10.12, 3.11.4 or newer")
-
-
-def latest() -> str:
-    """The newest release that pip finds.
+def download(folder: Path, pin: Pin) -> Path:
+    """Let pip download an archive into `folder`; without a sha256 any content is accepted.
 
     Raises:
-        EngineError: pip cannot say.
+        EngineError: pip failed.
     """
-    command = [sys.executable, "-m", "pip", "index", "versions", "llama-cpp-python"]
-    run = subprocess.run(command, capture_output=True, text=True)
-    found = re.search(r"^Available versions: ([\w.+]+)", run.stdout, re.MULTILINE)
-    if run.returncode or not found:
-        raise EngineError(f"pip does not say which releases there are\n{run.stderr.strip()}")
-    return found.group(1)
-
-
-@disk_errors()
-def obtain(version: str) -> Pin:
-    """Fetch a release whose hash is not known yet: what comes is taken for it, and kept as `fetch` does.
-
-    What lies there already may be of another origin (`take`), and does not count.
-
-    Raises:
-        EngineError: pip could not get it.
-    """
-    _require_filter()
-    path = cache_dir() / "sdist" / Pin(version, "").archive
-    with workshop(path) as folder:
-        os.replace(_download(folder, Pin(version, "")), path)
-    return Pin(version, sha256(path))
-
-
-@disk_errors()
-def take(file: Path, version: str) -> Pin:
-    """Keep an sdist that lies somewhere as `fetch` does; it stays where it is. Raises EngineError."""
-    _require_filter()
-    path = cache_dir() / "sdist" / Pin(version, "").archive
-    pin = Pin(version, sha256(file))
-    with workshop(path) as folder:
-        if not _is_there(path, pin):
-            shutil.copyfile(file, folder / path.name)
-            os.replace(folder / path.name, path)
-    return pin
-
-
-def _download(folder: Path, pin: Pin) -> Path:
     backend = folder / "backend" / "scikit_build_core"
     backend.mkdir(parents=True)
     (backend / "__init__.py").touch()
@@ -263,10 +198,6 @@ def _download(folder: Path, pin: Pin) -> Path:
     return folder / pin.archive
 
 
-def _is_there(path: Path, pin: Pin) -> bool:
-    return path.is_file() and sha256(path) == pin.sha256
-
-
 def sha256(path: Path) -> str:
     """The hash of a file's content."""
     digest = hashlib.sha256()
@@ -274,3 +205,25 @@ def sha256(path: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def _is_there(path: Path, pin: Pin) -> bool:
+    return path.is_file() and sha256(path) == pin.sha256
+
+
+def _inside(name: str, pin: Pin) -> PurePosixPath:
+    inside = PurePosixPath(name)
+    if inside.is_absolute() or ".." in inside.parts:
+        raise EngineError(f"{name!r} is not a path inside {pin.archive}")
+    return inside
+
+
+def _stream(archive: tarfile.TarFile, inside: PurePosixPath, pin: Pin) -> IO[bytes]:
+    try:
+        stream = archive.extractfile(f"{pin.folder}/{inside}")
+    except KeyError:
+        stream = None
+    if stream is None:
+        name = str(inside)
+        raise EngineError(f"{pin.archive} holds no file {name!r}; list them with `tar tzf {fetch(pin)}`")
+    return stream

@@ -1,8 +1,8 @@
 """The patch series, one per release of llama-cpp-python, and applying it to the llama.cpp of its sdist.
 
-`patches/VERSION/` holds a release's patches, their order (`series`) and the sha256 of the sdist that they are
-made for (`pin`). The folder of a patch is its set: `reuse` is what this package needs, `server` changes
-llama-server alone, `hardening` mends faults of llama.cpp that this package does not run into.
+`patches/VERSION/` holds a release's patches, their order (`series`) and the sha256 of their sdist (`pin`).
+The folder of a patch is its set: this package needs `reuse`; `server` changes llama-server alone; `hardening`
+repairs faults of llama.cpp that this package does not meet.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ HARDENING = ("reuse", "hardening")
 
 
 def releases() -> tuple[str, ...]:
-    """The releases that there are patches for, oldest first; none where the package lacks them."""
+    """The releases with patches, oldest first; empty if the package lacks the patches."""
     found = (path.parent.name for place in _places() for path in place.glob("*/series"))
     return tuple(sorted(found, key=order))
 
 
 def release(installed: str | None) -> str:
-    """The release whose patches an installed llama-cpp-python (0.3.36+cu124, say) gets: else the newest."""
+    """The release whose patches fit an installed version (0.3.36+cu124, say): its own, else the newest."""
     known = releases()
     own = (installed or "").partition("+")[0]
     return own if own in known else "".join(known[-1:])
 
 
 def order(version: str) -> tuple[int, ...]:
-    """Sorts versions."""
+    """The sort key of a version."""
     return tuple(map(int, re.findall(r"\d+", version)))
 
 
 def folder(version: str) -> Path:
-    """Where a release's patches lie: inside an installed package, beside the package in a checkout.
+    """The folder of a release's patches: inside an installed package, beside the package in a checkout.
 
     Raises:
         EngineError: there are none.
@@ -58,7 +58,7 @@ def folder(version: str) -> Path:
 
 
 def pin(version: str) -> Pin:
-    """The sdist that a release's patches are made for."""
+    """The sdist that a release's patches apply to."""
     return Pin(version, (folder(version) / "pin").read_text().strip())
 
 
@@ -118,24 +118,24 @@ def apply(tree: Path, version: str, chosen: Sequence[str] | None = None) -> None
 
 
 def environment(tree: Path) -> dict[str, str]:
-    """Variables without what makes either tool work elsewhere or otherwise than it does by itself."""
+    """The environment without variables that change the behaviour of `git` and `patch`."""
     kept = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("GIT_", "PATCH_"))
         and name not in ("POSIXLY_CORRECT", "SIMPLE_BACKUP_SUFFIX", "VERSION_CONTROL")
     }
-    # git leaves out, silently, what lies outside of a repository that it finds above the tree
+    # in a repository above the tree git would silently skip files outside of it
     alone = {"GIT_CEILING_DIRECTORIES": str(tree.absolute().parent)}
     return {**kept, **alone, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
 
 
 def _places() -> tuple[Path, ...]:
-    """The folder of all series, first where an installed package has it."""
+    """The folder of all series, in an installed package or in a checkout."""
     places = (_PACKAGE / "patches", _PACKAGE.parent / "patches")
     return tuple(place for place in places if any(place.glob("*/series")))[:1]
 
 
 def _leftovers(tree: Path) -> set[Path]:
-    """What `patch` keeps of a file whose lines had moved."""
+    """Backup files that `patch` writes when lines have moved."""
     return set(tree.rglob("*.orig"))

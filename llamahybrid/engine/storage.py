@@ -1,4 +1,4 @@
-"""Folders of the cache: made so that only their owner writes, filled aside, put in place in one step."""
+"""Folders of the cache: built aside under a lock, then renamed into place; each is whole or absent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from llamahybrid.engine.lock import Taken, lock
+from filelock import FileLock, Timeout
+
 from llamahybrid.errors import EngineError
 
 _PART = ".part-"
@@ -22,7 +23,7 @@ _ELSEWHERE = "set LLAMAHYBRID_CACHE_DIR to a folder"
 
 
 def folder(path: Path) -> Path:
-    """Make a folder and those above it that are missing, writable by their owner alone under any umask."""
+    """Create a folder and its missing parents, writable by their owner alone under any umask."""
     if not path.is_dir():
         folder(path.parent)
         path.mkdir(mode=0o755, exist_ok=True)
@@ -31,11 +32,7 @@ def folder(path: Path) -> Path:
 
 @contextlib.contextmanager
 def disk_errors() -> Iterator[None]:
-    """Turn an OSError into one that says what to do.
-
-    Raises:
-        EngineError: a file could not be read or written.
-    """
+    """Turn an OSError into an EngineError that says what to do."""
     try:
         yield
     except OSError as error:
@@ -49,7 +46,7 @@ def disk_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def scratch(parent: Path, name: str = "") -> Iterator[Path]:
-    """A private folder beside the final place, so that the last step is one atomic rename."""
+    """A private temporary folder in `parent`, on the same file system as the final place."""
     prefix = f"{_PART}{name}-" if name else _PART
     with tempfile.TemporaryDirectory(
         prefix=prefix, dir=folder(parent), ignore_cleanup_errors=True
@@ -58,33 +55,40 @@ def scratch(parent: Path, name: str = "") -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def workshop(home: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[Path]:
-    """A private folder to make `home` in, while no other process makes the same.
+def locked_build_dir(home: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[Path]:
+    """A private folder to build `home` in, under a lock between processes.
 
-    Whoever comes second waits, so look once more whether `home` is there. What a killed process left of its
-    own folder is removed first.
+    After a wait `home` may exist: look again. Folders that killed processes left are removed first.
 
     Args:
         home: the final place.
-        waiting: called when another process is at it.
+        waiting: called once if another process holds the lock.
 
     Raises:
-        EngineError: instead of any OSError.
+        EngineError: in place of any OSError.
     """
-    with disk_errors(), lock(_lock(home), waiting) as alone:
-        if alone:
-            _sweep(home)
-        with scratch(home.parent, home.name) as part:
-            yield part
+    with disk_errors():
+        lock = _lock(home)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            waiting()
+            lock.acquire()
+        try:
+            _remove_leftovers(home)
+            with scratch(home.parent, home.name) as part:
+                yield part
+        finally:
+            lock.release()
 
 
 def install(new: Path, home: Path, aside: Path) -> None:
-    """Move the folder `new` to `home`; what is there goes to `aside`, and back if that fails.
+    """Move the folder `new` to `home`; a previous `home` goes to `aside`, and back if the move fails.
 
     Raises:
-        OSError: the disk says no.
+        OSError: the disk refuses.
     """
-    seal(new)
+    _seal(new)
     replaced = home.exists()
     if replaced:
         os.replace(home, aside)
@@ -96,11 +100,8 @@ def install(new: Path, home: Path, aside: Path) -> None:
         raise
 
 
-def seal(tree: Path) -> None:
-    """Take the right to write from all but the owner, and wait until all of a folder is on the disk.
-
-    A rename that outlives a power cut must not name files that do not.
-    """
+def _seal(tree: Path) -> None:
+    """Make all files writable by their owner alone, and flush them: a rename must not outlive its files."""
     for path in (*tree.rglob("*"), tree):
         if path.is_symlink() or (sys.platform == "win32" and path.is_dir()):
             continue
@@ -112,20 +113,16 @@ def seal(tree: Path) -> None:
             os.close(handle)
 
 
-def _lock(home: Path) -> Path:
-    return folder(home.parents[1] / "locks") / f"{home.parent.name}-{home.name}.lock"
+def _lock(home: Path) -> FileLock:
+    return FileLock(folder(home.parents[1] / "locks") / f"{home.parent.name}-{home.name}.lock")
 
 
-def _sweep(home: Path) -> None:
-    """Remove what processes that were killed left beside `home`, whose lock is held."""
+def _remove_leftovers(home: Path) -> None:
+    """Remove build folders beside `home` whose processes are dead; the caller holds the lock of `home`."""
     for part in folder(home.parent).glob(f"{_PART}*-*"):
         name = part.name.removeprefix(_PART).rpartition("-")[0]
         if name == home.name:
             shutil.rmtree(part, ignore_errors=True)
         elif name:
-            with contextlib.suppress(Taken), lock(_lock(home.with_name(name)), _refuse):  # is it dead?
+            with contextlib.suppress(Timeout), _lock(home.with_name(name)).acquire(timeout=0):
                 shutil.rmtree(part, ignore_errors=True)
-
-
-def _refuse() -> None:
-    raise Taken

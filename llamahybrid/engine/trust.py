@@ -1,4 +1,4 @@
-"""Whether somebody else could have written code that is to be run, by the rules of ssh's StrictModes."""
+"""Check that no other user could have written a file, by the rules of ssh's StrictModes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 
 def untrusted(place: Path) -> str:
-    """Why what lies in a file or folder must not be run: who else could have written it; empty: nobody.
+    """Why a file or folder must not be executed: another user could have written it; empty: it may be.
 
-    What lies in the folder, the folders above and those that links lead to belong to this user or to root,
-    and nobody else may write them. Above the user's home folder nothing is looked at. A sticky folder such as
-    ``/tmp`` lets others add files of their own only; a user's private group is the user.
+    Its content, and all folders above it up to the home folder, also above the targets of links, must belong
+    to this user or root and be writable by nobody else. Sticky folders such as ``/tmp`` are accepted (others
+    can only add files of their own there), and so is the user's private group.
     """
     if sys.platform == "win32":
         return ""
@@ -48,7 +48,7 @@ def _problem(path: Path) -> str:
 
 
 def _private(group: int) -> bool:
-    """A group of nobody but this user, as Debian and Fedora give to each."""
+    """Tell whether this user is the group's only member, as Debian and Fedora set up each user."""
     if sys.platform == "win32":
         return True
     import grp

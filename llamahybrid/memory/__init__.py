@@ -1,1 +1,1 @@
-"""What the context holds now: every change to context memory is made, checked and undone here."""
+"""Context memory: every change of it is made, verified and undone here."""

@@ -1,6 +1,6 @@
-"""Adoption: content that others put into context memory is taken for what a live sequence holds.
+"""Adoption: a live sequence takes over content that other code put into context memory.
 
-Others are chat handlers that decode natively (images), whole states that were loaded, other sequences.
+Sources are chat handlers that decode natively (images), loaded whole states, and other sequences.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from llamahybrid.prompt_cache.base import Tokens
 
 
 def adopt_native(live: LiveSequence, n: int) -> bool:
-    """Take content that other code decoded as an opaque range [live.n, n); False if it is not there.
+    """Take over content that other code decoded as an opaque range [live.n, n); False if it is missing.
 
-    `n` counts positions, as chat handlers set `n_tokens` after an image (M-RoPE images take fewer
-    positions than cells, so the size rule starts anew from what is measured).
+    `n` counts positions, as chat handlers set `n_tokens` after an image. M-RoPE images have fewer positions
+    than cells, so the size rule continues from the measured size.
     """
     state = live.state
     if state.is_invalid or n > live.capacity:
@@ -39,10 +39,10 @@ def adopt_native(live: LiveSequence, n: int) -> bool:
 
 
 def adopt_tokens(live: LiveSequence, ids: npt.NDArray[np.integer], *, foreign: bool = False) -> str | None:
-    """Take `ids` for what is live after a whole state was loaded; the fault if memory disagrees.
+    """Make `ids` the live tokens after a whole state was loaded; return the fault if memory disagrees.
 
-    Ids below zero stand for opaque content, whose cells are taken as they are. `foreign`: nothing says that
-    this model computed it.
+    Ids below zero stand for opaque content, with any number of cells. `foreign`: the origin of the state is
+    unknown.
     """
     state = live.state
     state.replace_tokens(ids)
@@ -62,14 +62,14 @@ def adopt_tokens(live: LiveSequence, ids: npt.NDArray[np.integer], *, foreign: b
 
 
 def _lag(tokens: Tokens, last: int) -> int:
-    """See `SequenceState.lag`, where `last` is the last position: it may lie in native content at the end."""
+    """Return `SequenceState.lag` for the last position `last`, which may lie in native content at the end."""
     known = np.flatnonzero(tokens >= 0)
     start = int(known[-1]) + 1 if len(known) else 0
     return len(tokens) - 1 - last if start <= last < len(tokens) else 0
 
 
 def take_over(live: LiveSequence, other: LiveSequence) -> None:
-    """What another sequence of this context holds is this one's from now on; nothing, if that fails."""
+    """Copy the content of another sequence of this context; leave the sequence empty if that fails."""
     live.empty()
     row = other.row.logits()
     logits = None if row is None else row.copy()
@@ -85,9 +85,9 @@ def take_over(live: LiveSequence, other: LiveSequence) -> None:
 
 
 def _copy(live: LiveSequence, other: LiveSequence) -> bool:
-    """Have memory hold as one sequence what it holds as another; False where it does not.
+    """Copy the native state of one sequence to another; False on failure.
 
-    As a state: copies between KV streams come late, and replace what was loaded meanwhile.
+    By a state: native copies between KV streams are delayed, and overwrite state loaded in between.
     """
     state = other.native.state()
     loaded = state is not None and live.native.load(state)

@@ -1,7 +1,7 @@
-"""The guarded LlamaContext that upstream code holds as `_ctx`.
+"""GuardedContext: the `LlamaContext` that upstream's code holds as `_ctx`.
 
-Upstream and chat handlers change context memory through this object; each change is passed on to the
-live sequence, so that its state follows what was done, and what cannot be done exactly is refused.
+Upstream and chat handlers change context memory through it. Each change is passed on to the live sequence;
+changes that cannot be exact are refused.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ SETTERS = (
     "llama_set_causal_attn",
     "llama_set_warmup",
 )
-"""Functions that change what a context computes; the last makes a mixture of experts use all of them. llama.h
-has no getters for that, so the calls are watched. `Llama.cache_salt` is for those by other ways."""
+"""Functions that change the numbers that a context computes; the last makes a mixture of experts use all of
+them. llama.h has no getters, so the calls are watched. `Llama.cache_salt` covers changes by other ways."""
 
 STATE_LOADERS = (
     "llama_set_state_data",
@@ -39,7 +39,7 @@ STATE_LOADERS = (
     "llama_state_seq_set_data_ext",
     "llama_state_seq_load_file",
 )
-"""Functions that put another state into memory. Our own calls go by `capi.shim`, which nobody watches."""
+"""Functions that load another state. Our own calls go through `capi.shim` and are not watched."""
 
 upstream.require()  # once: `llamahybrid.llama` imports this module, and the class below leans on most of it
 
@@ -48,26 +48,26 @@ class GuardedContext(LlamaContext):  # type: ignore[misc]
     """`llama_cpp._internals.LlamaContext` whose memory operations keep a LiveSequence informed."""
 
     live: LiveSequence | None = None
-    """The sequence that upstream's code means, which knows none but 0."""
+    """Sequence 0, the only one in upstream's code."""
     watch: Watch | None = None
-    """Whether the RPC servers that the model lies on are still there; None: on none."""
+    """Watches the RPC servers that hold the model; None: there are none."""
     changes = 0
-    """How often an adapter or a mode was put on the context, or taken off."""
+    """Number of changes of adapters and modes."""
     outside: OutsideTokens | None = None
-    """What others decoded on it natively; None: that is not followed."""
+    """Tracks tokens that other code decodes natively; None: they are not tracked."""
 
     @classmethod
     def guard(cls, context: LlamaContext) -> GuardedContext:
-        """Turn a context that upstream made into a guarded one, in place: its owners keep their reference."""
+        """Turn a context that upstream made into a guarded one, in place, so that references stay valid."""
         context.__class__ = cls
         assert isinstance(context, cls)
         contexts[address(context.ctx)] = context
         return context
 
     def computes_otherwise(self) -> None:
-        """Something was put on the context, or taken off: what is live was computed without it.
+        """Note a change of adapters or modes: live tokens were computed without it.
 
-        What computes from now on has a name that nothing else has, so that no stored state is taken for its.
+        The computation gets a unique name, so that no stored state is used for it.
         """
         self.changes += 1
         name = Nameless()
@@ -76,16 +76,16 @@ class GuardedContext(LlamaContext):  # type: ignore[misc]
                 live.identity.computed_by(replace(live.identity.computation, adapters=name))
 
     def state_loaded(self) -> None:
-        """Another state was loaded, of as many tokens perhaps: neither positions nor counters tell."""
+        """Note a loaded state, which neither positions nor counters may show."""
         if self.live is not None:
             self.live.shared.lose_all()
         if self.outside is not None:
             self.outside.forget()
 
     def decode(self, batch: Any) -> None:
-        """Decode a batch; raises DecodeError with the library's result when it is not 0.
+        """Decode a batch. Raises DecodeError with the library's result when it is not 0, DeviceLost.
 
-        What an RPC server computes is waited for: that it is gone shows only then. Raises DeviceLost.
+        Waits for the computation where RPC servers take part: only then does a lost server show.
         """
         if self.ctx is None:
             raise RuntimeError("the model is closed")  # the library would crash
@@ -102,7 +102,7 @@ class GuardedContext(LlamaContext):  # type: ignore[misc]
 
     @property
     def lost(self) -> bool:
-        """What was read from memory just now may be nothing: a device is gone."""
+        """A device is gone, and bytes just read from memory may be invalid."""
         return self.watch is not None and bool(self.watch.lost)
 
     def kv_cache_clear(self) -> None:
@@ -115,9 +115,9 @@ class GuardedContext(LlamaContext):  # type: ignore[misc]
     def kv_cache_seq_rm(self, seq_id: int, p0: int, p1: int) -> bool:
         """Remove [p0, p1) of a sequence; False, with nothing changed, where that cannot be exact.
 
-        Stock says yes to cuts behind a sliding window and to holes in hybrid memory, and is wrong afterwards
-        (seq_rm of src/llama-kv-cache-iswa.cpp and src/llama-memory-hybrid.cpp). A hole in plain attention is
-        right (context shifting), but what lies where is then no longer known.
+        Stock accepts cuts behind a sliding window and holes in hybrid memory, and its state is wrong
+        afterwards (seq_rm of src/llama-kv-cache-iswa.cpp and src/llama-memory-hybrid.cpp). A hole in plain
+        attention is right (context shifting), but makes the positions of tokens unknown.
         """
         live = self.live
         if live is None or seq_id > 0:
@@ -133,14 +133,14 @@ class GuardedContext(LlamaContext):  # type: ignore[misc]
         return live.cut(start)
 
     def kv_cache_seq_cp(self, seq_id_src: int, seq_id_dst: int, p0: int, p1: int) -> None:
-        """Copy a sequence; one that lands on the live sequence makes it unknown.
+        """Copy a sequence; a copy onto the live sequence makes that unknown.
 
-        Raises LlamaHybridError where there are several slots: the sequences are theirs, and the library ends
-        the process when it is asked for a part of a KV stream.
+        Raises LlamaHybridError with several slots, which own the sequences: the library ends the process on a
+        partial copy of a KV stream.
         """
         if self.live is not None and self.live.shared.slots > 1:
             raise LlamaHybridError(
-                "sequences of a context with several slots are not copied: they are theirs"
+                "the sequences of a context with several slots belong to the slots, and cannot be copied"
             )
         if self.live is not None and seq_id_src == 0:
             self.live.release_planes()
@@ -149,19 +149,19 @@ class GuardedContext(LlamaContext):  # type: ignore[misc]
             self.live.invalidate()
 
     def kv_cache_seq_keep(self, seq_id: int) -> None:
-        """Drop every sequence but one."""
+        """Remove every sequence but one."""
         super().kv_cache_seq_keep(seq_id)
         if self.live is not None and seq_id != 0:
             self.live.empty()
 
     def kv_cache_seq_shift(self, seq_id: int, p0: int, p1: int, shift: int) -> None:
-        """Shift positions: what is at which position is no longer known."""
+        """Shift positions, which makes the positions of tokens unknown."""
         super().kv_cache_seq_shift(seq_id, p0, p1, shift)
         if self.live is not None and seq_id <= 0:
             self.live.invalidate()
 
     def reset_timings(self) -> None:
-        """Reset the library's counters, which we compare to notice decodes by others."""
+        """Reset the library's counters, whose changes show decodes by other code."""
         known = self.live is not None and not self.live.shared.touched_outside()
         super().reset_timings()
         if known and self.live is not None:

@@ -1,7 +1,7 @@
 """Measured costs of one context on this machine: decode, snapshot, restore.
 
-What they decide must not swing with the clock: other load only ever makes a sample slower, so the fastest of
-the recent ones counts, and what was said once stands until that has moved by half.
+Decisions must not change with the load of the machine, which only makes samples slower. So a cost is the
+fastest recent sample, and a published cost stays until that sample differs by half.
 """
 
 from __future__ import annotations
@@ -15,31 +15,30 @@ from statistics import median
 from llamahybrid.prompt_cache.base import Costs
 
 WINDOW = 15
-"""Recent samples that count."""
+"""Number of recent samples of each cost."""
 
 FEW = 3
-"""Samples that have to be there before a cost speaks against a restore, or for what a cut costs."""
+"""Fewest samples for the cost of a restore or of a cut."""
 
 LARGE_BATCH = 64
-"""Tokens from which a batch says what prefill costs per token."""
+"""Fewest tokens of a batch that measures prefill per token."""
 
 SMALL_BATCH = 8, 32
-"""Fewest and most tokens of a batch that says what a cut costs: chosen, not measured, for the sizes that
-pieces near a prompt's end have."""
+"""Fewest and most tokens of a batch that measures a cut: assumed sizes of batches near a prompt's end."""
 
 NO_TIME = 1e-6
-"""Seconds that stand for none: 0 would say that nothing was measured."""
+"""Smallest duration, in seconds: 0 means not measured."""
 
 BAND = 1.5
-"""How far a cost may move from what was said before it is said anew."""
+"""Factor by which the fastest sample must differ from a published cost to replace it."""
 
 FADE_SECONDS = 60.0
-"""What a restore takes counts half for each such time since the last one. A machine that was busy during the
-first few would else never restore a short chat again, and see that it is quick; nor would a later process."""
+"""Half-life of the cost of a restore since the last one. Otherwise a machine that was busy during the first
+few restores would never try another one on short chats."""
 
 
 class CostMeter:
-    """Steady figures from recent measurements; zero where nothing was measured yet.
+    """Steady costs from recent measurements; 0 before the first one.
 
     `snapshot_bytes`: size of a snapshot, where all have the same; `token_seconds`: a first sample of one
     token decoded alone.
@@ -47,7 +46,7 @@ class CostMeter:
 
     def __init__(self, batch_tokens: int, snapshot_bytes: int = 0, token_seconds: float = 0.0) -> None:
         self.together = 1
-        """Answers whose tokens were decoded in one batch just now."""
+        """Number of answers in the last batch."""
         self._said = Costs(batch_tokens=batch_tokens, snapshot_bytes=snapshot_bytes)
         self._token = deque([token_seconds] if token_seconds else [], WINDOW)
         self._prefill: deque[float] = deque(maxlen=WINDOW)
@@ -57,10 +56,10 @@ class CostMeter:
         self._segment: deque[float] = deque(maxlen=WINDOW)
         self._restored = time.monotonic()
         self._told: tuple[float, Costs] | None = None
-        """What was told last, and after how many times `FADE_SECONDS`; None where more was measured since."""
+        """The last result of `costs`, and the half-lives before it; None after a new measurement."""
 
     def decoded(self, tokens: int, seconds: float) -> None:
-        """A native batch of `tokens` took `seconds`."""
+        """Note the duration of a native batch of `tokens`."""
         self._told = None
         if tokens == 1:
             self._token.append(seconds)
@@ -71,17 +70,17 @@ class CostMeter:
 
     @property
     def token_seconds(self) -> float:
-        """One token decoded alone, as the machine is now; 0 while not measured."""
+        """Median duration of a token decoded alone; 0 before the first measurement."""
         return median(self._token) if self._token else self._said.token_seconds
 
     def saved(self, n_bytes: int, seconds: float) -> None:
-        """A snapshot of `n_bytes` was taken and stored."""
+        """Note the duration of taking and storing a snapshot of `n_bytes`."""
         self._told = None
         self._said = replace(self._said, snapshot_bytes=n_bytes)
         self._snapshot.append(seconds)
 
     def restored(self, seconds: float, tokens: int) -> None:
-        """A snapshot, and attention of so many tokens, was loaded and verified."""
+        """Note the duration of loading and verifying a snapshot and the attention of `tokens`."""
         self._restored, self._told = time.monotonic(), None
         if tokens < LARGE_BATCH:
             self._restore.append(seconds)
@@ -90,14 +89,14 @@ class CostMeter:
             self._segment.append(max(0.0, seconds - alone) / tokens)
 
     def costs(self) -> Costs:
-        """What is known now."""
+        """Return the costs measured so far."""
         told, times = self._told, (time.monotonic() - self._restored) // FADE_SECONDS
         if told is None or told[0] != times:
             told = self._told = times, self._known_after(0.5**times)
         return told[1]
 
     def _known_after(self, fade: float) -> Costs:
-        """The same, where what a restore takes has faded to so much of it."""
+        """Return the costs, those of restores multiplied by `fade`."""
         said = self._said
         self._said = replace(
             said,
@@ -115,9 +114,9 @@ class CostMeter:
         )
 
     def _beyond(self) -> list[float]:
-        """What small batches took beyond their share of large ones: both as they mostly are, sizes differ.
+        """Seconds that small batches took beyond their share of large ones, by medians.
 
-        One that was held up (a model read from disk, a machine that stood still) says nothing of that.
+        Prefill samples far above the fastest (a model read from disk, a paused machine) are left out.
         """
         if not self._prefill or len(self._batch) < FEW:
             return []
@@ -128,7 +127,7 @@ class CostMeter:
 
 
 def _steady(said: float, samples: Collection[float], least: int = 1) -> float:
-    """What to say of a cost: `said`, unless at least `least` samples show that it is not that any more."""
+    """Return the published cost `said`; the fastest of at least `least` samples if it differs by `BAND`."""
     if len(samples) < least:
         return said
     now = min(samples)
@@ -136,7 +135,7 @@ def _steady(said: float, samples: Collection[float], least: int = 1) -> float:
 
 
 def _at_most(said: float, samples: Collection[float]) -> float:
-    """The same of a cost that, once said, keeps samples from being taken: one that is less is believed."""
+    """As `_steady`, for a cost whose high values prevent further samples: a single lower one is enough."""
     if samples and min(samples) < said / BAND:
         return min(samples)
     return _steady(said, samples, FEW)

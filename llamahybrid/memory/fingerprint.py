@@ -1,9 +1,9 @@
-"""What a state is valid for: the model, the engine, their parameters, and what was put on the context.
+"""Fingerprints: the model, engine, parameters and adapters that a state is valid for.
 
-Every field of the two structs of parameters is part of it but those named here, so that a field of a later
-llama.cpp is in until somebody has looked at it. Where numbers are computed (layers, devices, offloading) is
-in: another backend rounds otherwise in every step. How many threads and how large the batches are is not:
-both vary within one context, too, and change the last bits only.
+All fields of the two structs of parameters count except `WITHOUT_EFFECT`, so that a field of a later
+llama.cpp counts until it has been examined. Layers, devices and offloading count: each backend rounds
+differently in every step. The number of threads and the batch size do not: both vary within one context, and
+change the last bits only.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ WITHOUT_EFFECT = frozenset(
 
 ALWAYS = "LLAMA_ATTN_ROT_DISABLE"
 ENVIRONMENT = re.compile(r"GGML_(?!NO_BACKTRACE$).*|NVIDIA_TF32_OVERRIDE")
-"""Variables by which llama.cpp computes other states (src/llama-kv-cache.cpp, its constructor), and backends
-other numbers (GGML_CPU_TILED_MM, GGML_VK_DISABLE_F16, ...), those that nobody has looked at included."""
+"""Environment variables that change states (src/llama-kv-cache.cpp, its constructor) or a backend's numbers
+(GGML_CPU_TILED_MM, GGML_VK_DISABLE_F16, ...), unexamined ones included."""
 
 
 def parameters(model: Any, context: Any) -> bytes:
-    """16 bytes that name the effect of a llama_model_params and a llama_context_params."""
+    """Return 16 bytes that name the effect of a llama_model_params and a llama_context_params."""
     hasher = xxhash.xxh3_128()
     for params in (model, context):
         for name, kind in params._fields_:
@@ -71,19 +71,19 @@ def _value(name: str, kind: Any, value: Any) -> object:
         return found
     if issubclass(kind, ctypes._SimpleCData) and kind is not ctypes.c_void_p:
         return value
-    return Nameless() if value else None  # a pointer (cb_eval, ...): nothing tells two apart
+    return Nameless() if value else None  # a pointer (cb_eval, ...) has no name
 
 
 def _own_devices() -> list[str] | Nameless | None:
-    """What llama.cpp takes where none are named: the GPUs of this machine that it is shown; None for none."""
+    """Return llama.cpp's default devices, the visible GPUs of this machine; None for none."""
     try:
         return [device.identity for device in ggml.local()] or None
-    except (DeviceError, AttributeError):  # nobody can tell
+    except (DeviceError, AttributeError):  # unknown
         return Nameless()
 
 
 def _overrides(array: Any) -> Iterator[bytes]:
-    """Key, type and value of each, in an array that is zero elsewhere and ends with an empty key."""
+    """Yield key, type and value of each override; the array is zero elsewhere and ends with an empty key."""
     at = 0
     while array[at].key:
         yield bytes(array[at])
@@ -92,32 +92,32 @@ def _overrides(array: Any) -> Iterator[bytes]:
 
 @dataclass(frozen=True, eq=False)
 class Computation:
-    """What computes the numbers of one context."""
+    """The model, engine, parameters and adapters of one context."""
 
     model: ModelFiles
     settings: bytes
     """Engine and parameters: see `settings`."""
     adapters: bytes = b""
-    """What was put on the context (LoRA, control vectors, modes): the scale of the adapter that it was made
-    with, whose file is one of the model's; `Nameless` once anything was put on it later."""
+    """Adapters and modes of the context: the scale of the LoRA adapter it was made with, whose file is one of
+    the model's files; `Nameless` after any later change (LoRA, control vectors, modes)."""
     salt: str = ""
-    """What its user adds."""
+    """`Llama.cache_salt`."""
     together: bool = False
-    """Tokens of several requests are decoded in one batch, which does not give the same bits: what is stored
-    then never serves where they are promised."""
+    """Tokens of several requests share batches, which changes the last bits: states of such a context are not
+    used where exact bits are promised."""
 
     @cached_property
     def nameless(self) -> bool:
-        """No other context and no later process can know that it computes the same."""
+        """No other context or process can verify that it computes the same."""
         return any(isinstance(n, Nameless) for n in (self.settings, self.adapters, self.model.name))
 
     @cached_property
     def fingerprint(self) -> bytes:
-        """16 bytes for use within this process, or everywhere if the model is read `by_content`."""
+        """16 bytes for use within this process, or in any process if the model is read `by_content`."""
         return self._fingerprint(self.model.name)
 
     def portable(self) -> bytes:
-        """16 bytes that mean the same in any process; reads the model's files if they were not read yet."""
+        """Return 16 bytes for use in any process; reads the model's files if they were not read yet."""
         return self._fingerprint(self.model.content())
 
     def _fingerprint(self, model: bytes) -> bytes:
@@ -135,17 +135,17 @@ class Computation:
 
 
 def with_salt(fingerprint: bytes, salt: bytes) -> bytes:
-    """16 bytes that name what a fingerprint does, for the requests of one salt (`request.salt.digest`)."""
+    """Return the fingerprint for requests of a salt, given by its digest (`client.salt.digest`)."""
     return hashlib.blake2b(fingerprint, digest_size=16, key=salt).digest() if salt else fingerprint
 
 
 def salt_tag(salt: bytes) -> str:
-    """A salt as it stands in a namespace, whole, for any model; empty for the shared default."""
+    """Return a salt as part of a namespace; empty for the shared default."""
     return b64encode(salt, altchars=b"._").decode().rstrip("=")
 
 
 def settings(model: Any, context: Any) -> bytes:
-    """16 bytes that name engine and parameters; `Nameless` if one of them cannot be told by its content."""
+    """Return 16 bytes that name engine and parameters; `Nameless` if one of them has no stable content."""
     name = parameters(model, context)
     if name != parameters(model, context):
         return Nameless()

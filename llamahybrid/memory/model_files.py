@@ -1,8 +1,8 @@
-"""The files that a model is read from, and a name for what they hold.
+"""ModelFiles: the files of a model, and a name for their content.
 
-Within one process the file system's word is enough: device, inode, size and time stamps of every file, as
-they were before the model was loaded and are behind it. What leaves the process (a folder on disk, a pickled
-state) is named by content. See `llamahybrid.engine.content` for what that costs.
+Within one process device, inode, size and time stamps of every file name it, compared before and after the
+model is loaded. State that leaves the process (a folder on disk, a pickled state) is named by content. See
+`llamahybrid.engine.content` for the cost.
 """
 
 from __future__ import annotations
@@ -23,23 +23,25 @@ _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 
 
 def shards(path: str | os.PathLike[str]) -> list[Path]:
-    """The files of a model: all of a split one, which llama.cpp finds by the first one's name
-    (src/llama-model-loader.cpp, llama_get_list_splits), as absolute paths."""
+    """Return the absolute paths of a model's files; those of a split model by the first one's name.
+
+    As src/llama-model-loader.cpp, llama_get_list_splits.
+    """
     first = str(Path(path).absolute())
     split = _SHARD.fullmatch(first)
     if split is None:
         return [Path(first)]
     prefix, count = split[1], int(split[3])
     every = [Path(f"{prefix}-{i:05}-of-{count:05}.gguf") for i in range(1, count + 1)]
-    there = [p for p in every if p.exists()]  # one that was merged may have kept its name
+    there = [p for p in every if p.exists()]  # a merged model may have kept its name
     return there if Path(first) in there else [Path(first)]
 
 
 class ModelFiles:
-    """The files of one model, from before it is loaded on."""
+    """The files of one model, watched from before it is loaded."""
 
     def __init__(self, path: str | os.PathLike[str], adapter: str | None = None, *, by_content: bool) -> None:
-        """Note what is there, with the LoRA `adapter` that is put on the model.
+        """Note the files of a model and of its LoRA `adapter`.
 
         `by_content`: large files are read at once, while the model is loaded.
         """
@@ -55,16 +57,16 @@ class ModelFiles:
         try:
             files = shards(path) + ([Path(adapter).absolute()] if adapter else [])
             self._files = {file: Signature.of(file) for file in files}
-        except OSError as error:  # loading it will say why
+        except OSError as error:  # the load reports it
             self._error = error
         if by_content and self._error is None and any(s.size > SMALL for s in self._files.values()):
             self._reader = threading.Thread(target=self._read, name="llamahybrid-read", daemon=True)
             self._reader.start()
 
     def loaded(self, *, mapped: bool) -> None:
-        """The model is loaded from what was noted, unless it has changed meanwhile; waits for the reading.
+        """Note that the model is loaded, and verify that its files did not change; waits for the reader.
 
-        `mapped`: pages of the files are still read later, so that an edit would change the model.
+        `mapped`: pages of the files are read later, too, so that an edit would change the model.
         """
         if self._reader is not None:
             self._reader.join()
@@ -73,7 +75,7 @@ class ModelFiles:
             self._give_up(OSError("the model's files were written to while it was loaded"))
 
     def abandon(self) -> None:
-        """The model was not loaded."""
+        """Stop reading: the model was not loaded."""
         self._wanted = False
 
     @property
@@ -97,8 +99,10 @@ class ModelFiles:
         return self._unnamed if self._error is not None else hasher.digest()
 
     def content(self) -> bytes:
-        """16 bytes that name the content, which is read now if it was not yet; `Nameless` where it cannot be
-        read, or is not what was loaded any more."""
+        """Return 16 bytes that name the content, read now if it was not yet.
+
+        `Nameless` where the content cannot be read, or has changed since the load.
+        """
         if self._error is None and self._content is None:
             if self._unchanged():
                 self._read()
@@ -107,11 +111,11 @@ class ModelFiles:
         return self._unnamed if self._error is not None or self._content is None else self._content
 
     def edited(self) -> bool:
-        """Somebody has written to a file that the model is mapped from since this was last asked.
+        """A mapped file was written to since the last call.
 
-        One that was replaced or removed is no matter: what is mapped stays. Size and time of writing tell;
-        who sets that time back is not seen. The time of change would show him, and every chmod and hard link
-        (a backup's), which only reading all of the file again, in a request, could tell from an edit.
+        Replaced and removed files do not matter: the mapping stays. Size and modification time show a write,
+        unless that time is set back. The change time would show that, too, but also every chmod and hard link
+        (of a backup), and telling these apart means reading the whole file inside a request.
         """
         if not self._mapped:
             return False
@@ -146,7 +150,7 @@ class ModelFiles:
             self._content = hasher.digest()
 
     def _give_up(self, error: OSError) -> None:
-        """What the model holds cannot be told: it gets a name of its own."""
+        """Give the model a unique name, since its content is unknown."""
         if self._error is None:
             logger.warning("%s: what is stored now serves no other model or start", error)
         self._error, self._unnamed, self._name = error, Nameless(), None

@@ -1,4 +1,4 @@
-"""The last output row of a live sequence: where logits are read, and what they prove of the state."""
+"""OutputRow: the last row of logits of a live sequence."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from llamahybrid.prompt_cache.base import Logits
 class OutputRow:
     """The row that the sampler reads; `state` says whether it is the tip's.
 
-    The rows of a context are those of its last batch, one for each sequence that had a token there. Before
-    the next batch takes their place, those of sequences that are not in it are copied.
+    A context has the rows of its last batch, one for each sequence in it. Before the next batch overwrites
+    them, rows of sequences outside of that batch are copied.
     """
 
     def __init__(self, native: NativeContext, state: SequenceState, n_vocab: int, alone: bool) -> None:
@@ -24,17 +24,17 @@ class OutputRow:
         self._state = state
         self._n_vocab = n_vocab
         self._index: int | None = None
-        """Where it lies among the rows of the context, as the library counts; None: not there."""
+        """Its index among the rows of the context, as the library counts; None: not there."""
         self._copy: Logits | None = None
         self._copied = False
-        """The row was copied, and is what was computed last."""
+        """`_copy` is the current row."""
 
     def logits(self) -> Logits | None:
-        """The logits of the last token, shape (n_vocab,), as a view; None when they are not live."""
+        """Return the logits of the last token, shape (n_vocab,), as a view; None without them."""
         return self._row() if self._state.tip_logits else None
 
     def proves_finite(self) -> bool:
-        """The tip's state is free of NaN, as this row says (see `SequenceState.row_covers_tip`)."""
+        """The row shows that the tip's state is free of NaN (see `SequenceState.row_covers_tip`)."""
         row = self._row() if self._state.row_covers_tip else None
         return row is not None and bool(np.isfinite(row).all())
 
@@ -43,31 +43,31 @@ class OutputRow:
         return self._state.tip_logits and (self._copied or self._index is not None)
 
     def exists(self) -> bool:
-        """There is a row that stored logits can be put into (see `LiveSequence.put_logits`)."""
+        """The context has a row for stored logits (see `LiveSequence.put_logits`)."""
         return self._native.logits(self._n_vocab) is not None
 
     def place(self) -> int | Logits:
-        """Where the logits of the last token are: a row of the context, by its index, or a copy.
+        """Return the logits of the last token: the index of a row of the context, or a copy.
 
-        Raises LlamaHybridError where there are none.
+        Raises LlamaHybridError without logits.
         """
         if not self._state.tip_logits and self._alone:
-            return LAST_ROW  # of what somebody decoded without us
+            return LAST_ROW  # decoded by other code
         if self._state.tip_logits and self._copied and self._copy is not None:
             return self._copy
         if not self._state.tip_logits or self._index is None:
             raise LlamaHybridError("there are no logits to sample from: eval a token first")
         return self._index
 
-    # -- what becomes of it ----------------------------------------------------------------------
+    # -- changes ---------------------------------------------------------------------------------
 
     def lies_at(self, index: int) -> None:
-        """It is this row of the context now."""
+        """Note its index after a batch."""
         self._copied = False
         self._index = index
 
     def keep(self) -> None:
-        """Copy it, if it may still be asked for: it is about to go from the context."""
+        """Copy it before a batch of other sequences overwrites it, if it may still be read."""
         if self._index is None:
             return
         row = self._native.logits(self._n_vocab, self._index) if self._state.row_covers_tip else None
@@ -79,7 +79,7 @@ class OutputRow:
         self._index = None
 
     def leave(self) -> None:
-        """It goes from the context and says nothing of the tip any more: the sequence is decoded on."""
+        """Drop it before a batch that continues the sequence."""
         self._state.forget_row()
         self._copied = False
         self._index = None

@@ -1,10 +1,10 @@
-"""Tokens that others decode natively, so that a cut which the memory refuses can be made all the same.
+"""OutsideTokens: tokens that other code decodes natively, so that its cuts work on any memory.
 
-guidance, and programs written like it, keep the tokens themselves: they cut with `llama_memory_seq_rm`, do
-not look at what it returns, and go on with `llama_decode`. A recurrent state cannot be cut, so a hybrid
-refuses and the next decode fails; a sliding window says yes to cuts that it no longer holds the cells for,
-and answers from too few (seq_rm of src/llama-memory-hybrid.cpp, src/llama-kv-cache-iswa.cpp). Here the tokens
-in front of the cut are brought back instead, from a checkpoint or by decoding them.
+Programs like guidance track the tokens themselves: they cut with `llama_memory_seq_rm`, ignore its result,
+and continue with `llama_decode`. Hybrid memory refuses such cuts, since a recurrent state cannot be cut, and
+the next decode fails; a sliding window accepts cuts without the cells for them, and computes wrong logits
+(seq_rm of src/llama-memory-hybrid.cpp, src/llama-kv-cache-iswa.cpp). Instead the tokens before the cut are
+restored, from a checkpoint or by decoding them.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from llamahybrid.prompt_cache.base import Tokens
 
 
 class OutsideTokens:
-    """What others have decoded on sequence 0 since it was empty; nothing where that cannot be told."""
+    """Tokens that other code decoded on sequence 0 since it was empty; none where they are unknown."""
 
     def __init__(self, live: LiveSequence, bring_back: Callable[[Tokens], bool]) -> None:
-        """`bring_back` makes memory hold just these tokens; False where it cannot now."""
+        """`bring_back` restores exactly these tokens; False where it cannot now."""
         self._live = live
         self._bring_back = bring_back
         self._tokens: list[int] = []
         self._first = 0
-        """The lowest position that memory holds."""
+        """The lowest position in memory."""
         self._counters: object = None
-        """Our own count as it was then: another one since, and memory is ours."""
+        """Our own counters at that time; they change with our own operations."""
 
     @property
     def known(self) -> bool:
-        """All of what memory holds is known here."""
+        """All tokens in memory are known."""
         return bool(self._tokens) and self._counters is self._live.shared.counters
 
     def forget(self) -> None:
-        """Memory was changed in a way that is not followed."""
+        """Note a change of memory that is not tracked."""
         self._tokens = []
 
     def decoded(self, batch: Any) -> None:
-        """A batch was decoded natively."""
+        """Note a natively decoded batch."""
         found = _plain(batch)
         start = -1 if found is None else found[0]
         if start == 0:
@@ -56,11 +56,11 @@ class OutsideTokens:
         self._counters = self._live.shared.counters
 
     def removed(self, done: bool, seq: int, begin: int, end: int) -> bool | None:
-        """[begin, end) was to be removed; True where that was not `done`, or not exactly, and now is."""
+        """Note a removal of [begin, end); True where it was not `done`, or not exactly, and now is."""
         n, begin = len(self._tokens), max(begin, 0)
         if seq > 0:
             return None
-        if begin == 0 and end < 0:  # all of it, which needs no knowledge; a hybrid refuses it to sequence -1
+        if begin == 0 and end < 0:  # everything; hybrid memory refuses that for sequence -1
             if done:
                 self.forget()
                 return None
@@ -83,7 +83,7 @@ class OutsideTokens:
 
 
 def _plain(batch: Any) -> tuple[int, list[int]] | None:
-    """First position and ids of a batch of one run of tokens of sequence 0; None: it is another one."""
+    """Return first position and ids of a batch with one run of tokens of sequence 0; None for others."""
     n = int(batch.n_tokens)
     if n < 1 or not batch.token or not batch.pos:
         return None

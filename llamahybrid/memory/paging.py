@@ -1,8 +1,8 @@
-"""Attention KV out of the live sequence and back into it.
+"""Pagers: attention KV of token ranges, saved from a live sequence and loaded into it.
 
-On the stock library by way of a scratch sequence, the context's last one, given `kv_unified`: cells are
-shared by both, so that nothing is copied inside the context. A recurrent part is dropped by loading
-the PARTIAL state of an empty sequence. The patched library reads and writes ranges itself.
+The stock library moves ranges through a scratch sequence, the context's last one. With `kv_unified` both
+sequences share cells, so nothing is copied inside the context; the PARTIAL state of an empty sequence removes
+the recurrent part. The patched library reads and writes ranges itself.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from llama_cpp import llama_cpp
 
 from llamahybrid.capi.calls import FULL, PARTIAL
 from llamahybrid.capi.shim import library, range_function
-from llamahybrid.errors import SnapshotError
-from llamahybrid.memory.segment import Layout, SegmentLayout, StackedLayout
-from llamahybrid.prompt_cache.base import Bytes, Segment, Tokens
-from llamahybrid.prompt_cache.envelope import HEADER_BYTES, header_of, open_sealed, seal
+from llamahybrid.memory.segment import SegmentLayout
+from llamahybrid.prompt_cache.base import Bytes
+from llamahybrid.prompt_cache.envelope import HEADER_BYTES
 from llamahybrid.prompt_cache.ram import new_buffer
 
 if TYPE_CHECKING:
@@ -31,69 +30,23 @@ if TYPE_CHECKING:
 logger = logging.getLogger("llamahybrid")
 
 SMALL_BYTES = 4 << 20
-"""Segments below this are joined before they are loaded."""
+"""Size from which segments are loaded one by one; smaller ones are joined before."""
 
 JOINED_BYTES = 8 << 20
-"""What is joined at most: the room for it is kept, beside any budget. More at once takes longer: it no longer
-fits the cache."""
-
-
-class Splitter:
-    """Cuts sealed segments of one kind of context in two, each of the same name; needs no context."""
-
-    def __init__(self, layout: Layout) -> None:
-        self._layout = layout
-
-    def __call__(self, segment: Segment, path: Tokens, at: int) -> tuple[Segment, Segment]:
-        """The parts [start, at) and [at, end) of a segment of `path`, its own tokens [0, end).
-
-        Raises SnapshotError when the segment is damaged.
-        """
-        name = header_of(segment.record[:HEADER_BYTES].tobytes()).namespace
-        payload = open_segment(segment, name, path)
-        counts = at - segment.start, segment.end - at
-        records = tuple(new_buffer(HEADER_BYTES + self._layout.size(n)) for n in counts)
-        first, second = records
-        self._layout.cut(payload, counts[0], (first[HEADER_BYTES:], second[HEADER_BYTES:]))
-        return (
-            seal_segment(first, name, path[:at], segment.start),
-            seal_segment(second, name, path, at),
-        )
-
-
-def seal_segment(
-    record: Bytes, namespace: str, path: Tokens, start: int, checksum: int | None = None
-) -> Segment:
-    """Close a record whose payload is in place; `path`: the tokens [0, end) it belongs to.
-
-    `checksum` as in `envelope.seal`.
-    """
-    seal(record, namespace=namespace, tokens=path, start=start, checksum=checksum)
-    return Segment(start, len(path), record)
-
-
-def open_segment(segment: Segment, namespace: str, path: Tokens) -> Bytes:
-    """The payload of a segment of `path`, its tokens [0, end).
-
-    Raises SnapshotError, which names the segment, as `open_sealed`.
-    """
-    try:
-        return open_sealed(segment.record, namespace=namespace, tokens=path, start=segment.start)
-    except SnapshotError as error:
-        error.segment = segment
-        raise
+"""Size of the buffer for joined segments, kept outside of any budget. A larger one no longer fits the CPU's
+cache, and loading takes longer."""
 
 
 class Pager:
     """Saves and appends ranges of attention KV of one sequence."""
 
     moves_cells = True
-    """Saving changes memory on its way: it has to be looked at afterwards."""
+    """Saving changes memory on the way, which must be verified afterwards."""
     reads_whole = False
-    """Saving a range takes as long as saving all of it."""
+    """Saving a range takes as long as saving all of the sequence."""
 
     def __init__(
-        self, ctx: LlamaContext, layout: Layout, nothing: Bytes, seq: int = 0, window: int = 0
+        self, ctx: LlamaContext, layout: SegmentLayout, nothing: Bytes, seq: int = 0, window: int = 0
     ) -> None:
         """`nothing`: the PARTIAL state of an empty sequence; its head alone where attention is all.
 
@@ -105,68 +58,54 @@ class Pager:
         self._scratch = int(llama_cpp.llama_n_seq_max(ctx.ctx)) - 1
         self.layout = layout
         self._nothing = nothing
+        self._attention_is_all = nothing.nbytes == STATE_HEAD
         self._room: Bytes | None = None
+
+    @staticmethod
+    def available() -> bool:
+        """The loaded library has the functions of this pager."""
+        return True
 
     def of(self, seq: int) -> Pager:
         """The same for another sequence of the context."""
         return type(self)(self._ctx, self.layout, self._nothing, seq, self._window)
 
-    @staticmethod
-    def learn(
-        ctx: LlamaContext, start: int, end: int, *, whole: bool = False, window: int = 0
-    ) -> Pager | None:
-        """A pager for a context whose live sequence holds [start, end); None where ranges cannot be had.
-
-        `whole`: of all layers, those with a sliding `window` too; else what PARTIAL snapshots leave out.
-        That is so without a second sequence, with anything but one attention cell for each token, and
-        where a range does not come back as it was.
-        """
-        kinds: list[type[Pager]] = [WholePager if whole else Pager]
-        if whole and window:
-            kinds = [WindowPager]
-        elif RangePager.available():
-            kinds.insert(0, RangePager)
-        return learn(kinds, ctx, start, end, whole=whole, window=window)
-
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Nothing of the live sequence is changed inside, but what `save` does: it is read once."""
+        """Around several calls of `save` with no other change of the sequence between them."""
         yield
 
-    def _learn(self, start: int, end: int) -> Layout | None:
-        """The layout of payloads here; None where it is not as we know it."""
-        read = self._read(start, end, lambda n: np.empty(n, np.uint8))
-        return None if read is None else self._layout_of(read[0], start, end)
+    def learn(self, start: int, end: int) -> SegmentLayout | None:
+        """Return the layout of payloads, from that of the live range [start, end); None if it is unknown."""
+        payload = self._read(start, end, lambda n: np.empty(n, np.uint8))
+        return None if payload is None else self._layout_of(payload, start, end)
 
-    def _layout_of(self, payload: Bytes, start: int, end: int) -> Layout | None:
+    def _layout_of(self, payload: Bytes, start: int, end: int) -> SegmentLayout | None:
         return SegmentLayout.learn(payload, end - start, _SCRATCH_HEAD, self._nothing.nbytes - STATE_HEAD)
 
     def holds(self, end: int) -> bool:
-        """Nothing of [0, end) is missing that positions and the size of the state would not show."""
+        """No cell of [0, end) is missing that positions and the size of the state would not show."""
         return True
 
-    def save(
-        self, start: int, end: int, buffer: Callable[[int], Bytes | None]
-    ) -> tuple[Bytes, int | None] | None:
-        """A record with the payload of [start, end) of the live sequence, to be sealed; None if that failed.
+    def save(self, start: int, end: int, buffer: Callable[[int], Bytes | None]) -> Bytes | None:
+        """Return a record with the payload of [start, end) of the live sequence, unsealed; None on failure.
 
-        And the payload's checksum, where it came with it. `buffer(n)` gives a uint8 array of exactly n bytes
-        to fill, or None.
+        `buffer(n)` gives a uint8 array of exactly n bytes to fill, or None.
         """
         record = buffer(HEADER_BYTES + self.layout.size(end - start))
         if record is None:
             return None
-        read = self._read(start, end, lambda _: record[HEADER_BYTES:])
-        if read is None or getattr(self._ctx, "lost", False):
+        payload = self._read(start, end, lambda _: record[HEADER_BYTES:])
+        if payload is None or getattr(self._ctx, "lost", False):
             return None
-        moved = self.layout.sort(record[HEADER_BYTES:], end - start)  # its checksum is another one then
-        return record, None if moved else read[1]
+        self.layout.sort(payload, end - start)
+        return record
 
     def keep_attention(self, position: int) -> None:
-        """Cut the live sequence's attention to [0, position); what else it holds is undefined until loaded.
+        """Cut the live sequence's attention to [0, position); its other state is undefined until loaded.
 
-        A plain cut is refused where a recurrent state or a sliding window forbids it, so the cells that stay
-        wait in the scratch sequence.
+        The library refuses a plain cut of a recurrent state or behind a sliding window, so the kept cells go
+        through the scratch sequence.
         """
         memory = self._ctx.memory
         if position:
@@ -181,10 +120,10 @@ class Pager:
         return all(self._write(self._joined(run)) for run in self._runs(payloads))
 
     def _runs(self, payloads: Sequence[Bytes]) -> Iterator[list[Bytes]]:
-        """Payloads that are loaded as one.
+        """Group payloads into runs, each loaded at once.
 
-        Small ones are: each would cost a look at all cells (0.8 ms with 8,000 of them). So are all where
-        values lie transposed: each would cost a small copy for each row.
+        Each load searches all cells (0.8 ms with 8,000 of them), so small payloads are joined. Transposed
+        values cost a small copy for each row of each load, so all such payloads are joined.
         """
         run: list[Bytes] = []
         for payload in payloads:
@@ -217,13 +156,16 @@ class Pager:
         self.layout.join(payloads, out)
         return out
 
-    def _read(self, start: int, end: int, buffer: Callable[[int], Bytes]) -> tuple[Bytes, int | None] | None:
-        """The payload of [start, end), and its xxh3-64 where that came with it."""
+    def _read(self, start: int, end: int, buffer: Callable[[int], Bytes]) -> Bytes | None:
+        """Return the payload of [start, end) in an array that `buffer(n)` gives; None on failure."""
         llama_cpp.llama_memory_seq_cp(self._ctx.memory, self._seq, self._scratch, start, end)
         try:
-            # The recurrent part goes without having been copied; window cells stay, and are left out below.
-            set_state(self._ctx, self._nothing, self._scratch, PARTIAL)
-            whole, rest = (state_size(self._ctx, self._scratch, flags) for flags in (FULL, PARTIAL))
+            if not self._attention_is_all:
+                # This drops the recurrent part before it is copied. Window cells stay: see below.
+                set_state(self._ctx, self._nothing, self._scratch, PARTIAL)
+            whole, rest = state_size(self._ctx, self._scratch, FULL), STATE_HEAD
+            if not self._attention_is_all:
+                rest = state_size(self._ctx, self._scratch, PARTIAL)
             payload = buffer(whole - rest + self._nothing.nbytes)
             if payload.nbytes != whole - rest + self._nothing.nbytes:
                 return None
@@ -237,7 +179,7 @@ class Pager:
             attention = whole - rest + STATE_HEAD
             payload[:attention] = state[:attention]
             payload[attention:] = self._nothing[STATE_HEAD:]
-        return payload, None
+        return payload
 
     def _clear_scratch(self) -> bool:
         memory = self._ctx.memory
@@ -245,49 +187,35 @@ class Pager:
         return removed and llama_cpp.llama_memory_seq_pos_max(memory, self._scratch) == -1
 
 
-class WholePager(Pager):
-    """The same where attention is all there is: nothing else rides along."""
+class WindowPager(Pager):
+    """Ranges of full-size sliding windows, whose layers have a cache of their own.
 
-    def _layout_of(self, payload: Bytes, start: int, end: int) -> Layout | None:
-        return SegmentLayout.learn(payload, end - start, _SCRATCH_HEAD, 0)
-
-    def _read(self, start: int, end: int, buffer: Callable[[int], Bytes]) -> tuple[Bytes, int | None] | None:
-        llama_cpp.llama_memory_seq_cp(self._ctx.memory, self._seq, self._scratch, start, end)
-        try:
-            payload = buffer(state_size(self._ctx, self._scratch, FULL))
-            written = get_state(self._ctx, payload, self._scratch, FULL)
-        finally:
-            cleared = self._clear_scratch()
-        return (payload, None) if cleared and written == payload.nbytes else None
-
-
-class WindowPager(WholePager):
-    """The same for full-size sliding windows, whose layers are kept apart from the others.
-
-    The library writes only what a sequence's next token attends to (src/llama-kv-cache.cpp, state_write). Of
-    a scratch sequence that holds no more than one window that is everything, so a range is read in pieces.
-    They begin at multiples of the window, as the chunks of chunked attention do.
+    The library writes only the cells that a sequence's next token attends to (src/llama-kv-cache.cpp,
+    state_write), which is all of a scratch sequence no longer than the window. So a range is read in pieces,
+    which begin at multiples of the window, like the chunks of chunked attention.
     """
 
-    def _layout_of(self, payload: Bytes, start: int, end: int) -> Layout | None:
+    def _layout_of(self, payload: Bytes, start: int, end: int) -> SegmentLayout | None:
         windows = self._piece_bytes(start, end, PARTIAL) - STATE_HEAD
-        return StackedLayout.learn(payload, end - start, _SCRATCH_HEAD, payload.nbytes - windows)
+        base = SegmentLayout.learn(payload[: payload.nbytes - windows], end - start, _SCRATCH_HEAD, 0)
+        window = SegmentLayout.learn(payload[payload.nbytes - windows :], end - start, _COUNTS_BYTES, 0)
+        return None if base is None or window is None else base.then(window)
 
     def holds(self, end: int) -> bool:
-        """See `Pager.holds`: cells behind the window show in neither."""
+        """See `Pager.holds`: neither shows cells behind the window."""
         return all(self._piece_bytes(a, b) == self.layout.size(b - a) for a, b in self._pieces(0, end))
 
-    def _read(self, start: int, end: int, buffer: Callable[[int], Bytes]) -> tuple[Bytes, int | None] | None:
+    def _read(self, start: int, end: int, buffer: Callable[[int], Bytes]) -> Bytes | None:
         pieces = self._pieces(start, end)
         if len(pieces) == 1:
             return super()._read(start, end, buffer)
         read = [super(WindowPager, self)._read(a, b, new_buffer) for a, b in pieces]
-        payloads = [piece[0] for piece in read if piece is not None]
+        payloads = [piece for piece in read if piece is not None]
         if [p.nbytes for p in payloads] != [self.layout.size(b - a) for a, b in pieces]:
             return None
         payload = buffer(self.layout.size(end - start))
         self.layout.join(payloads, payload)
-        return payload, None
+        return payload
 
     def _pieces(self, start: int, end: int) -> list[tuple[int, int]]:
         borders = [start, *range(start - start % self._window + self._window, end, self._window), end]
@@ -302,27 +230,26 @@ class WindowPager(WholePager):
 
 
 class RangePager(Pager):
-    """The same through the patched library's functions for ranges (patches/0015-attention-ranges.patch)."""
+    """Ranges by the patched library's functions for them (patches/0015-attention-ranges.patch)."""
 
     moves_cells = False
 
     @staticmethod
     def available() -> bool:
-        """The loaded library has these functions."""
+        """See `Pager.available`."""
         return "llama_state_seq_get_data_range" in library().optional
 
-    def _layout_of(self, payload: Bytes, start: int, end: int) -> Layout | None:
+    def _layout_of(self, payload: Bytes, start: int, end: int) -> SegmentLayout | None:
         return SegmentLayout.learn(payload, end - start, _RANGE_HEAD, 0)
 
-    def _read(self, start: int, end: int, buffer: Callable[[int], Bytes]) -> tuple[Bytes, int | None] | None:
+    def _read(self, start: int, end: int, buffer: Callable[[int], Bytes]) -> Bytes | None:
         size = range_function("get_size")(self._ctx.ctx, self._seq, start, end)
         if not size:
             return None
         payload = buffer(size)
         if payload.nbytes != size:
             return None
-        checksum = library().save_range(self._ctx.ctx, payload, self._seq, start, end)
-        return None if checksum is None else (payload, checksum)
+        return payload if library().save_range(self._ctx.ctx, payload, self._seq, start, end) else None
 
     def _write(self, payload: Bytes) -> bool:
         first = self.layout.first_position(payload)
@@ -332,12 +259,14 @@ class RangePager(Pager):
         return bool(read == payload.nbytes)
 
 
-def learn(
-    kinds: Sequence[type[Pager]], ctx: LlamaContext, start: int, end: int, *, whole: bool, window: int = 0
+def learn_pager(
+    kinds: Sequence[type[Pager]], ctx: LlamaContext, start: int, end: int, *, whole: bool, window: int
 ) -> Pager | None:
-    """The first of these kinds of pagers that can be had, as `Pager.learn`.
+    """Return a pager of the first kind that works in a context whose sequence 0 holds [start, end).
 
-    The last sequence of the context holds nothing.
+    `whole`: of all layers, those with a sliding `window` too; else of those that PARTIAL states leave out.
+    The last sequence of the context must be empty. None without a second sequence, with more or less than
+    one attention cell for each token, and for an unknown layout.
     """
     empty = int(llama_cpp.llama_n_seq_max(ctx.ctx)) - 1
     if empty < 1:
@@ -347,7 +276,9 @@ def learn(
         return None
     nothing = nothing[: STATE_HEAD if whole else None]
     for kind in kinds:
-        layout = kind(ctx, SegmentLayout(0, 0, (), 0), nothing, window=window)._learn(start, end)
+        if not kind.available():
+            continue
+        layout = kind(ctx, SegmentLayout((), ()), nothing, window=window).learn(start, end)
         if layout is not None:
             return kind(ctx, layout, nothing, window=window)
     logger.info("attention of this context cannot be stored: the library writes it in no layout we know")
@@ -356,6 +287,7 @@ def learn(
 
 STATE_HEAD = 8  # magic and sequence id, in front of every state (src/llama-context.cpp, state_seq_get_data)
 _SCRATCH_HEAD = STATE_HEAD + 8  # and the numbers of streams and cells
+_COUNTS_BYTES = 8  # the numbers of streams and cells alone, in front of the second cache
 _RANGE_HEAD = 8  # magic and the number of cells
 
 

@@ -1,9 +1,9 @@
-"""Rollback planes: states of the last tokens that a recurrent memory keeps, and which of them are valid.
+"""Planes: the rollback planes of a recurrent memory, and how many of them are valid.
 
-A context made with `n_rs_seq` = K keeps, for each sequence, the state behind each of its last K + 1 tokens,
-so that up to K of them can be taken back by a cut. A batch of T tokens writes min(T, K + 1) planes and leaves
-older ones as they are, of another history by then; the stock library grants a rollback to those all the same
-(src/llama-memory-recurrent.cpp, seq_rm). So `Planes` counts which are valid, and its count decides.
+A context made with `n_rs_seq` = K keeps, for each sequence, the state after each of its last K + 1 tokens, so
+that a cut can take back up to K of them. A batch of T tokens writes min(T, K + 1) planes; the older ones
+belong to another history then, but the stock library still rolls back to them
+(src/llama-memory-recurrent.cpp, seq_rm). So `Planes` counts the valid ones, and its count decides.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ class Planes:
 
     def __init__(self, native: NativeContext) -> None:
         self.count = native.planes()
-        """Planes the context has behind its current state."""
+        """Number of planes besides the current state."""
         self.reach = 0
-        """How many tokens a cut may take back now."""
+        """Number of tokens that a cut may take back now."""
         self.pending = False
-        """A rollback was asked for and no token decoded since: the current state still lies in its plane."""
+        """No token was decoded since a rollback: the current state still lies in its plane."""
         self.in_use = False
-        """A draft is decoded and not yet accepted or rejected: a rollback to its planes may be asked for."""
+        """A decoded draft is neither accepted nor rejected yet, and may be rolled back."""
 
     def wrote(self, tokens: int) -> None:
-        """One batch of so many tokens was decoded into the sequence, and into no other."""
+        """Note a batch of `tokens` of this sequence alone."""
         self.reach = min(tokens - 1, self.count)
         self.pending = False
 
     def rolled_back(self) -> None:
-        """A cut went back by a plane."""
+        """Note a cut to a plane."""
         self.reach = 0
         self.pending = True
 
     def invalidate(self) -> None:
-        """The state came from elsewhere, or was copied: only the current plane is valid."""
+        """Note that the state was loaded or copied: only the current plane is valid."""
         self.reach = 0
         self.pending = False

@@ -1,7 +1,7 @@
-"""MemoryProfile: what one context's memory can do, found out by asking it.
+"""MemoryProfile: the abilities of one context's memory, found by a trial.
 
-Eight tokens are decoded in the fresh context, sizes, positions and one cut are looked at, and the
-memory is cleared again. Nothing is read from a list of architecture names.
+The trial decodes eight tokens in the fresh context, looks at sizes, positions and one cut, and clears the
+memory again. There is no list of architecture names.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from typing import TYPE_CHECKING
 from llama_cpp import llama_cpp
 
 from llamahybrid.capi.calls import NativeContext
-from llamahybrid.memory.paging import Pager
-from llamahybrid.memory.streams import learn_streams
+from llamahybrid.memory.paging import Pager, RangePager, WindowPager, learn_pager
+from llamahybrid.memory.streams import StreamPager, StreamRangePager
 
 if TYPE_CHECKING:
     from llama_cpp._internals import LlamaContext
 
 TRIAL = (2, 4, 8)
-"""Tokens in memory at which the trial looks at sizes: two points make a line, the third proves it."""
+"""Tokens in memory at which the trial looks at sizes: two points give a line, the third confirms it."""
 
 
 PAGED = (2, 7)
-"""The range that is saved and looked at in the trial."""
+"""The range that the trial saves."""
 
 
 @dataclass(frozen=True)
 class MemoryProfile:
-    """What a context's memory can do, and what its positions and sizes must be.
+    """Abilities of a context's memory, and the rules for its positions and sizes.
 
     `position rule`: after tokens [0, n) the memory answers pos_max == n - 1; pos_min is n - 1 where a
     recurrent state is kept (`keeps_tip_only`), 0 for attention, and follows the window where one is used.
@@ -41,13 +41,13 @@ class MemoryProfile:
 
     has_memory: bool = False
     cuttable: bool = False
-    """A tail may be cut off at any position that `window` allows."""
+    """A tail may be cut at any position that `window` allows."""
     keeps_tip_only: bool = False
-    """A recurrent state: pos_min == pos_max, and the past cannot be cut back to."""
+    """A recurrent state: pos_min == pos_max, and no cut goes back."""
     window: int = 0
     """Tokens of the model's sliding window; 0: it has none."""
     prunes: bool = False
-    """Cells behind the window are thrown away. Otherwise only a saved state leaves them out."""
+    """Cells behind the window are freed. Otherwise only a saved state leaves them out."""
     partial_is_partial: bool = False
     """PARTIAL snapshots leave something out (attention KV of full layers)."""
     attention_base: int = 0
@@ -55,17 +55,17 @@ class MemoryProfile:
     snapshot_bytes: int = 0
     """Size of every PARTIAL state; 0 where it depends on the tokens in memory (a sliding window)."""
     pager: Pager | None = None
-    """How attention KV of a range is saved and put back; None where that cannot be done."""
+    """Saves and loads attention KV of a range; None where that is impossible."""
     attention_is_all: bool = False
-    """Attention KV, in cells that can be cut anywhere, is all of the state, and `pager` takes all of it: it
-    can be put back at any position that stored attention reaches."""
+    """Attention KV, which can be cut anywhere, is the whole state, and `pager` saves all of it: a restore can
+    end at any position of stored attention."""
     token_bytes: int = 0
-    """What the cells of a token take, as a state has them."""
+    """Bytes of a token's cells in a state."""
     token_seconds: float = 0.0
-    """What a token decoded alone took in the trial, at best."""
+    """Shortest duration of a token decoded alone in the trial."""
     linear: bool = True
-    """The size rule holds, as far as seen (see `LiveSequence.learn_size_rule`). Where it does not, a restore
-    cannot be verified and only the tip is reused."""
+    """The size rule has held so far (see `LiveSequence.learn_size_rule`). Otherwise no restore can be
+    verified, and only the tip is reused."""
 
     @property
     def needs_checkpoints(self) -> bool:
@@ -79,21 +79,21 @@ class MemoryProfile:
 
     @property
     def keeps_chats(self) -> bool:
-        """A checkpoint taken here can serve after another conversation was live."""
+        """Checkpoints can be restored after another conversation was live."""
         if not self.needs_checkpoints:
             return self.attention_is_all
         return self.pager is not None or not self.needs_attention
 
     def slot_bytes(self, n_ctx: int) -> int:
-        """About what the memory of a sequence of so many tokens takes."""
+        """Approximate bytes of a sequence of `n_ctx` tokens."""
         return self.token_bytes * n_ctx + self.snapshot_bytes
 
     def predicted_size(self, n: int) -> int:
-        """Bytes of attention state that n >= 1 tokens must have (see the size rule)."""
+        """Bytes of the attention state of n >= 1 tokens by the size rule."""
         return self.attention_base + self.attention_per_token * n
 
     def position_fault(self, n: int, pos_min: int, pos_max: int) -> str | None:
-        """Why these positions cannot be those of a sound sequence of n tokens; None if they can."""
+        """Return the fault of these positions for a sound sequence of n tokens; None if there is none."""
         if pos_max != n - 1:
             return f"last position is {pos_max}, expected {n - 1}"
         if n == 0:
@@ -106,7 +106,7 @@ class MemoryProfile:
         return None if pos_min == 0 else f"first position is {pos_min}, expected 0"
 
     def cut_floor(self, n: int, pos_min: int) -> int:
-        """Lowest position c to which a sound sequence of n tokens can be cut without a snapshot."""
+        """Return the lowest position to which a sound sequence of n tokens can be cut without a snapshot."""
         if not self.cuttable:
             return n
         if self.window and pos_min > 0:
@@ -115,20 +115,20 @@ class MemoryProfile:
 
 
 NO_MEMORY = MemoryProfile()
-"""Of a context that cannot take part."""
+"""Profile of a context without usable memory."""
 
 
 def probe(ctx: LlamaContext, swa_full: bool, slots: int = 1, paging: bool = True) -> MemoryProfile:
-    """Find out what the memory of a fresh context can do; leaves it cleared.
+    """Return the profile of a fresh context, which is left cleared.
 
-    `swa_full`: the context was made with full-size sliding-window caches. `slots`: live sequences; of several
-    each has a KV stream. `paging`: attention may be stored.
-    A context that cannot take part (no memory, an encoder, a decode that fails) yields `NO_MEMORY`.
+    `swa_full`: the context has full-size sliding-window caches. `slots`: live sequences; several have a KV
+    stream each. `paging`: attention may be stored.
+    Returns `NO_MEMORY` without context memory, for an encoder, and where a decode fails.
     """
     model = ctx.model.model
     native = NativeContext(ctx)
     window = int(llama_cpp.llama_model_n_swa(model))
-    # A stream is saved and loaded as a state, which leaves out what lies behind the window.
+    # A stream is saved and loaded as a state, which leaves out cells behind the window.
     prunes = window > 0 if slots > 1 else not swa_full and 0 < window < native.n_ctx
     if not native.has_memory or llama_cpp.llama_model_has_encoder(model):
         return NO_MEMORY
@@ -157,9 +157,10 @@ def probe(ctx: LlamaContext, swa_full: bool, slots: int = 1, paging: bool = True
         pager = None
         if paging and linear and (partial_is_partial or whole) and per_token > 0:
             if slots > 1:
-                pager = learn_streams(ctx, *PAGED, whole=whole)
+                kinds: list[type[Pager]] = [StreamRangePager, StreamPager]
             else:
-                pager = Pager.learn(ctx, *PAGED, whole=whole, window=window)
+                kinds = [WindowPager] if whole and window else [RangePager, Pager]
+            pager = learn_pager(kinds, ctx, *PAGED, whole=whole, window=window)
         for position in range(native.positions()[1] + 1, TRIAL[0] + native.planes() + 1):
             native.decode([position], position, "last")  # a cut deeper than rollback planes reach
         cuttable = native.cut(TRIAL[0]) and native.positions()[1] == TRIAL[0] - 1

@@ -1,9 +1,10 @@
-"""Attention KV of a token range as the library writes it: its layout, cutting it in two, joining pieces.
+"""Segments: attention KV of a token range in the library's format, and its sealed record.
 
-A segment's payload is what `paging` gets for a range: a head that ends with the number of cells, the cells'
-metadata, then for each layer the keys and the values, and at the end what a scratch sequence has to say of
-its empty recurrent or window part (src/llama-kv-cache.cpp, state_write_meta and state_write_data). The layout
-is learnt from one such state and holds for every other of its context.
+A payload starts with a head, which ends with the number of cells. Then come the cells' metadata, the keys and
+values of each layer, and the empty recurrent or window part of a scratch sequence (src/llama-kv-cache.cpp,
+state_write_meta and state_write_data). Memory with sliding windows keeps its layers in two caches and writes
+one after the other (src/llama-kv-cache-iswa.cpp, state_write). `SegmentLayout.learn` reads the layout from
+one payload; all payloads of a context have the same.
 """
 
 from __future__ import annotations
@@ -12,43 +13,53 @@ import itertools
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from llamahybrid.prompt_cache.base import Bytes
+from llamahybrid.errors import SnapshotError
+from llamahybrid.prompt_cache.base import Bytes, Segment, Tokens
+from llamahybrid.prompt_cache.envelope import HEADER_BYTES, header_of, open_sealed, seal
+from llamahybrid.prompt_cache.ram import new_buffer
 
 _COUNT = struct.Struct("<I")
 _KINDS = struct.Struct("<II")  # values transposed, layers
 _ROWS = struct.Struct("<iQ")  # type, bytes of a cell's row
 _COLUMNS = struct.Struct("<iII")  # type, bytes of an element, elements of a cell
 
-_COUNTS_BYTES = 8  # the numbers of streams and cells, in front of each part
-
 CELL_BYTES = (12, 20, 24, 28)
-"""Sizes of a cell's metadata that are tried: position, count, sequence id, and what M-RoPE adds."""
+"""Possible sizes of a cell's metadata: position, number of sequences, sequence id, M-RoPE fields."""
 
 
 @dataclass(frozen=True)
 class SegmentLayout:
-    """Where the bytes of each cell lie in a payload of n cells."""
+    """Places of the cells in a payload of n cells: fixed bytes and planes of cells in turn."""
 
-    head_bytes: int
-    cell_bytes: int
+    fixed: tuple[int, ...]
+    """Bytes before each plane, and behind the last one."""
     planes: tuple[tuple[int, int], ...]
-    """(rows, bytes of a cell in a row) of keys, then values, in the order of their layers."""
-    rest_bytes: int
-    """What an empty sequence has besides attention, behind the cells."""
+    """(rows, bytes of a cell in a row): metadata, keys and values, as they follow each other."""
+    caches: tuple[int, ...] = (0,)
+    """Indices of the metadata planes, one for each cache; the fixed bytes before them end with n."""
 
     @classmethod
     def learn(cls, payload: Bytes, n: int, head_bytes: int, rest_bytes: int) -> SegmentLayout | None:
-        """The layout of a payload of n cells at consecutive positions; None when it is not as we know it."""
+        """Return the layout of a payload of n cells at consecutive positions; None if it is unknown."""
         for cell_bytes in CELL_BYTES:
             planes = _planes(payload[: payload.nbytes - rest_bytes], n, head_bytes, cell_bytes)
             if planes is not None:
-                return cls(head_bytes, cell_bytes, planes, rest_bytes)
+                fixed = [head_bytes, _KINDS.size, *[0] * len(planes)]
+                for index in range(len(planes)):
+                    fixed[1 + index] += _ROWS.size
+                fixed[-1] += rest_bytes
+                return cls(tuple(fixed), ((1, cell_bytes), *planes))
         return None
+
+    def then(self, other: SegmentLayout) -> SegmentLayout:
+        """Return the layout of payloads of this one, each followed by one of the other with as many cells."""
+        fixed = (*self.fixed[:-1], self.fixed[-1] + other.fixed[0], *other.fixed[1:])
+        caches = (*self.caches, *(len(self.planes) + index for index in other.caches))
+        return SegmentLayout(fixed, self.planes + other.planes, caches)
 
     @property
     def transposed(self) -> bool:
@@ -57,24 +68,17 @@ class SegmentLayout:
 
     def size(self, n: int) -> int:
         """Bytes of a payload of n cells."""
-        cells = self.cell_bytes + sum(rows * width for rows, width in self.planes)
-        fixed = self.head_bytes + _KINDS.size + len(self.planes) * _ROWS.size + self.rest_bytes
-        return fixed + n * cells
-
-    def cut(self, payload: Bytes, at: int, out: tuple[Bytes, Bytes]) -> None:
-        """Write cells [0, at) and [at, n) of a payload into two of their own, filling `out`."""
-        self.part(payload, 0, at, out[0])
-        self.part(payload, at, self.count(payload), out[1])
+        return sum(self.fixed) + n * sum(rows * width for rows, width in self.planes)
 
     def part(self, payload: Bytes, start: int, end: int, out: Bytes) -> None:
-        """Write cells [start, end) of a payload into one of their own, filling `out`."""
+        """Write cells [start, end) of a payload as a payload, filling `out`."""
         n = self.count(payload)
         self._frame(payload, n, out, end - start)
         for whole, part in zip(self._cells(payload, n), self._cells(out, end - start), strict=True):
             part[:] = whole[:, start:end]
 
     def join(self, payloads: Sequence[Bytes], out: Bytes) -> None:
-        """Write the cells of all payloads, in order, into one of `size` of their sum."""
+        """Write the cells of all payloads, in order, as one payload, filling `out`."""
         counts = [self.count(p) for p in payloads]
         total = sum(counts)
         self._frame(payloads[0], counts[0], out, total)
@@ -83,123 +87,56 @@ class SegmentLayout:
             for part, whole in zip(self._cells(payload, n), self._cells(out, total), strict=True):
                 whole[:, start : start + n] = part
 
-    def sort(self, payload: Bytes, n: int) -> bool:
-        """Put n cells in the order of their positions; False where they lie so already.
-
-        They do not where several sequences have used the cells of a context in turn.
-        """
+    def sort(self, payload: Bytes, n: int) -> None:
+        """Sort n cells by position, which sequences that use a context in turn leave unordered."""
         planes = list(self._cells(payload, n))
-        positions = planes[0][0, :, :4].copy().view(np.int32).ravel()
-        if np.all(np.diff(positions) > 0):
-            return False
-        order = np.argsort(positions, kind="stable")
-        for cells in planes:
-            cells[:] = cells[:, order]
-        return True
+        for first, last in itertools.pairwise((*self.caches, len(planes))):
+            positions = _positions(planes[first])
+            if not np.all(np.diff(positions) > 0):
+                order = np.argsort(positions, kind="stable")
+                for cells in planes[first:last]:
+                    cells[:] = cells[:, order]
 
     def begins(self, payload: Bytes) -> bool:
-        """The cells of a payload lie at positions 0, 1, 2 and so on, in this order."""
+        """The cells of a payload have positions 0, 1, 2 and so on, in this order."""
         n = self.count(payload)
-        positions = next(self._cells(payload, n))[0, :, :4].copy().view(np.int32).ravel()
-        return bool(np.array_equal(positions, np.arange(n)))
+        return bool(np.array_equal(_positions(next(self._cells(payload, n))), np.arange(n)))
 
     def first_position(self, payload: Bytes) -> int:
-        """Where the first cell of a payload lies."""
-        return int(payload[self.head_bytes : self.head_bytes + 4].view(np.int32)[0])
+        """Position of the first cell of a payload."""
+        return int(payload[self.fixed[0] : self.fixed[0] + 4].view(np.int32)[0])
 
     def count(self, payload: Bytes) -> int:
-        """Cells of a payload. Raises ValueError when it is none of this layout."""
-        (n,) = _COUNT.unpack_from(payload.data, self.head_bytes - _COUNT.size)
+        """Cells of a payload. Raises ValueError for bytes of another layout."""
+        (n,) = _COUNT.unpack_from(payload.data, self.fixed[0] - _COUNT.size)
         if payload.nbytes != self.size(n):
             raise ValueError(f"{payload.nbytes} bytes are no {n} cells of this layout")
         return int(n)
 
     def _frame(self, source: Bytes, n: int, out: Bytes, count: int) -> None:
-        """Everything but the cells, as in `source` of n cells, for `count` cells."""
-        for (a, b), (c, d) in zip(self._gaps(n), self._gaps(count), strict=True):
+        """Copy everything but the cells from `source`, of n cells, to `out`, of `count` cells."""
+        for index, ((a, b), (c, d)) in enumerate(zip(self._gaps(n), self._gaps(count), strict=True)):
             out[c:d] = source[a:b]
-        _COUNT.pack_into(out.data, self.head_bytes - _COUNT.size, count)
+            if index in self.caches:
+                _COUNT.pack_into(out.data, d - _COUNT.size, count)
 
     def _gaps(self, n: int) -> Iterator[tuple[int, int]]:
-        """The byte ranges between the cells, of a payload of n cells."""
-        yield 0, self.head_bytes
-        at = self.head_bytes + n * self.cell_bytes
-        gap = _KINDS.size
-        for rows, width in self.planes:
-            gap += _ROWS.size
-            yield at, at + gap
-            at, gap = at + gap + n * rows * width, 0
-        yield at, at + gap + self.rest_bytes
+        """The byte ranges around the planes of a payload of n cells."""
+        at = 0
+        for fixed, (rows, width) in zip(self.fixed, (*self.planes, (0, 0)), strict=True):
+            yield at, at + fixed
+            at += fixed + n * rows * width
 
     def _cells(self, payload: Bytes, n: int) -> Iterator[npt.NDArray[np.uint8]]:
-        """Views of shape (rows, n, bytes): the metadata, then each plane."""
-        shapes = ((1, self.cell_bytes), *self.planes)
-        for (_, start), (rows, width) in zip(self._gaps(n), shapes, strict=False):
+        """Views of shape (rows, n, bytes), one for each plane."""
+        for (_, start), (rows, width) in zip(self._gaps(n), self.planes, strict=False):
             yield payload[start : start + n * rows * width].reshape(rows, n, width)
 
 
-@dataclass(frozen=True)
-class StackedLayout:
-    """The same of memory that keeps its layers in two places, each with all cells: one part behind the other.
-
-    So it is with sliding windows (src/llama-kv-cache-iswa.cpp, state_write).
-    """
-
-    parts: tuple[SegmentLayout, ...]
-
-    @classmethod
-    def learn(cls, payload: Bytes, n: int, head_bytes: int, first_bytes: int) -> StackedLayout | None:
-        """The layout of a payload of n cells, the first part of `first_bytes`; None: not as we know it."""
-        first = SegmentLayout.learn(payload[:first_bytes], n, head_bytes, 0)
-        second = SegmentLayout.learn(payload[first_bytes:], n, _COUNTS_BYTES, 0)
-        return None if first is None or second is None else cls((first, second))
-
-    @property
-    def transposed(self) -> bool:
-        """Values of one cell lie apart, as they do without flash attention."""
-        return any(part.transposed for part in self.parts)
-
-    def size(self, n: int) -> int:
-        """Bytes of a payload of n cells."""
-        return sum(part.size(n) for part in self.parts)
-
-    def cut(self, payload: Bytes, at: int, out: tuple[Bytes, Bytes]) -> None:
-        """Write cells [0, at) and [at, n) of a payload into two of their own, filling `out`."""
-        n = self.count(payload)
-        pieces = zip(self._split(out[0], at), self._split(out[1], n - at), strict=True)
-        for part, whole, piece in zip(self.parts, self._split(payload, n), pieces, strict=True):
-            part.cut(whole, at, piece)
-
-    def join(self, payloads: Sequence[Bytes], out: Bytes) -> None:
-        """Write the cells of all payloads, in order, into one of `size` of their sum."""
-        counts = [self.count(p) for p in payloads]
-        stacks = zip(*(self._split(p, n) for p, n in zip(payloads, counts, strict=True)), strict=True)
-        for part, pieces, whole in zip(self.parts, stacks, self._split(out, sum(counts)), strict=True):
-            part.join(pieces, whole)
-
-    def sort(self, payload: Bytes, n: int) -> bool:
-        """Put n cells in the order of their positions; False where they lie so already."""
-        pieces = zip(self.parts, self._split(payload, n), strict=True)
-        return any([part.sort(piece, n) for part, piece in pieces])
-
-    def first_position(self, payload: Bytes) -> int:
-        """Where the first cell of a payload lies."""
-        return self.parts[0].first_position(payload)
-
-    def count(self, payload: Bytes) -> int:
-        """Cells of a payload. Raises ValueError when it is none of this layout."""
-        n = _COUNT.unpack_from(payload.data, self.parts[0].head_bytes - _COUNT.size)[0]
-        if payload.nbytes != self.size(n):
-            raise ValueError(f"{payload.nbytes} bytes are no {n} cells of this layout")
-        return int(n)
-
-    def _split(self, payload: Bytes, n: int) -> list[Bytes]:
-        """Views of the parts of a payload of n cells."""
-        ends = list(itertools.accumulate((part.size(n) for part in self.parts), initial=0))
-        return [payload[a:b] for a, b in itertools.pairwise(ends)]
-
-
-Layout: TypeAlias = SegmentLayout | StackedLayout
+def _positions(metadata: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
+    """Positions of the cells in a metadata plane, shape (1, n, bytes): shape (n,)."""
+    positions: npt.NDArray[np.int32] = metadata[0, :, :4].copy().view(np.int32).ravel()
+    return positions
 
 
 def _planes(data: Bytes, n: int, head_bytes: int, cell_bytes: int) -> tuple[tuple[int, int], ...] | None:
@@ -208,8 +145,7 @@ def _planes(data: Bytes, n: int, head_bytes: int, cell_bytes: int) -> tuple[tupl
     if data.nbytes < at:
         return None
     (cells,) = _COUNT.unpack_from(data.data, head_bytes - _COUNT.size)
-    metadata = data[head_bytes : head_bytes + n * cell_bytes].reshape(n, cell_bytes)
-    positions = metadata[:, :4].copy().view(np.int32).ravel()
+    positions = _positions(data[head_bytes : head_bytes + n * cell_bytes].reshape(1, n, cell_bytes))
     transposed, layers = _KINDS.unpack_from(data.data, at - _KINDS.size)
     if cells != n or transposed > 1 or np.any(np.diff(positions) != 1):
         return None
@@ -224,3 +160,47 @@ def _planes(data: Bytes, n: int, head_bytes: int, cell_bytes: int) -> tuple[tupl
         planes.append((rows, width))
         at += _ROWS.size + n * rows * width
     return tuple(planes) if at == data.nbytes and layers <= len(planes) <= 2 * layers else None
+
+
+# -- sealed ------------------------------------------------------------------------------------------
+
+
+def seal_segment(record: Bytes, namespace: str, path: Tokens, start: int) -> Segment:
+    """Seal a record whose payload is in place; `path`: the tokens [0, end) that it belongs to."""
+    seal(record, namespace=namespace, tokens=path, start=start)
+    return Segment(start, len(path), record)
+
+
+def open_segment(segment: Segment, namespace: str, path: Tokens) -> Bytes:
+    """Return the payload of a segment of `path`, its tokens [0, end).
+
+    Raises SnapshotError, which names the segment, as `open_sealed`.
+    """
+    try:
+        return open_sealed(segment.record, namespace=namespace, tokens=path, start=segment.start)
+    except SnapshotError as error:
+        error.segment = segment
+        raise
+
+
+class Splitter:
+    """Splits sealed segments of one layout, without a context."""
+
+    def __init__(self, layout: SegmentLayout) -> None:
+        self._layout = layout
+
+    def __call__(self, segment: Segment, path: Tokens, at: int) -> tuple[Segment, Segment]:
+        """Return the parts [start, at) and [at, end) of a segment of `path`, its tokens [0, end).
+
+        Raises SnapshotError when the segment is damaged.
+        """
+        name = header_of(segment.record[:HEADER_BYTES].tobytes()).namespace
+        payload, n = open_segment(segment, name, path), segment.end - segment.start
+        split = at - segment.start
+        first, second = (new_buffer(HEADER_BYTES + self._layout.size(size)) for size in (split, n - split))
+        self._layout.part(payload, 0, split, first[HEADER_BYTES:])
+        self._layout.part(payload, split, n, second[HEADER_BYTES:])
+        return (
+            seal_segment(first, name, path[:at], segment.start),
+            seal_segment(second, name, path, at),
+        )

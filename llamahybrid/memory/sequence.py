@@ -1,4 +1,4 @@
-"""LiveSequence: every change to what a context holds; after each its state is checked against the memory."""
+"""LiveSequence: all operations on one sequence of a context; after each its state is verified."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from llamahybrid.errors import DecodeError
 from llamahybrid.memory import verification
 from llamahybrid.memory.identity import Identity
 from llamahybrid.memory.output_row import OutputRow
-from llamahybrid.memory.paging import seal_segment
 from llamahybrid.memory.planes import Planes
 from llamahybrid.memory.profile import MemoryProfile
+from llamahybrid.memory.segment import seal_segment
 from llamahybrid.memory.shared import SharedContext
 from llamahybrid.memory.state import SequenceState
 from llamahybrid.prompt_cache.base import NOTHING, Bytes, LiveView, Logits, Segment, Tokens
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 UNCHANGED_BY_FAILURE = frozenset({1, -1})
-"""Results of llama_decode that leave memory as it was: no slot found, invalid batch (include/llama.h)."""
+"""Results of llama_decode that leave memory unchanged: no slot found, invalid batch (include/llama.h)."""
 
 
 class LiveSequence:
-    """One sequence of one context: its tokens, and every operation on its memory."""
+    """A sequence of a context: its tokens, and every operation on its memory."""
 
     def __init__(
         self,
@@ -45,19 +45,19 @@ class LiveSequence:
         shared: SharedContext | None = None,
         seq: int = 0,
     ) -> None:
-        """`fingerprint`: 16 bytes naming what stored state is valid for; `capacity`: tokens, n_ctx.
+        """`fingerprint`: 16 bytes that stored state is valid for; `capacity`: tokens, n_ctx.
 
-        `shared`: what it shares with other sequences of the context, where there are any; `seq`: its id.
+        `shared`: the state shared with other sequences of the context, if any; `seq`: its id.
         """
         if profile.pager is not None and seq:
             profile = replace(profile, pager=profile.pager.of(seq))
         self.shared = shared or SharedContext(ctx, int(llama_cpp.llama_n_batch(ctx.ctx)))
         self.profile = profile
-        """Its size rule may prove wrong: see `learn_size_rule`."""
+        """Replaced where its size rule proves wrong (see `learn_size_rule`)."""
         self.capacity = capacity
         self.n_vocab = n_vocab
         self.state = SequenceState.empty(capacity)
-        """What memory is taken to hold; to others, to be read."""
+        """The believed content of memory; read-only for other code."""
         self.identity = Identity(fingerprint, self.state, profile.pager)
         self.native = NativeContext(ctx, seq, self.shared.batch)
         self.row = OutputRow(self.native, self.state, n_vocab, alone=self.shared.slots == 1)
@@ -65,7 +65,7 @@ class LiveSequence:
         self.shared.join(self)
         self.shared.recount()
 
-    # -- what is there -------------------------------------------------------------------------------
+    # -- content -------------------------------------------------------------------------------------
 
     @property
     def n(self) -> int:
@@ -79,11 +79,11 @@ class LiveSequence:
 
     @property
     def fingerprint(self) -> bytes:
-        """16 bytes naming what stored state is valid for."""
+        """16 bytes that stored state is valid for."""
         return self.identity.fingerprint
 
     def view(self, reuse_limit: int | None = None) -> LiveView:
-        """The sequence as the prompt cache needs to know it (tokens are copied)."""
+        """Return the prompt cache's view of the sequence, with copied tokens."""
         state = self.state
         return replace(
             self.blank_view(self.identity.namespace),
@@ -95,7 +95,7 @@ class LiveSequence:
         )
 
     def blank_view(self, namespace: str) -> LiveView:
-        """One of this kind in which nothing is; asks no native code, so any thread may call it."""
+        """Return a view of an empty sequence; calls no native code, so any thread may use it."""
         return LiveView(
             namespace=namespace,
             tokens=np.empty(0, np.int32),
@@ -107,16 +107,16 @@ class LiveSequence:
             attention_is_all=self.profile.attention_is_all and self.profile.linear,
         )
 
-    # -- whether memory is as it should be -----------------------------------------------------------
+    # -- verification --------------------------------------------------------------------------------
 
     def fault(self, *, deep: bool = True) -> str | None:
-        """Why memory is not what `state` says; None when it is. `deep`: see `memory_fault`."""
+        """Return the fault of memory, compared with `state`; None if there is none (see `memory_fault`)."""
         return verification.memory_fault(self.native, self.profile, self.state, deep=deep)
 
     def learn_size_rule(self) -> bool:
-        """Look at the size rule after a prefill; False when memory is not what it should be.
+        """Verify the size rule after a prefill; False where memory has a fault.
 
-        Where the rule proves wrong for this memory, only the tip is reused from here on.
+        A rule that proves wrong for this memory is given up: only the tip is reused from then on.
         """
         if self.fault() is None:
             return True
@@ -126,17 +126,17 @@ class LiveSequence:
         return True
 
     def invalidate(self) -> None:
-        """Nothing that the context holds is known any more; the next alignment starts from zero."""
+        """Note that the content is unknown; the next alignment starts from zero."""
         self.state.n = self.state.extra_bytes = 0
         self.invalidate_tip()
 
     def lose(self) -> None:
-        """Another sequence had the buffers of all zeroed."""
+        """Note that the buffers were zeroed for another sequence."""
         if self.state.n:
             self.invalidate()
 
     def require_zeroing(self) -> None:
-        """Buffers hold NaN, or what is to be forgotten: the next `empty` zeroes them.
+        """Zero the buffers at the next `empty`, since they hold NaN or forgotten text.
 
         Rows are otherwise cleared by a multiplication with 0, which NaN survives (src/llama-graph.cpp,
         build_rs).
@@ -145,7 +145,7 @@ class LiveSequence:
         self.invalidate_tip()
 
     def invalidate_tip(self) -> None:
-        """The state at the tip is not to be used: an operation did not finish, or was not ours."""
+        """Mark the state at the tip as unusable: an operation did not finish, or was not ours."""
         self.state.forget_row()
         self.planes.invalidate()
         self.state.invalidate_tip()
@@ -155,14 +155,14 @@ class LiveSequence:
     def decode(self, tokens: Sequence[int] | Tokens, outputs: Outputs) -> None:
         """Append tokens, shape (k,), in one native batch.
 
-        Raises DecodeError when the library refuses or fails; the sequence then keeps what can be proven.
+        Raises DecodeError when the library refuses or fails; the sequence then keeps its verified tokens.
         """
         (fault,) = self.shared.decode_parts([(self, tokens, outputs)])
         if fault:
-            raise DecodeError(0, f"context memory is not what it should be after a decode: {fault}")
+            raise DecodeError(0, f"context memory is wrong after a decode: {fault}")
 
     def decoded(self, tokens: Sequence[int] | Tokens, outputs: Outputs) -> str | None:
-        """Note a batch the library says it decoded; the fault, and an invalid tip, if memory disagrees."""
+        """Note a decoded batch; return the fault, and invalidate the tip, if memory disagrees."""
         state = self.state
         end = state.n + len(tokens)
         state.tip_logits = state.row_covers_tip = False
@@ -178,16 +178,13 @@ class LiveSequence:
         return fault
 
     def decode_failed(self, code: int) -> None:
-        """A decode was refused or failed: keep the tip only if memory still bears it out."""
+        """Note that a decode was refused or failed; keep the tip only if memory agrees."""
         self.state.forget_row()
         if code not in UNCHANGED_BY_FAILURE or self.fault() is not None:
             self.invalidate_tip()
 
     def put_logits(self, logits: Logits) -> bool:
-        """Put stored logits of the tip where the sampler reads them, so that it runs as ever.
-
-        False when the context has no output row.
-        """
+        """Write stored logits of the tip into the context's output row; False where it has none."""
         row = self.native.logits(self.n_vocab)
         if row is None:
             return False
@@ -200,7 +197,7 @@ class LiveSequence:
     # -- cutting -------------------------------------------------------------------------------------
 
     def cut(self, position: int) -> bool:
-        """Remove the tail [position, n); False, with nothing changed, where memory cannot do it exactly."""
+        """Remove the tail [position, n); False, with nothing changed, where that cannot be exact."""
         state = self.state
         if position == 0:
             if state.n:
@@ -218,7 +215,7 @@ class LiveSequence:
         return True
 
     def _roll_back(self, position: int) -> bool:
-        """Take the last tokens back through a rollback plane, if `planes` says that it is of this history."""
+        """Take back the last tokens through a rollback plane of this history; False where there is none."""
         state = self.state
         if state.n - position > self.planes.reach or state.opaque or self.shared.touched_outside():
             return False
@@ -234,21 +231,21 @@ class LiveSequence:
         return True
 
     def release_planes(self) -> None:
-        """No draft is open any more: a pending rollback is carried out.
+        """Carry out a pending rollback, after the last open draft.
 
-        A copy of a sequence whose rollback is pending is wrong (src/llama-memory-recurrent.cpp, seq_cp), so
-        the state goes out and comes back in as the current one.
+        A copy of a sequence with a pending rollback is wrong (src/llama-memory-recurrent.cpp, seq_cp), so the
+        state is saved and loaded as the current one.
         """
         self.planes.in_use = False
         if self.planes.pending and not self.state.is_invalid:
             state = np.empty(self.native.state_size(partial=True), dtype=np.uint8)
-            saved = self.native.save_partial(state) is not None
-            if not saved or not self.native.load_partial(state) or self.fault() is not None:
+            moved = self.native.save_partial(state) and self.native.load_partial(state)
+            if not moved or self.fault() is not None:
                 self.invalidate_tip()
         self.planes.invalidate()
 
     def empty(self) -> None:
-        """Forget everything; buffers are zeroed only when something in them must not stay."""
+        """Remove all tokens; buffers are zeroed only where their content must not stay."""
         state = self.state
         state.forget_row()
         removed = not state.needs_zeroing and self.native.cut(0) and self.native.positions() == (-1, -1)
@@ -259,54 +256,52 @@ class LiveSequence:
         state.needs_zeroing = state.foreign = False
         state.grown = True
         self.planes.invalidate()
-        if self.shared.slots == 1:  # else what others have decoded may lie in another sequence
+        if self.shared.slots == 1:  # else other code may have decoded in another sequence
             self.shared.recount()
 
     # -- saving --------------------------------------------------------------------------------------
 
     def snapshot_bytes(self) -> int:
-        """Size of a snapshot record of the tip, envelope included."""
+        """Bytes of a snapshot record of the tip, envelope included."""
         return HEADER_BYTES + verification.partial_bytes(self.native, self.profile)
 
     def snapshot(self, buffer: Callable[[int], Bytes], *, deep: bool = True) -> Bytes | None:
-        """Save the tip's state as a sealed record; None when it is not proven right.
+        """Save the tip's state as a sealed record; None where it is not verified.
 
         `buffer(n)` gives a uint8 array of exactly n bytes to fill. `deep` as in `fault`: False is for a
-        record that is used only after a deep look at what was decoded on top of it.
+        record that is used only after a deep verification of later tokens.
         """
         if not self._is_proven(deep=deep):
             return None
         record = buffer(self.snapshot_bytes())
-        payload = record[HEADER_BYTES:]
-        checksum = self.native.save_partial(payload)
-        if checksum is None:
+        if not self.native.save_partial(record[HEADER_BYTES:]):
             return None
-        seal(record, namespace=self.identity.namespace, tokens=self.tokens, checksum=checksum)
+        seal(record, namespace=self.identity.namespace, tokens=self.tokens)
         return record
 
     def checkpoint(self, buffer: Callable[[int], Bytes], *, deep: bool = True) -> Bytes | None:
-        """What is stored to come back to the tip: `snapshot`; nothing but attention where that is all."""
+        """Return the record of a checkpoint at the tip: `snapshot`, or empty where attention is all."""
         if not self.profile.attention_is_all:
             return self.snapshot(buffer, deep=deep)
         return NOTHING if self._is_proven(deep=deep) else None
 
     def _is_proven(self, *, deep: bool) -> bool:
-        """The tip's state is that of its tokens, and may be stored."""
+        """The tip's state is verified, and may be stored."""
         self.identity.verify_model()
         return self.state.n > 0 and not self.state.opaque and self.fault(deep=deep) is None
 
     def reading(self) -> AbstractContextManager[None]:
-        """Around several calls of `page_out`, between which nothing is decoded, cut or loaded."""
+        """Around several calls of `page_out` without decodes, cuts or loads between them."""
         pager = self.profile.pager
         return nullcontext() if pager is None else pager.reading()
 
     def page_out(
         self, start: int, end: int, buffer: Callable[[int], Bytes | None], *, deep: bool = True
     ) -> Segment | None:
-        """Save the attention KV of [start, end) as a sealed segment; None when it is not proven right.
+        """Save the attention KV of [start, end) as a sealed segment; None where it is not verified.
 
         `buffer(n)` gives a uint8 array of exactly n bytes to fill, or None: then nothing is saved. `deep` as
-        in `fault`: False is for right after a deep look.
+        in `fault`: False directly after a deep verification.
         """
         pager = self.profile.pager
         if self.planes.in_use:
@@ -315,11 +310,10 @@ class LiveSequence:
         self.identity.verify_model()
         if pager is None or end > self.state.n or self.state.opaque or self.fault(deep=deep) is not None:
             return None
-        saved = pager.save(start, end, buffer)
+        record = pager.save(start, end, buffer)
         if pager.moves_cells and self.fault() is not None:
             self.invalidate_tip()
             return None
-        if saved is None:
+        if record is None:
             return None
-        record, checksum = saved
-        return seal_segment(record, self.identity.namespace, self.state.ids[:end], start, checksum)
+        return seal_segment(record, self.identity.namespace, self.state.ids[:end], start)

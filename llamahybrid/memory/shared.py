@@ -1,7 +1,7 @@
-"""SharedContext: what the live sequences of one context have in common.
+"""SharedContext: the state that the live sequences of one context share.
 
-Its counters count all their tokens, its output rows are those of the last batch, whoever's that was, and its
-buffers are zeroed for all of them or for none.
+The library's counters count the tokens of all sequences, its output rows are those of the last batch, and its
+buffers are zeroed for all sequences at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Member(Protocol):
-    """A live sequence, as far as the others of its context have to do with it."""
+    """A live sequence, as the others of its context see it."""
 
     native: NativeContext
     state: SequenceState
@@ -31,40 +31,40 @@ class Member(Protocol):
     row: OutputRow
 
     def lose(self) -> None:
-        """Its memory was zeroed, or changed: nothing of it is known."""
+        """Note that its memory was zeroed or changed by others."""
 
     def empty(self) -> None:
         """Forget everything."""
 
     def decoded(self, tokens: Sequence[int] | Tokens, outputs: Outputs) -> str | None:
-        """Note a batch that the library says it decoded; the fault if memory disagrees."""
+        """Note a decoded batch; return the fault if memory disagrees."""
 
     def decode_failed(self, code: int) -> None:
-        """A decode was refused or failed."""
+        """Note that a decode was refused or failed."""
 
     def invalidate_tip(self) -> None:
-        """The state at the tip is not to be used."""
+        """Mark the state at the tip as unusable."""
 
 
 class SharedContext:
-    """One context with the live sequences in it."""
+    """A context and its live sequences."""
 
     def __init__(self, ctx: LlamaContext, n_batch: int, slots: int = 1) -> None:
         self.slots = slots
-        """Live sequences there will be."""
+        """Number of live sequences."""
         self.batch = TokenBatch(n_batch, sequences=slots > 1)
-        """What each decode is put into."""
+        """The batch that each decode fills."""
         self.counters: tuple[float, ...] = ()
-        """The library's, when we looked last (see `touched_outside`)."""
+        """The library's counters after our last operation (see `touched_outside`)."""
         self.clearing: Callable[[], object] = lambda: None
-        """Called before the buffers are zeroed, while the others still hold what they hold."""
+        """Called before the buffers are zeroed, to store the other sequences."""
         self._native = NativeContext(ctx, 0, self.batch)
         self._undo: Bytes = new_buffer(0)
         self._members: list[ref[Member]] = []
         self.recount()
 
     def join(self, live: Member) -> None:
-        """One more sequence."""
+        """Add a sequence."""
         self._members.append(ref(live))
 
     @property
@@ -73,36 +73,33 @@ class SharedContext:
         return [live for member in self._members if (live := member()) is not None]
 
     def undo_buffer(self, n_bytes: int) -> Bytes:
-        """Where the state before a batch is kept while that is decoded: one at a time, so one is enough."""
+        """Return the buffer for the state before a batch; batches run one at a time."""
         if self._undo.nbytes < n_bytes:
             self._undo = new_buffer(n_bytes)
         return self._undo[:n_bytes]
 
     def forget_undo(self) -> None:
-        """Leave no copy of a state behind."""
+        """Drop the copied state."""
         self._undo = new_buffer(0)
 
     # -- decodes by others -----------------------------------------------------------------------
 
     def touched_outside(self) -> bool:
-        """Someone decoded on this context, or reset its counters, since our last operation."""
+        """Other code decoded on this context, or reset its counters, since our last operation."""
         return self._native.counters() != self.counters
 
     def recount(self) -> None:
-        """Take the library's counters as they are now for ours."""
+        """Take over the library's counters after a change of our own."""
         self.counters = self._native.counters()
 
     def count(self, tokens: int) -> None:
-        """So many tokens were decoded here, or none. If it was more, others did, too: the next look tells."""
+        """Take over the counters after a decode of `tokens`, unless other code decoded more in between."""
         counters = self._native.counters()
         if 0 <= sum(counters[:2]) - sum(self.counters[:2]) <= tokens:
             self.counters = counters
 
     def look(self) -> str | None:
-        """What is lost is emptied. Why all of it is lost now, if it is.
-
-        Whoever decodes here besides us may do so in any sequence.
-        """
+        """Empty lost sequences, all of them after decodes by other code, and return that reason."""
         touched = self.touched_outside()
         if touched:
             self.lose_all()
@@ -113,12 +110,12 @@ class SharedContext:
         return "another caller decoded on this context" if touched else None
 
     def lose_all(self) -> None:
-        """Nobody knows what the context holds."""
+        """Note that the content of the context is unknown."""
         for live in self.members:
             live.lose()
 
     def clear(self, live: Member) -> None:
-        """Zero the buffers for one sequence; what the others held is gone, and is known to be."""
+        """Zero the buffers for one sequence; the others note that theirs is lost."""
         try:
             self.clearing()
         finally:
@@ -130,7 +127,7 @@ class SharedContext:
     # -- decodes ---------------------------------------------------------------------------------
 
     def overwrite_rows(self, lives: Sequence[Member]) -> None:
-        """The output rows are about to become those of these sequences: the others keep a copy of theirs."""
+        """Copy the output rows of all sequences but these, whose batch overwrites them."""
         for live in self.members:
             if any(live is each for each in lives):
                 live.row.leave()
@@ -140,10 +137,9 @@ class SharedContext:
     def decode_parts(
         self, parts: Sequence[tuple[Member, Sequence[int] | Tokens, Outputs]]
     ) -> list[str | None]:
-        """Append tokens to each of some sequences in one batch; the fault of each, or None.
+        """Append tokens to several sequences in one batch; return the fault of each, or None.
 
-        A part with outputs "last" gets its output row. Raises DecodeError when the library refuses or fails,
-        for all of them.
+        Raises DecodeError for all of them when the library refuses or fails.
         """
         lives = [live for live, _, _ in parts]
         named = [live.identity.fingerprint for live in lives]
@@ -156,7 +152,7 @@ class SharedContext:
             for live in lives:
                 live.decode_failed(error.code)
             raise
-        except BaseException:  # of whoever wraps the context's decode
+        except BaseException:  # raised by a wrapper of the context's decode
             for live in lives:
                 live.invalidate_tip()
             raise

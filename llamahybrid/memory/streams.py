@@ -1,8 +1,8 @@
-"""Attention KV of a context with a KV stream for each sequence (`kv_unified` False): into the cache and back.
+"""Pagers of a context with a KV stream for each sequence (`kv_unified` False).
 
-The stock library has no ranges there: copies between streams move whole buffers, and one of a part ends the
-process (src/llama-kv-cache.cpp, seq_cp). So the state of a sequence is read as a whole and the ranges are cut
-out of its attention; to load some, a whole state is put together of them and of what stays. The patched
+The stock library has no ranges there: copies between streams move whole buffers, and a partial copy ends the
+process (src/llama-kv-cache.cpp, seq_cp). So the whole state of a sequence is read and ranges are cut out of
+its attention; a load writes a whole state, made of the ranges and of the tokens before them. The patched
 library reads and writes ranges of a stream.
 """
 
@@ -16,16 +16,8 @@ from typing import TYPE_CHECKING
 from llama_cpp import llama_cpp
 
 from llamahybrid.capi.calls import FULL, PARTIAL
-from llamahybrid.memory.paging import (
-    STATE_HEAD,
-    Pager,
-    RangePager,
-    get_state,
-    learn,
-    set_state,
-    state_size,
-)
-from llamahybrid.memory.segment import Layout, SegmentLayout
+from llamahybrid.memory.paging import STATE_HEAD, Pager, RangePager, get_state, set_state, state_size
+from llamahybrid.memory.segment import SegmentLayout
 from llamahybrid.prompt_cache.base import Bytes
 from llamahybrid.prompt_cache.ram import new_buffer
 
@@ -33,14 +25,6 @@ if TYPE_CHECKING:
     from llama_cpp._internals import LlamaContext
 
 _NUMBER = struct.Struct("<I")
-
-
-def learn_streams(ctx: LlamaContext, start: int, end: int, *, whole: bool) -> Pager | None:
-    """A pager for a context of streams, as `Pager.learn`: sequence 0 holds [0, n) with n >= `end`."""
-    kinds: list[type[Pager]] = [StreamPager]
-    if RangePager.available():
-        kinds.insert(0, StreamRangePager)
-    return learn(kinds, ctx, start, end, whole=whole)
 
 
 class StreamRangePager(RangePager):
@@ -51,10 +35,10 @@ class StreamRangePager(RangePager):
 
 
 class StreamPager(Pager):
-    """Ranges of a stream by way of the sequence's whole state.
+    """Ranges of a stream, cut out of the sequence's whole state.
 
-    That is: a head; the number of streams; for each stream the number of its cells, and the cells where there
-    are any, which only the sequence's own one has; what PARTIAL states hold, without their head
+    A state is a head; the number of streams; for each stream the number of its cells, and the cells, which
+    only the sequence's own stream has; the bytes of the PARTIAL state without its head
     (src/llama-kv-cache.cpp, state_write). A payload is the part of the sequence's stream.
     """
 
@@ -62,7 +46,7 @@ class StreamPager(Pager):
     reads_whole = True
 
     def __init__(
-        self, ctx: LlamaContext, layout: Layout, nothing: Bytes, seq: int = 0, window: int = 0
+        self, ctx: LlamaContext, layout: SegmentLayout, nothing: Bytes, seq: int = 0, window: int = 0
     ) -> None:
         """See `Pager`."""
         super().__init__(ctx, layout, nothing, seq, window)
@@ -83,11 +67,11 @@ class StreamPager(Pager):
         """Nothing: `append` keeps what lies before the cells that it loads."""
 
     def append(self, payloads: Sequence[Bytes]) -> bool:
-        """Put the cells of payloads, in order, behind those that lie before the first of them.
+        """Put the cells of payloads, in order, behind the live cells before them; False if that failed.
 
-        False if that failed. What the sequence holds besides attention is undefined until it is loaded.
+        The sequence's state besides attention is undefined until it is loaded.
         """
-        layout, pieces = self._segments, list(payloads)
+        layout, pieces = self.layout, list(payloads)
         if first := layout.first_position(pieces[0]):
             live = self._attention()
             if live is None or layout.count(live) < first:
@@ -107,31 +91,32 @@ class StreamPager(Pager):
         state[begin + size + behind :] = rest
         return set_state(self._ctx, state, self._seq, FULL)
 
-    def _learn(self, start: int, end: int) -> Layout | None:
+    def learn(self, start: int, end: int) -> SegmentLayout | None:
+        """See `Pager.learn`: sequence 0 holds [0, n) with n >= `end`."""
         attention = self._read_attention()
         if attention is None or attention.nbytes < _NUMBER.size:
             return None
         (n,) = _NUMBER.unpack_from(attention.data)
         return SegmentLayout.learn(attention, n, _NUMBER.size, 0)
 
-    def _read(self, start: int, end: int, buffer: Callable[[int], Bytes]) -> tuple[Bytes, int | None] | None:
+    def _read(self, start: int, end: int, buffer: Callable[[int], Bytes]) -> Bytes | None:
         live = self._attention()
-        if live is None or self._segments.count(live) < end:
+        if live is None or self.layout.count(live) < end:
             return None
-        payload = buffer(self._segments.size(end - start))
-        self._segments.part(live, start, end, payload)
-        return payload, None
+        payload = buffer(self.layout.size(end - start))
+        self.layout.part(live, start, end, payload)
+        return payload
 
     def _attention(self) -> Bytes | None:
-        """A payload of all tokens of the sequence; None where it could not be read, or some are missing."""
+        """Return a payload of all tokens of the sequence; None if the read failed or tokens are missing."""
         if self._kept is not None:
             return self._kept
         attention = self._read_attention()
         if attention is None:
             return None
         try:
-            self._segments.sort(attention, self._segments.count(attention))
-            if not self._segments.begins(attention):
+            self.layout.sort(attention, self.layout.count(attention))
+            if not self.layout.begins(attention):
                 return None
         except ValueError:
             return None
@@ -139,9 +124,9 @@ class StreamPager(Pager):
         return attention
 
     def _read_attention(self) -> Bytes | None:
-        """What the state says of the sequence's stream."""
+        """Return the part of the state for the sequence's stream, unsorted."""
         full = state_size(self._ctx, self._seq, FULL)
-        rest = state_size(self._ctx, self._seq, PARTIAL) if self._nothing.nbytes > STATE_HEAD else STATE_HEAD
+        rest = STATE_HEAD if self._attention_is_all else state_size(self._ctx, self._seq, PARTIAL)
         state = new_buffer(full)
         if get_state(self._ctx, state, self._seq, FULL) != full or getattr(self._ctx, "lost", False):
             return None
@@ -153,8 +138,3 @@ class StreamPager(Pager):
         """Bytes of a state before and behind those of the sequence's stream."""
         numbers = 1 + self._seq, self._streams - 1 - self._seq
         return STATE_HEAD + _NUMBER.size * numbers[0], _NUMBER.size * numbers[1]
-
-    @property
-    def _segments(self) -> SegmentLayout:
-        assert isinstance(self.layout, SegmentLayout), "windows are not part of it"
-        return self.layout

@@ -1,8 +1,8 @@
-"""Vectors: texts embedded in a context of its own, over the weights of a model that chats.
+"""Vectors: embeddings in a second context of a model that chats.
 
-A context that embeds marks every token as an output and forgets the last text for the next one: the context
-of the chats is left alone. This one is made on first use, with the parameters of upstream's embedding context
-(llama_cpp/llama.py, `Llama.__init__` and `Llama.embed`), and holds one batch.
+An embedding context marks every token as an output and clears its memory for each batch, so the context of
+the chats is not used. The second one is made on first use, with the parameters of upstream's embedding
+context (llama_cpp/llama.py, `Llama.__init__` and `Llama.embed`), and holds one batch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FLOAT_BYTES = 4
 
 
 def embeds_only(model_path: str, options: Mapping[str, Any]) -> bool:
-    """A model of embeddings alone: its file names a pooling type, or its attention is not causal.
+    """The model only embeds: its file names a pooling type, or its attention is not causal.
 
     `options`: upstream's arguments.
     """
@@ -38,20 +38,20 @@ def embeds_only(model_path: str, options: Mapping[str, Any]) -> bool:
             architecture = gguf.read("general.architecture").get("general.architecture", "")
             pooling = gguf.read(f"{architecture}.pooling_type")
             causal = gguf.read(f"{architecture}.attention.causal")
-    except OSError:  # upstream says what is wrong with it
+    except OSError:  # upstream reports it
         return False
     return any(pooling.values()) or not all(causal.values())
 
 
 class Vectors:
-    """Embeds tokens, batch by batch. One thread at a time."""
+    """Embeds tokens, batch by batch; not for concurrent use."""
 
     def __init__(
         self, chats: LlamaContext, params: Any, n_batch: int, flash: bool, lora: tuple[Any, float], watch: Any
     ) -> None:
-        """`chats`: the context of the chats, made with `params`; `lora`: the adapter on it, and its scale.
+        """`chats`: the context of the chats, made with `params`; `lora`: its adapter and scale.
 
-        `n_batch`: tokens of a batch, which is the longest text. `flash`: flash attention was asked for.
+        `n_batch`: tokens of a batch, and of the longest text. `flash`: use flash attention.
         """
         self.n_batch = n_batch
         self.pooling: int = chats.pooling_type()
@@ -65,7 +65,7 @@ class Vectors:
         self._batch: LlamaBatch | None = None
 
     def _params_of(self, params: Any, flash: bool) -> Any:
-        """Upstream's parameters of an embedding context; of a recurrent state there is one."""
+        """Return upstream's parameters of an embedding context, with one sequence for recurrent memory."""
         made = llama_cpp.llama_context_params.from_buffer_copy(params)
         native = self._model.model
         recurrent = llama_cpp.llama_model_is_recurrent(native) or llama_cpp.llama_model_is_hybrid(native)
@@ -82,7 +82,7 @@ class Vectors:
         return made
 
     def batches(self, texts: Iterable[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
-        """Texts by batches, as upstream packs them; without pooling, one by one."""
+        """Pack texts into batches, as upstream does; without pooling, one by one."""
         batch: list[Sequence[int]] = []
         most = self._params.n_seq_max if self.pooling else 1
         for tokens in texts:
@@ -94,19 +94,19 @@ class Vectors:
             yield batch
 
     def embed(self, texts: Sequence[Sequence[int]]) -> list[Any]:
-        """The vectors of the texts of one batch: one each, or without pooling one for each token.
+        """Return the vectors of the texts of one batch: one each, or without pooling one for each token.
 
-        Raises LlamaHybridError where an adapter, or a mode, was put on the context of the chats since it was
+        Raises LlamaHybridError where adapters or modes of the chats' context were changed since it was
         opened; ValueError for a text without tokens; DecodeError, DeviceLost.
         """
         if isinstance(self._chats, GuardedContext) and self._chats.changes != self._changes:
             raise LlamaHybridError(
-                "what was put on the context of this model since it was opened is not on that of its "
-                "embeddings: open it with lora_path, or with prompt_cache=False"
+                "adapters and modes set after this model was opened do not apply to its embeddings: open it "
+                "with lora_path, or with prompt_cache=False"
             )
         if not all(map(len, texts)):
             if not self.pooling:
-                return [[] for _ in texts]  # it is alone in its batch
+                return [[] for _ in texts]  # the only text of its batch
             raise ValueError("there is nothing to embed: a text has no tokens")
         context, batch = self._made()
         batch.reset()
@@ -129,7 +129,7 @@ class Vectors:
         return [np.ctypeslib.as_array(vector, (width,)).tolist() for vector in found]
 
     def _made(self) -> tuple[GuardedContext, LlamaBatch]:
-        """The context, which goes with its model, and the batch."""
+        """Return the context, which is freed with its model, and the batch."""
         if self._context is None or self._batch is None:
             try:
                 made = LlamaContext(model=self._model, params=self._params, verbose=False)
@@ -155,15 +155,13 @@ class Vectors:
 
     @property
     def output_bytes(self) -> int:
-        """What a full batch of outputs takes: logits, which the library computes too, and vectors; twice, in
-        the graph and out of it."""
+        """Bytes of a full batch of outputs: logits and vectors, both in the graph and outside of it."""
         row = self._model.n_vocab() + self._model.n_embd()
         return int(2 * FLOAT_BYTES * row * self.n_batch)
 
 
 def _trained_ctx(model: LlamaModel) -> int:
-    """Context size up to which a model's positions are computed in one way (src/llama-model.cpp,
-    get_rope_factors)."""
+    """Return the context size above which RoPE factors change (src/llama-model.cpp, get_rope_factors)."""
     known = model.metadata()
     name = f"{known.get('general.architecture')}.rope.scaling.original_context_length"
     return int(known.get(name, model.n_ctx_train()))

@@ -1,7 +1,7 @@
-"""Whether a context's memory is what its `SequenceState` says: positions always, sizes when asked.
+"""Verification: compare a context's memory with its `SequenceState`, by positions and by size.
 
-Duplicated and missing cells do not show in positions; they do in the size of the state. What both must be is
-in `MemoryProfile`.
+Duplicated and missing cells show in the size of the state, not in positions. `MemoryProfile` has the rules
+for both.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from llamahybrid.memory.state import SequenceState
 def memory_fault(
     native: NativeContext, profile: MemoryProfile, state: SequenceState, *, deep: bool = True
 ) -> str | None:
-    """Why memory is not what `state` says; None when it is.
+    """Return the fault of memory, compared with `state`; None if there is none.
 
     `deep` adds the size rule (0.7 ms at 30k cells).
     """
@@ -29,20 +29,20 @@ def memory_fault(
 
 
 def refutes_size_rule(native: NativeContext, profile: MemoryProfile, state: SequenceState) -> bool:
-    """Memory that breaks the size rule and is right all the same: its positions are, and we alone decoded.
+    """Memory breaks the size rule, but its positions are right, and only we decoded.
 
-    So it is with compressed attention (src/llama-kv-cache-dsv4.cpp): restores cannot be verified there.
+    An example is compressed attention (src/llama-kv-cache-dsv4.cpp), whose restores cannot be verified.
     """
     return state.grown and memory_fault(native, profile, state, deep=False) is None
 
 
 def extra_bytes(native: NativeContext, profile: MemoryProfile, n: int) -> int:
-    """Bytes of attention beyond what the size rule says of n tokens."""
+    """Return the bytes of attention beyond the size rule for n tokens."""
     return attention_bytes(native, profile) - profile.predicted_size(n)
 
 
 def attention_bytes(native: NativeContext, profile: MemoryProfile) -> int:
-    """Bytes of attention state in memory, as the size rule counts them."""
+    """Return the bytes of attention state in memory, as the size rule counts them."""
     full = native.state_size(partial=False)
     if profile.partial_is_partial:
         return full - partial_bytes(native, profile)
@@ -50,5 +50,5 @@ def attention_bytes(native: NativeContext, profile: MemoryProfile) -> int:
 
 
 def partial_bytes(native: NativeContext, profile: MemoryProfile) -> int:
-    """Bytes of the PARTIAL state: a constant of recurrent memory, which need not be asked for again."""
+    """Return the bytes of the PARTIAL state, which are constant in recurrent memory."""
     return profile.snapshot_bytes or native.state_size(partial=True)

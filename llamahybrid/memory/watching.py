@@ -1,7 +1,7 @@
-"""Calls of llama_cpp's functions, watched as they are made, and the contexts of ours that they are of.
+"""Watch calls of llama_cpp's functions on our contexts.
 
-By an `errcheck` on llama_cpp's function objects, which everyone in the process shares, however they imported
-them. Calls by other ways (a library handle of one's own, an extension module) are not seen.
+An `errcheck` on llama_cpp's function objects sees the calls of all code in the process, which shares these
+objects. Calls by other ways (another library handle, an extension module) are not seen.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from llama_cpp import llama_cpp as native
 logger = logging.getLogger("llamahybrid")
 
 Notice: TypeAlias = Callable[[Any, Any], Any]
-"""Result and arguments of a call -> what it is to return in place of its result; None: that."""
+"""Maps result and arguments of a call to a new result; None keeps the result."""
 
 contexts: WeakValueDictionary[int, Any] = WeakValueDictionary()
-"""Ours (`GuardedContext`), by address."""
+"""All `GuardedContext`, by address."""
 
 
 def address(pointer: Any) -> int:
-    """The address in whatever ctypes takes for a pointer."""
+    """Return the address in any value that ctypes accepts as a pointer."""
     if pointer is None or isinstance(pointer, int):
         return pointer or 0
     pointer = getattr(pointer, "_obj", pointer)  # of a byref()
@@ -34,13 +34,13 @@ def address(pointer: Any) -> int:
 
 
 def context_at(pointer: Any) -> Any:
-    """The open context of ours that a `llama_context *` points at; None: it is none of ours."""
+    """Return the open `GuardedContext` of a `llama_context *`; None for other contexts."""
     context = contexts.get(address(pointer))
     return context if context is not None and address(context.ctx) == address(pointer) else None
 
 
 def context_of_memory(pointer: Any) -> Any:
-    """The open context of ours whose memory this is; None: it is of none."""
+    """Return the open `GuardedContext` that owns a memory; None for other memories."""
     wanted = address(pointer)
     for context in list(contexts.values()):
         if context.ctx is not None and wanted and address(context.memory) == wanted:
@@ -49,10 +49,10 @@ def context_of_memory(pointer: Any) -> Any:
 
 
 def watch(name: str, notice: Notice) -> None:
-    """Have `notice` called behind every call of a function of llama_cpp, with its result and arguments."""
+    """Call `notice` after every call of a function of llama_cpp, with its result and arguments."""
     function: Any = getattr(native, name, None)
     if not hasattr(function, "errcheck"):
-        return  # an old name that this release has no more
+        return  # an old name, missing in this release
     before = function.errcheck
 
     def check(result: Any, called: Any, arguments: Any) -> Any:

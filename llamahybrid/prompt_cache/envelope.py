@@ -68,13 +68,10 @@ def path_digest(namespace: str, tokens: Tokens) -> bytes:
     return bytes(hasher.digest())
 
 
-def seal(
-    record: Bytes, *, namespace: str, tokens: Tokens, start: int | None = None, checksum: int | None = None
-) -> None:
+def seal(record: Bytes, *, namespace: str, tokens: Tokens, start: int | None = None) -> None:
     """Fill in the header of `record`, whose payload already lies behind HEADER_BYTES.
 
-    `tokens`: the whole prefix the state belongs to, shape (end,). `start`: of a segment. `checksum`: xxh3-64
-    of the payload, where it was computed on the way.
+    `tokens`: the whole prefix the state belongs to, shape (end,). `start`: of a segment.
     Raises ValueError when the namespace is longer than `NAMESPACE_BYTES`.
     """
     name, end, payload = namespace.encode(), len(tokens), record[HEADER_BYTES:]
@@ -88,7 +85,7 @@ def seal(
         name,
         path_digest(namespace, tokens),
         payload.nbytes,
-        xxhash.xxh3_64_intdigest(payload.data) if checksum is None else checksum,
+        xxhash.xxh3_64_intdigest(payload.data),
     )
     header = body + _SEAL.pack(xxhash.xxh3_64_intdigest(body))
     record[:HEADER_BYTES] = np.frombuffer(header, dtype=np.uint8)

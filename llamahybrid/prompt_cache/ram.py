@@ -28,8 +28,10 @@ MAPPED_BYTES = 64 << 10
 
 HUGE_BYTES = 16 << 20
 """Buffers from this size on use huge pages where the system has any, and are first filled in half the time.
+
 Smaller ones get all their pages at once (`MAP_POPULATE`), which is faster: a huge page may have to be
-composed first, or found by the host of a virtual machine, in up to 4 ms each."""
+composed first, or found by the host of a virtual machine, in up to 4 ms each.
+"""
 
 
 def default_ram_bytes() -> int:

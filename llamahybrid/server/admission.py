@@ -1,7 +1,7 @@
-"""Admission: who may use which model, first come, first served; more than may wait are sent away.
+"""Admission: which request may use which model, in the order of arrival; the queue has a limit.
 
-All of it happens in the event loop. A place is held until the thread that used it is done, which may be a
-step longer than its client.
+Everything here runs in the event loop. A request holds its place until its thread is done, which may be one
+step later than its client.
 """
 
 from __future__ import annotations
@@ -12,60 +12,87 @@ import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 
 from llamahybrid.errors import DeviceError, LlamaHybridError
 from llamahybrid.llama import Llama
 from llamahybrid.server.errors import Refusal, later, refusal
-from llamahybrid.server.rooms import Place, Room
 
 logger = logging.getLogger("llamahybrid.server")
 
 LONGEST_RETRY = 60
-"""Seconds: nobody is told to stay away for longer."""
+"""Seconds: the largest Retry-After."""
 
 REMEMBERS = 0.9
-"""How much of the mean duration is from before the last request."""
+"""Weight of earlier requests in the mean duration."""
 
 OpenModel = Callable[[str], Awaitable[tuple[Llama, int]]]
-"""Opens the model of an alias: it, and how many requests run on it at once."""
+"""Opens the model of an alias, and returns it with its number of slots."""
 
 CloseModels = Callable[[Sequence[str]], Awaitable[None]]
 """Closes the models of these aliases."""
 
 InTheWay = Callable[[str, Sequence[str]], "list[str] | None"]
-"""Which of these open models, the first ones first, have to be closed so that the model of that alias can be
-opened; None where that takes others, too."""
+"""Returns the models to close so that the model of that alias can open, the first ones of the list if
+possible; None if closing all of the list is not enough."""
 
 
-def _all(_: str, others: Sequence[str]) -> list[str]:
-    """One model is open at a time."""
-    return list(others)
+@dataclass(eq=False)
+class Place:
+    """A request's share in an open model, from `Admission.enter` to `Admission.leave`."""
+
+    alias: str
+    weight: int
+    """Number of slots; 0 for work that needs the model alone."""
+    granted: asyncio.Future[Llama]
+    since: float = field(default_factory=time.monotonic)
+    looks: bool = False
+    """A short look at the model, which does not count as use."""
 
 
-async def _nothing(_: Sequence[str]) -> None:
-    """Opening a model closes the others."""
+@dataclass(eq=False)
+class OpenedModel:
+    """An open model and the requests that use it."""
+
+    llm: Llama
+    slots: int
+    places: list[Place] = field(default_factory=list)
+    timer: asyncio.TimerHandle | None = None
+    expired: bool = False
+    """The model was unused for `idle_seconds`."""
+
+    def has_room(self, weight: int) -> bool:
+        """Return True if this number of slots is free; a larger number than there are counts as all."""
+        used = sum(place.weight for place in self.places)
+        return used + min(weight, self.slots) <= self.slots
+
+    def use(self) -> None:
+        """Note a use: the time until the model closes begins again."""
+        self.expired = False
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
 
 
 class Admission:
-    """A queue before the models. Requests for one model are served in their order.
+    """A queue before the models. Requests for one model run in the order of arrival.
 
-    A model that is to be opened has those closed that are in its way: unused ones first, each time the one
-    whose last use is longest ago. One in use is closed once its users have left; requests that come later
-    do not enter it before.
+    Models that leave no memory for a requested one are closed, the least recently used first, and models
+    without requests before others. A model in use closes when its requests have ended; later requests wait.
     """
 
     def __init__(
         self,
         open_model: OpenModel,
         max_queue: int,
-        lost: Callable[[Llama], bool] = lambda _: False,
-        close_models: CloseModels = _nothing,
-        in_the_way: InTheWay = _all,
+        lost: Callable[[Llama], bool],
+        close_models: CloseModels,
+        in_the_way: InTheWay,
         idle_seconds: float | None = None,
     ) -> None:
-        """`lost`: an open model is of no use any more; it is opened again once nobody is inside.
+        """`lost`: an open model cannot be used any more, and opens again as soon as it has no requests.
 
-        `idle_seconds`: a model that nobody used for so long is closed; None: none is.
+        `idle_seconds`: time after which an unused model closes; None: never.
         """
         self._open = open_model
         self._close = close_models
@@ -74,56 +101,68 @@ class Admission:
         self._idle_seconds = idle_seconds
         self.max_queue = max_queue
         self.draining = False
-        """Nobody is let in any more."""
-        self._rooms: dict[str, Room] = {}
-        """The open models by alias, the one whose last use is longest ago first."""
+        """The server shuts down: every request is refused."""
+        self._models: dict[str, OpenedModel] = {}
+        """The open models by alias, the least recently used first."""
         self._queue: deque[Place] = deque()
-        self._swap: asyncio.Task[None] | None = None
+        self._change: asyncio.Task[None] | None = None
+        """Opens and closes models now."""
         self._mean_seconds = 1.0
         self.on_crowd: Callable[[str], None] | None = None
-        """Called where somebody has to wait, with the alias of the model that is asked for."""
+        """Called with the alias of the model if a request has to wait."""
         self.on_refused: Callable[[], None] | None = None
-        """Called where `enter` sends somebody away: the queue has filled while the body came in."""
+        """Called if `enter` refuses a request: the queue filled up while its body was received."""
 
     @property
     def current(self) -> str | None:
-        """The open model that was used last."""
-        return next(reversed(self._rooms), None)
+        """The alias of the open model that was used last."""
+        return next(reversed(self._models), None)
 
     @property
     def slots(self) -> int:
-        """Requests that the open models run at once."""
-        return sum(room.slots for room in self._rooms.values())
+        """The number of slots of all open models."""
+        return sum(model.slots for model in self._models.values())
 
     @property
     def waiting(self) -> int:
-        """Requests in the queue."""
+        """The number of requests in the queue."""
         return len(self._queue)
 
     @property
     def running(self) -> int:
-        """Requests that use slots."""
-        return sum(place.weight > 0 for room in self._rooms.values() for place in room.inside)
+        """The number of requests that use slots."""
+        return sum(place.weight > 0 for model in self._models.values() for place in model.places)
 
     def is_full(self, alias: str | None = None) -> bool:
-        """Nobody else may wait. A slot that is free is for whoever waits first, who may need more of them,
-        or another model.
+        """Return True if the next request would be refused.
 
-        `alias`: the model that is asked for; None: not known yet.
+        A free slot is no help to it if others wait already: they may need several slots, or another model.
         """
         if len(self._queue) < self.max_queue:
             return False
-        rooms = [room for each, room in self._rooms.items() if alias in (None, each)]
-        return bool(self._queue) or (bool(rooms) and not any(room.free(1) for room in rooms))
+        models = [model for each, model in self._models.items() if alias in (None, each)]
+        return bool(self._queue) or (bool(models) and not any(model.has_room(1) for model in models))
 
     def require_room(self, alias: str | None = None) -> None:
-        """Raise Refusal where the next request would be sent away."""
+        """Raise Refusal if the next request would be refused."""
         if self.draining:
             raise later("the server is shutting down", 5)
         if self.is_full(alias):
             raise later(f"{self.waiting} requests wait already; ask again later", self.retry_after(), 429)
 
-    def _require_room_still(self, alias: str) -> None:
+    def retry_after(self) -> int:
+        """Return the seconds after which the queue should have moved, by the mean duration of requests."""
+        rounds = (len(self._queue) + 1) / max(1, self.slots)
+        return max(1, min(LONGEST_RETRY, math.ceil(rounds * self._mean_seconds)))
+
+    async def enter(self, alias: str, weight: int = 1) -> tuple[Llama, Place]:
+        """Wait for a place on a model. Raises Refusal if the queue is full, or the model cannot be opened.
+
+        `weight`: number of slots; more than there are count as all.
+        """
+        place = Place(alias, weight, asyncio.get_running_loop().create_future())
+        if not (weight or self.draining) and all(self._has(p.alias) for p in (*self._queue, place)):
+            return self._let_in(place), place  # without a slot it delays no request in the queue
         try:
             self.require_room(alias)
         except Refusal as refused:
@@ -131,24 +170,9 @@ class Admission:
             if self.on_refused is not None:
                 self.on_refused()
             raise
-
-    def retry_after(self) -> int:
-        """Seconds after which the queue will have moved, by how long requests took."""
-        rounds = (len(self._queue) + 1) / max(1, self.slots)
-        return max(1, min(LONGEST_RETRY, math.ceil(rounds * self._mean_seconds)))
-
-    async def enter(self, alias: str, weight: int = 1) -> tuple[Llama, Place]:
-        """Wait for a place on a model. Raises Refusal where too many wait, or that model cannot be opened.
-
-        `weight`: slots it will use; more than there are count as all.
-        """
-        place = Place(alias, weight, asyncio.get_running_loop().create_future())
-        if not (weight or self.draining) and all(self._has(p.alias) for p in (*self._queue, place)):
-            return self._let_in(place), place  # it takes nothing from those who wait for slots
-        self._require_room_still(alias)
         self._queue.append(place)
         self._move()
-        if not place.granted.done() and weight and self._swap is None and self.on_crowd is not None:
+        if not place.granted.done() and weight and self._change is None and self.on_crowd is not None:
             self.on_crowd(alias)
         try:
             return await place.granted, place
@@ -161,9 +185,9 @@ class Admission:
             raise
 
     def visit(self, alias: str | None = None) -> tuple[Llama, Place] | None:
-        """A place on an open model for a short look, which nobody waits for; None where that cannot be.
+        """Return a place for a short look at an open model, without waiting; None if it is not open.
 
-        `alias`: None for the one that was used last.
+        `alias`: None for the model that was used last.
         """
         alias = self.current if alias is None else alias
         if self.draining or alias is None or not self._has(alias):
@@ -171,26 +195,26 @@ class Admission:
         if not all(self._has(place.alias) for place in self._queue):
             return None
         place = Place(alias, 0, asyncio.get_running_loop().create_future(), looks=True)
-        room = self._rooms[alias]
-        room.inside.append(place)
-        return room.llm, place
+        model = self._models[alias]
+        model.places.append(place)
+        return model.llm, place
 
     def leave(self, place: Place) -> None:
-        """It is not used any more; harmless a second time."""
-        room = self._rooms.get(place.alias)
-        if room is None or place not in room.inside:
+        """Give up a place; without effect a second time."""
+        model = self._models.get(place.alias)
+        if model is None or place not in model.places:
             return
-        room.inside.remove(place)
+        model.places.remove(place)
         if place.weight:
             seconds = time.monotonic() - place.since
             self._mean_seconds = REMEMBERS * self._mean_seconds + (1 - REMEMBERS) * seconds
         if not place.looks:
-            self._rooms[place.alias] = self._rooms.pop(place.alias)  # its last use is the latest
-            self._rest(room)
+            self._models[place.alias] = self._models.pop(place.alias)  # now the most recently used
+            self._start_timer(model)
         self._move()
 
     def refuse_waiting(self) -> None:
-        """Send away all who wait, and whoever comes."""
+        """Refuse the requests in the queue, and every later one."""
         self.draining = True
         for place in self._queue:
             if not place.granted.done():
@@ -198,92 +222,93 @@ class Admission:
         self._queue.clear()
 
     async def settled(self) -> None:
-        """Return when nobody is inside."""
-        while self._swap is not None or any(room.inside for room in self._rooms.values()):
+        """Return when no model has a request."""
+        while self._change is not None or any(model.places for model in self._models.values()):
             await asyncio.sleep(0.01)
 
     def _has(self, alias: str) -> bool:
-        """That model is open, and of use."""
-        return alias in self._rooms and not self._lost(self._rooms[alias].llm)
+        """Return True for an open model that can be used."""
+        return alias in self._models and not self._lost(self._models[alias].llm)
 
     def _let_in(self, place: Place) -> Llama:
-        room = self._rooms[place.alias]
-        room.used()
-        room.inside.append(place)
-        return room.llm
+        model = self._models[place.alias]
+        model.use()
+        model.places.append(place)
+        return model.llm
 
     def _move(self) -> None:
-        """Let in whoever may enter; open a model that is waited for, and close those that nobody uses."""
+        """Let in the requests that can run; open requested models, and close expired ones."""
         held = set[str]()
+        """Models that earlier requests wait for, or that close for them."""
         for place in list(self._queue):
-            if place.granted.done():  # given up
+            if place.granted.done():  # cancelled
                 self._queue.remove(place)
             elif place.alias in held:
                 continue
             elif not self._has(place.alias):
                 held |= {place.alias, *self._make_way(place.alias, held)}
-            elif (room := self._rooms[place.alias]).free(place.weight):
+            elif (model := self._models[place.alias]).has_room(place.weight):
                 self._queue.remove(place)
-                place.weight, place.since = min(place.weight, room.slots), time.monotonic()
+                place.weight, place.since = min(place.weight, model.slots), time.monotonic()
                 place.granted.set_result(self._let_in(place))
             else:
                 held.add(place.alias)
-        tired = [alias for alias, room in self._rooms.items() if room.tired and not room.inside]
-        if tired and self._swap is None and not self.draining:
-            self._begin_change(None, tired)
+        expired = [alias for alias, model in self._models.items() if model.expired and not model.places]
+        if expired and self._change is None and not self.draining:
+            self._begin_change(None, expired)
 
     def _make_way(self, alias: str, held: set[str]) -> list[str]:
-        """Begin to open a model, if all that is in its way is unused; which others are in its way.
+        """Open a model if the models in its way have no requests; return those models.
 
-        `held`: those of requests that came before.
+        `held`: models of earlier requests, which stay open.
         """
-        if self._swap is not None:
+        if self._change is not None:
             return []
-        others = [each for each in self._rooms if each not in held and each != alias]
-        others.sort(key=lambda each: bool(self._rooms[each].inside))
+        others = [each for each in self._models if each not in held and each != alias]
+        others.sort(key=lambda each: bool(self._models[each].places))
         closing = self._in_the_way(alias, others)
         if closing is None:
             return []
-        lost = [alias] if alias in self._rooms else []
-        if not any(self._rooms[each].inside for each in (*closing, *lost)):
+        lost = [alias] if alias in self._models else []
+        if not any(self._models[each].places for each in (*closing, *lost)):
             self._begin_change(alias, [*closing, *lost])
         return closing
 
-    def _rest(self, room: Room) -> None:
-        """Have it closed after a time, if nobody uses it before."""
-        if self._idle_seconds is not None and all(place.looks for place in room.inside):
-            room.used()
-            room.timer = asyncio.get_running_loop().call_later(self._idle_seconds, self._tire, room)
+    def _start_timer(self, model: OpenedModel) -> None:
+        """Close the model after `idle_seconds` without a use."""
+        if self._idle_seconds is not None and all(place.looks for place in model.places):
+            model.use()
+            model.timer = asyncio.get_running_loop().call_later(self._idle_seconds, self._expire, model)
 
-    def _tire(self, room: Room) -> None:
-        room.tired = True
+    def _expire(self, model: OpenedModel) -> None:
+        model.expired = True
         self._move()
 
     def _begin_change(self, alias: str | None, closing: Sequence[str]) -> None:
-        """Close models, and open one unless that is None; nobody is inside of those."""
+        """Close models without requests, and open one unless that is None."""
         for each in closing:
-            self._rooms.pop(each).used()
-        self._swap = asyncio.get_running_loop().create_task(self._change(alias, closing))
+            self._models.pop(each).use()
+        self._change = asyncio.get_running_loop().create_task(self._close_and_open(alias, closing))
 
-    async def _change(self, alias: str | None, closing: Sequence[str]) -> None:
-        """The same; who waits for the model is told where it cannot be opened."""
+    async def _close_and_open(self, alias: str | None, closing: Sequence[str]) -> None:
+        """Close models and open one; refuse its requests if that fails."""
         try:
             if closing:
                 await self._close(closing)
             if alias is not None:
-                self._rooms[alias] = Room(*await self._open(alias))
-                self._rest(self._rooms[alias])  # whoever asked for it may have gone
+                self._models[alias] = OpenedModel(*await self._open(alias))
+                self._start_timer(self._models[alias])  # the request for it may be cancelled by now
         except Exception as error:
-            known = isinstance(error, (LlamaHybridError, OSError, ValueError))  # no fault of the program's
-            doing = f"{alias} cannot be opened" if alias is not None else "a model was not closed in order"
-            logger.error("%s: %s", doing, error, exc_info=None if known else error)
-            told = later("the model cannot be opened", LONGEST_RETRY)
-            if isinstance(error, DeviceError):  # it may be back any time
-                told = refusal(error)
+            known = isinstance(error, (LlamaHybridError, OSError, ValueError))  # no bug of this program
+            failed = f"{alias} cannot be opened" if alias is not None else "a model was not closed in order"
+            logger.error("%s: %s", failed, error, exc_info=None if known else error)
+            refused = later("the model cannot be opened", LONGEST_RETRY)
+            if isinstance(error, DeviceError):  # the device may be back any time
+                refused = refusal(error)
             for place in [p for p in self._queue if p.alias == alias]:
                 self._queue.remove(place)
                 if not place.granted.done():
-                    place.granted.set_exception(told)
+                    place.granted.set_exception(refused)
         finally:
-            self._swap = None
+            self._change = None
             self._move()

@@ -1,7 +1,7 @@
-"""Answer: a job's items as an HTTP response, whole or as server-sent events; a client that hangs up ends it.
+"""Answers: the items of a job as an HTTP response, whole or as server-sent events.
 
-The status waits for the first item, so that an error is told as one; a stream that is silent for too long
-before that begins with comments, and tells an error as an event.
+The status waits for the first item, so that an error has its own status. A stream without any item for
+`ping_seconds` begins with a ping instead, and reports an error as an event.
 """
 
 from __future__ import annotations
@@ -9,186 +9,162 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from llamahybrid.server.errors import Refusal, later, refusal
-from llamahybrid.server.job import Done, Failure, Item, Job, Notice
+from llamahybrid.server.job import Chunk, Done, Failure, Item, Job
 from llamahybrid.server.progress import Progress
 
 logger = logging.getLogger("llamahybrid.server")
 
-Chunk = dict[str, Any]
+Result = TypeVar("Result")
 
 COMMENT = b": ping\n\n"
 """Keeps proxies from closing a silent stream."""
 
 END = b"data: [DONE]\n\n"
 
+STREAM_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would buffer the events
+)
 
-class Account:
-    """What is told of a request at its end."""
 
-    def __init__(self, finish: Callable[[Done], tuple[Chunk, Chunk]], include_usage: bool = False) -> None:
-        """`finish`: the `usage` and `timings` of what is done. `include_usage`: a stream ends with them."""
-        self.finish = finish
-        self.include_usage = include_usage
+class HungUp(Refusal):
+    """The client disconnected."""
 
-    def settle(self, done: Done) -> None:
-        """Work out what `finish` says while the model is open; who reads slowly asks when it is not."""
-        told = self.finish(done)
-        self.finish = lambda _: told
+    def __init__(self) -> None:
+        super().__init__(499, "the client hung up")
+
+
+async def disconnect(receive: Receive) -> None:
+    """Return when the client disconnects."""
+    with suppress(Exception):
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+
+async def unless_gone(receive: Receive, doing: asyncio.Future[Result]) -> Result:
+    """Return the result of `doing`. Raises HungUp if the client disconnects before."""
+    gone = asyncio.ensure_future(disconnect(receive))
+    either: set[asyncio.Future[Any]] = {doing, gone}
+    try:
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not doing.done():
+            logger.info("a client hung up")
+            raise HungUp
+        return doing.result()
+    finally:
+        gone.cancel()
 
 
 class Answer(Response):
-    """What a job makes, as it comes."""
+    """The answer of a job. A disconnect of the client ends the job."""
 
     progress = Progress
-    """Tells how far the prompt is, where a stream is asked to."""
+    """Type of the chunks with the progress of the prompt."""
     silence = COMMENT
-    """Sent where a stream has been silent for too long."""
+    """Ping of a silent stream."""
     end = END
-    """Ends a stream."""
+    """End of a stream."""
+    timed = True
+    """A whole answer has `timings`."""
 
     def failed(self, refused: Refusal) -> bytes:
-        """What tells an error in a stream that has begun."""
+        """Return an error as an event of a stream."""
         return event(refused.body)
 
-    def beside(self, timings: Chunk) -> Chunk:
-        """What a whole answer has beside what the job made."""
-        return {"timings": timings} if timings else {}
-
-    def __init__(self, job: Job, account: Account, ping_seconds: float) -> None:
+    def __init__(self, job: Job, ping_seconds: float, include_usage: bool = False) -> None:
+        """`include_usage`: a stream ends with a chunk of usage."""
         self._job = job
-        self._account = account
         self._ping_seconds = ping_seconds
-        self._sent = 0
+        self._include_usage = include_usage
+        self._last: Chunk | None = None
+        """The chunk with the finish reason, which waits for its timings."""
         self.background = None
         self.raw_headers = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it. However this ends, the job does, too."""
-        watch = [asyncio.ensure_future(self._watch(receive))]
-        if self._job.stream:
-            watch.append(asyncio.ensure_future(self._break_silence()))
+        """Send the answer. The job ends with it, whatever happens."""
+        send_items = self._stream if self._job.stream else self._whole
+        sending = asyncio.ensure_future(send_items(scope, receive, send))
         try:
-            await (
-                self._stream(scope, receive, send) if self._job.stream else self._whole(scope, receive, send)
-            )
+            with suppress(HungUp):
+                await unless_gone(receive, sending)
         finally:
-            for each in watch:
-                each.cancel()
+            sending.cancel()
             self._job.drop()
 
-    # -- whole -----------------------------------------------------------------------------------
-
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
-        made: Chunk | None = None
-        while True:
-            item = await self._job.item()
-            if isinstance(item, Failure):
-                await refusal(item.error).response(scope)(scope, receive, send)
-                return
-            if item is Notice.GONE:
-                logger.info("a client hung up")
-                return
-            if isinstance(item, Done):
-                break
-            if isinstance(item, dict):
-                made = item
-        if made is None:  # cancelled before there was anything
-            await later("the request was cancelled; ask again", 1).response(scope)(scope, receive, send)
-            return
-        _, timings = self._account.finish(item)
-        body = json.dumps({**made, **self.beside(timings)}, default=float)
-        await Response(body, media_type="application/json")(scope, receive, send)
-
-    # -- streamed --------------------------------------------------------------------------------
+        items: list[Item] = []
+        while not (items and isinstance(items[-1], (Done, Failure))):
+            items += await self._job.items()
+        *made, last = items
+        response: Response
+        if isinstance(last, Failure):
+            response = refusal(last.error).response(scope)
+        elif not made:
+            response = later("the request was cancelled; ask again", 1).response(scope)
+        else:
+            assert isinstance(last, Done)
+            timings = {"timings": last.timings} if self.timed and last.timings else {}
+            body = json.dumps({**made[-1], **timings}, default=float)  # type: ignore[dict-item]
+            response = Response(body, media_type="application/json")
+        await response(scope, receive, send)
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
-        last: Chunk | None = None
-        while True:
-            items = [await self._job.item(), *self._job.more()]  # a write takes as long for several
-            if Notice.GONE in items:
-                logger.info("a client hung up")
-                return
-            if isinstance(items[0], Failure) and not started:
+        started = over = False
+        while not over:
+            items = await self._job.items(self._ping_seconds)
+            if not started and items and isinstance(items[0], Failure):
                 await refusal(items[0].error).response(scope)(scope, receive, send)
                 return
             if not started:
                 started = True
-                headers = [
-                    (b"content-type", b"text/event-stream; charset=utf-8"),
-                    (b"cache-control", b"no-cache"),
-                ]
-                headers.append((b"x-accel-buffering", b"no"))  # nginx would hold it back
-                await send({"type": "http.response.start", "status": 200, "headers": headers})
-            data, over = b"", False
-            for item in items:
-                more, last = self._events(item, last)
-                data += more
-                over |= isinstance(item, (Done, Failure))
+                await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+            over = bool(items) and isinstance(items[-1], (Done, Failure))
+            data = b"".join(map(self._events, items)) if items else self.silence
             if data or over:
-                self._sent += 1
                 await send({"type": "http.response.body", "body": data, "more_body": not over})
-            if over:
-                return
 
-    def _events(self, item: Item, last: Chunk | None) -> tuple[bytes, Chunk | None]:
-        """What is sent for an item, and a last chunk that waits for what is told with it."""
-        if item is Notice.SILENCE:
-            return self.silence, last
-        if isinstance(item, Failure):
-            return (event(last) if last else b"") + self.failed(refusal(item.error)), None
+    def _events(self, item: Item) -> bytes:
+        """Return the events of an item; those of a chunk with a finish reason wait for `Done`."""
         if isinstance(item, Done):
-            return self._end(item, last), None
-        assert isinstance(item, dict), "a client that is gone is told nothing"
-        if self._account.include_usage:
+            return self._end(item)
+        last, self._last = self._last, None
+        before = event(last) if last else b""
+        if isinstance(item, Failure):
+            return before + self.failed(refusal(item.error))
+        if self._include_usage:
             item["usage"] = None
         if any(choice.get("finish_reason") for choice in item["choices"]):
-            return (event(last) if last else b""), item
-        return (event(last) if last else b"") + event(item), None
+            self._last = item
+            return before
+        return before + event(item)
 
-    def _end(self, done: Done, last: Chunk | None) -> bytes:
-        if last is None:
+    def _end(self, done: Done) -> bytes:
+        if self._last is None:
             return self.end
-        usage, timings = self._account.finish(done)
-        told = {"timings": timings} if timings else {}
-        if not self._account.include_usage:
-            return event({**last, **told}) + END
-        named = {key: last[key] for key in ("id", "object", "created", "model")}
-        return event(last) + event({**named, "choices": [], "usage": usage, **told}) + END
-
-    # -- what happens meanwhile --------------------------------------------------------------------
-
-    async def _watch(self, receive: Receive) -> None:
-        with suppress(Exception):
-            while (await receive())["type"] != "http.disconnect":
-                pass
-        self._job.drop()
-        self._job.notify(Notice.GONE)
-
-    async def _break_silence(self) -> None:
-        while True:
-            sent = self._sent
-            await asyncio.sleep(self._ping_seconds)
-            if self._sent == sent:
-                self._job.notify(Notice.SILENCE)
+        timings = {"timings": done.timings} if done.timings else {}
+        if not self._include_usage:
+            return event({**self._last, **timings}) + END
+        named = {key: self._last[key] for key in ("id", "object", "created", "model")}
+        return event(self._last) + event({**named, "choices": [], "usage": done.usage, **timings}) + END
 
 
 class EventAnswer(Answer):
-    """An answer whose items are events, told one by one as they are."""
+    """An answer whose items are events, sent as they are."""
 
-    def _events(self, item: Item, last: Chunk | None) -> tuple[bytes, Chunk | None]:
-        return (event(item), None) if isinstance(item, dict) else super()._events(item, last)
+    def _events(self, item: Item) -> bytes:
+        return event(item) if isinstance(item, dict) else super()._events(item)
 
 
 def event(data: Chunk) -> bytes:
-    """A server-sent event; its type is what the data name."""
+    """Encode a server-sent event; its type is that of the data, if they have one."""
     kind = b"event: " + data["type"].encode() + b"\n" if "type" in data else b""
     return kind + b"data: " + json.dumps(data, default=float).encode() + b"\n\n"

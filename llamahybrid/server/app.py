@@ -1,26 +1,24 @@
-"""The app: routes, what guards them, and what runs behind them; `create_app` is a factory of it."""
+"""The app: its routes, middleware and service."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
-from llamahybrid.llama import Llama
 from llamahybrid.server import cache_doors, cache_page, errors
 from llamahybrid.server.anthropic import routes as anthropic
 from llamahybrid.server.keys import ApiKeys
-from llamahybrid.server.limits import Guard
+from llamahybrid.server.limits import RequestLimits
 from llamahybrid.server.llama_server import routes as llama_server
 from llamahybrid.server.llama_server import slots
-from llamahybrid.server.loading import load
-from llamahybrid.server.prompts import LLAMA_CPP, ChatApi
-from llamahybrid.server.routes import chat, router
+from llamahybrid.server.responses import routes as responses
+from llamahybrid.server.routes import router
 from llamahybrid.server.service import Service
 from llamahybrid.server.settings import ModelSettings, ServerSettings, Settings, from_file
 
@@ -30,10 +28,10 @@ def create_app(
     server_settings: ServerSettings | None = None,
     model_settings: Sequence[ModelSettings] | None = None,
 ) -> FastAPI:
-    """As `llama_cpp.server.app.create_app`: from both kinds of settings, or one for both, or the environment.
+    """Make an app as `llama_cpp.server.app.create_app`, by settings or by the environment.
 
-    `CONFIG_FILE` in the environment names a config file, which then counts. Models are opened when the app
-    starts. Raises ValueError for settings that do not go together, OSError for files that cannot be read.
+    A config file named by `CONFIG_FILE` in the environment has priority. Models open when the app starts.
+    Raises ValueError for contradictory settings, OSError for unreadable files.
     """
     if (config := os.environ.get("CONFIG_FILE")) is not None:
         server_settings, model_settings = from_file(Path(config))
@@ -45,11 +43,11 @@ def create_app(
         model_settings = [
             ModelSettings.model_validate(settings.model_dump(include=set(ModelSettings.model_fields)))
         ]
-    return app_of(Service(server_settings, model_settings, loader_of(server_settings)))
+    return app_of(Service(server_settings, model_settings))
 
 
 def app_of(service: Service) -> FastAPI:
-    """The app of a service, which starts and stops with it."""
+    """Return the app of a service, which starts and stops with the app."""
     settings = service.settings
 
     @asynccontextmanager
@@ -62,17 +60,17 @@ def app_of(service: Service) -> FastAPI:
 
     app = FastAPI(title="llamahybrid", version=_version(), root_path=settings.root_path, lifespan=lifespan)
     app.state.service = service
-    made, app.state.chat_api = _chat(settings)
     errors.install(app)
-    llama_servers = (llama_server.router, slots.router)
-    for each in (router, made, anthropic.router, *llama_servers, cache_page.router, cache_doors.router):
-        app.include_router(each)
+    app.include_router(router)
+    for each in (responses, anthropic, llama_server, slots, cache_page, cache_doors):
+        app.include_router(each.router)
     app.add_middleware(
-        Guard,
+        RequestLimits,
         keys=ApiKeys(settings.keys()),
         max_body=settings.max_body_bytes,
         max_bodies=settings.max_bodies_bytes,
         body_seconds=settings.body_seconds,
+        send_seconds=settings.send_seconds,
         require_room=service.admission.require_room,
         refused=service.metrics.refused,
     )
@@ -81,25 +79,6 @@ def app_of(service: Service) -> FastAPI:
             CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["*"], allow_headers=["*"]
         )
     return app
-
-
-def _chat(settings: ServerSettings) -> tuple[APIRouter, ChatApi]:
-    """The routes of the API that was asked for, and how its chats are asked for."""
-    if settings.api == "upstream":
-        from llamahybrid.server.upstream_api.api import chat_api
-        from llamahybrid.server.upstream_api.api import router as upstream
-
-        return upstream(), chat_api()
-    return chat, LLAMA_CPP
-
-
-def loader_of(settings: ServerSettings) -> Callable[[ModelSettings], Llama]:
-    """What opens models for that API. Raises EngineError where it cannot be had."""
-    if settings.api == "upstream":
-        from llamahybrid.server.upstream_api.api import open_model
-
-        return open_model
-    return load
 
 
 def _version() -> str:

@@ -1,6 +1,6 @@
-"""The operator's doors to the cache: decode a prompt ahead of time, pin it, forget it.
+"""Routes for the cache: decode a prompt ahead of time, pin it, forget it.
 
-Each takes a chat (`messages`, `tools`, ...) or a `prompt`, as the routes that answer them do.
+Each takes a chat (`messages`, `tools`, ...) or a `prompt`, as the routes for answers.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from fastapi import APIRouter, Request
 from llamahybrid.client.handle import RequestHandle
 from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache import PromptCache
-from llamahybrid.server.bodies import CompletionRequest
+from llamahybrid.server.bodies import ChatCompletionRequest, CompletionRequest
 from llamahybrid.server.completing import limited
-from llamahybrid.server.errors import Refusal, bad
+from llamahybrid.server.errors import Refusal, bad, require_tokens
 from llamahybrid.server.limits import PAGE
-from llamahybrid.server.prompts import ChatApi, InChatApi
+from llamahybrid.server.prompts import chat_prompt
 from llamahybrid.server.request_fields import require_known
 from llamahybrid.server.routes import SECURED, InService
 from llamahybrid.server.service import Service
@@ -27,16 +27,16 @@ router = APIRouter(dependencies=SECURED, tags=["Cache"])
 
 
 @router.post(f"{PAGE}/warm")
-async def warm(request: Request, body: dict[str, Any], service: InService, api: InChatApi) -> dict[str, Any]:
-    """Decode a prompt, so that whatever begins with it starts there."""
-    asked = _read(body, service, api)
+async def warm(request: Request, body: dict[str, Any], service: InService) -> dict[str, Any]:
+    """Decode a prompt, so that later requests with this beginning resume behind it."""
+    asked = _read(body, service)
     salt = service.salt(request, asked.cache_salt)
     handles = list[RequestHandle]()
 
     def work(llm: Llama) -> dict[str, Any]:
         with llm.request(salt) as handle:
             handles.append(handle)
-            prompt = _tokens(llm, asked, api)
+            prompt = _tokens(llm, asked)
             report = limited(partial(llm.warm, prompt), service.settings.max_prompt_tokens, None)
         return {
             "model": service.models.alias(asked.model),
@@ -54,16 +54,16 @@ async def warm(request: Request, body: dict[str, Any], service: InService, api: 
 
 
 @router.post(f"{PAGE}/pin")
-async def pin(request: Request, body: dict[str, Any], service: InService, api: InChatApi) -> dict[str, Any]:
-    """Keep what is known of a prompt whatever the budget asks for; `pinned` false takes that back."""
+async def pin(request: Request, body: dict[str, Any], service: InService) -> dict[str, Any]:
+    """Exempt a prompt's state from eviction; `pinned` false ends the exemption."""
     _require_operator(request, service)
     pinned = body.pop("pinned", True)
     if not isinstance(pinned, bool):
         raise bad("pinned is true or false", "pinned")
-    asked = _read(body, service, api)
+    asked = _read(body, service)
 
     def work(llm: Llama) -> dict[str, Any]:
-        cache, tokens = _cache_of(llm), _tokens(llm, asked, api)
+        cache, tokens = _cache_of(llm), _tokens(llm, asked)
         told = {"model": service.models.alias(asked.model), "tokens": len(tokens), "pinned": pinned}
         if not pinned:
             cache.unpin(tokens)
@@ -74,36 +74,34 @@ async def pin(request: Request, body: dict[str, Any], service: InService, api: I
 
 
 @router.post(f"{PAGE}/forget")
-async def forget(
-    request: Request, body: dict[str, Any], service: InService, api: InChatApi
-) -> dict[str, Any]:
-    """Forget a prompt and all that goes on from it, of every salt, in RAM, on disk and live; or `all`."""
+async def forget(request: Request, body: dict[str, Any], service: InService) -> dict[str, Any]:
+    """Delete a prompt and its continuations, of every salt, from RAM, disk and slots; or `all`."""
     _require_operator(request, service)
     everything = body.pop("all", False)
     if not isinstance(everything, bool):
         raise bad("all is true or false", "all")
     if everything and body.keys() - {"model"}:
         raise bad("all goes with no prompt", "all")
-    asked = CompletionRequest(model=body.get("model")) if everything else _read(body, service, api)
+    asked = CompletionRequest(model=body.get("model")) if everything else _read(body, service)
 
     def work(llm: Llama) -> dict[str, Any]:
         cache = _cache_of(llm)
         before = cache.stats().bytes_ram
         if everything:
             cache.clear()
-        freed = before - cache.stats().bytes_ram if everything else cache.forget(_tokens(llm, asked, api))
+        freed = before - cache.stats().bytes_ram if everything else cache.forget(_tokens(llm, asked))
         return {"model": service.models.alias(asked.model), "freed_bytes": max(0, freed)}
 
     return await service.use(asked.model, work)
 
 
-def _read(body: dict[str, Any], service: Service, api: ChatApi) -> Any:
-    """The chat, or the completion, that a body means. Raises ValueError, Refusal."""
+def _read(body: dict[str, Any], service: Service) -> Any:
+    """Return a body as a chat or a completion. Raises ValueError, Refusal."""
     chat = "messages" in body
     if chat == ("prompt" in body):
         raise bad("give messages, or a prompt", "prompt")
     with in_one_line():
-        asked: Any = (api.body if chat else CompletionRequest).model_validate(body)
+        asked: Any = (ChatCompletionRequest if chat else CompletionRequest).model_validate(body)
     require_known(asked, service.settings.ignore_unknown_fields)
     refused: Refusal | None = asked.refused(service.settings.max_n, service.settings.max_logprobs)
     if refused is not None:
@@ -113,15 +111,14 @@ def _read(body: dict[str, Any], service: Service, api: ChatApi) -> Any:
     return asked
 
 
-def _tokens(llm: Llama, asked: Any, api: ChatApi) -> list[int]:
-    """The token ids of a prompt, as the route that answers it has them."""
+def _tokens(llm: Llama, asked: Any) -> list[int]:
+    """Return the token ids of a prompt, as the route for answers has them."""
     if not isinstance(asked, CompletionRequest):
-        return api.prompt(llm, asked).tokens
+        return chat_prompt(llm, asked).tokens
     prompt = asked.prompts()[0]
     if isinstance(prompt, str):
         return list(llm.tokenize(prompt.encode("utf-8"), add_bos=asked.add_special_tokens, special=True))
-    if any(not 0 <= token < llm.n_vocab() for token in prompt):
-        raise bad(f"token ids lie in [0, {llm.n_vocab()})", "prompt")
+    require_tokens(llm.n_vocab(), prompt, "prompt")
     return prompt
 
 
@@ -132,7 +129,7 @@ def _cache_of(llm: Llama) -> PromptCache:
 
 
 def _require_operator(request: Request, service: Service) -> None:
-    """Raise Refusal for anybody else."""
+    """Raise Refusal for other users."""
     if not service.viewers.of(getattr(request.state, "api_key", None)).operator:
         message = "this is for the operator: the holder of operator_key, or of the only API key; open_page"
         raise Refusal(403, f"{message} lets anybody in where there are no keys", "permission_error")

@@ -1,4 +1,4 @@
-"""Chat reading: chat completions, and their chunks, with calls and thinking in fields of their own."""
+"""Chat completions and their chunks with tool calls and thinking in their own fields."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from llamahybrid.client.model_markers import begins_thinking, markers_of
 from llamahybrid.llama import Llama
 from llamahybrid.server.bodies import ChatCompletionRequest
 from llamahybrid.server.channel_reading import ChannelReader
-from llamahybrid.server.prefill import goes_on
 from llamahybrid.server.reading import Delta, Reader
+from llamahybrid.server.thinking import goes_on
 
 Chunk = dict[str, Any]
 
 
 class ReadsAnswer(Protocol):
-    """Reads one answer."""
+    """A parser of one answer."""
 
     calls: int
-    """Calls that were told."""
+    """Number of calls that were returned."""
 
     def feed(self, text: str) -> Iterator[Delta]:
-        """Return the deltas that are certain with this piece of text."""
+        """Add a piece of text; return the deltas that are certain now."""
 
     def end(self) -> Iterator[Delta]:
         """Return the deltas of the rest, at the end of the answer."""
 
 
 class ChatReading:
-    """Reads the answers to one request, in its thread."""
+    """Parses the answers to one request, in its thread."""
 
     def __init__(self, make: Callable[[], ReadsAnswer], control: frozenset[int] = frozenset()) -> None:
-        """`make`: a reader of one answer, whose text has these control tokens spelt."""
+        """`make`: makes a parser of one answer. `control`: control tokens that its text has to contain."""
         self._readers = defaultdict[int, ReadsAnswer](make)
         self.control = control
 
@@ -93,7 +93,9 @@ def reading_of(llm: Llama, body: ChatCompletionRequest, template: Mapping[str, A
     """
     free = body.tool_choice in (None, "auto") and body.function_call in (None, "auto")
     tools: list[Any] = list(body.tools or ()) if free and body.parse_tool_calls else []
-    think = body.reasoning_format != "none"
+    form: Any = body.response_format or {}
+    forced = form.get("type") == "json_object" and body.budget is None  # no thought comes before the JSON
+    think = body.reasoning_format != "none" and not forced
     if not (tools or think):
         return None
     markers = markers_of(llm)

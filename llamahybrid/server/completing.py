@@ -1,23 +1,22 @@
-"""Completing: the answers to bodies of llama_cpp.server's API, made in the request's thread."""
+"""Completions for the bodies of llama_cpp.server's API, made in the request's thread."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import llama_cpp
 
 from llamahybrid.client.extras import asking
+from llamahybrid.core.report import RequestReport
 from llamahybrid.llama import Llama
 from llamahybrid.server.arguments import arguments
 from llamahybrid.server.bodies import CompletionRequest
 from llamahybrid.server.chat_reading import reading_of
-from llamahybrid.server.job import Done
-from llamahybrid.server.loading import Observer, max_prompt, observed, prompting
+from llamahybrid.server.loading import Observer, PromptRules, prompt_rules
 from llamahybrid.server.options import AnswerTokens, extras_of, template_kwargs
-from llamahybrid.server.prefill import goes_on
 from llamahybrid.server.several import completions
-from llamahybrid.server.thinking import budget_of
+from llamahybrid.server.thinking import budget_of, goes_on
 from llamahybrid.server.usage import timings, usage
 
 
@@ -27,10 +26,10 @@ def prompts_of(body: Any) -> int:
 
 
 def complete(llm: Llama, body: Any, alias: str, ignore_unread: bool, stream: bool) -> Any:
-    """Return the completion, or its chunks, of a body of llama_cpp.server's API.
+    """Return the completion, or its chunks, of a body of llama_cpp.server's API. Raises Refusal.
 
-    Call it in the request's thread: tokenizing names, and schemas, may take seconds. `ignore_unread`:
-    variables that the chat template does not read are left out. Raises Refusal.
+    Call it in the request's thread: it may take seconds to tokenize texts and to compile schemas.
+    `ignore_unread`: leave out variables that the chat template does not read.
     """
     prompts = prompts_of(body)
     if prompts == 1:
@@ -71,22 +70,20 @@ def limited(
     observe: Observer | None,
     **options: Any,
 ) -> Any:
-    """Return `create(**options)`, in which prompts have at most so many tokens; `observe` gets their ids.
+    """Return `create(**options)`; `observe` gets the ids of its prompts.
 
-    Raises PromptTooLong.
+    Raises PromptTooLong for a prompt with more than `tokens` tokens.
     """
-    max_prompt.set(tokens)
-    prompting.set(True)
-    observed.set(observe)
+    prompt_rules.set(PromptRules(tokens, observe))
     return create(**options)
 
 
 def account_of(
-    llm: Llama, stops: frozenset[int], prompts: int, done: Done
+    llm: Llama, stops: frozenset[int], prompts: int, reports: Sequence[RequestReport]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the `usage` and `timings` of a request; `stops`: its own stop tokens."""
 
     def ends(token: int) -> bool:
         return token in stops or bool(llama_cpp.llama_vocab_is_eog(llm._model.vocab, token))
 
-    return usage(done.reports, ends, prompts), timings(done.reports, prompts)
+    return usage(reports, ends, prompts), timings(reports, prompts)

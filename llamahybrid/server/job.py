@@ -1,7 +1,7 @@
-"""Job: one request in a thread of its own, whose items come out in the event loop.
+"""Jobs: requests that run in threads, and whose items come out in the event loop.
 
-Nothing waits for a client: a slot is free when its answer is made, however slowly that is read. What waits to
-be sent is bounded by the longest answer the context has room for.
+A slot is free as soon as its answer is made, however slowly the client reads. The longest answer that fits
+into the context bounds the memory for items that are not sent yet.
 """
 
 from __future__ import annotations
@@ -10,57 +10,58 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, suppress
 from contextvars import copy_context
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, TypeAlias
+
+import anyio
 
 from llamahybrid.client.handle import RequestHandle
 from llamahybrid.core.report import PromptProgress, RequestReport
 from llamahybrid.server.progress import Progress
 
 LATER = 2e-3
-"""Seconds that what a request makes waits for the event loop: less than a step takes, more than its end."""
+"""Seconds between an item and its delivery: less than a decode step, more than the end of one."""
+
+Chunk: TypeAlias = dict[str, Any]
 
 Create = Callable[..., Any]
-"""Makes a completion from keyword arguments; with `stream`, a generator of chunks."""
+"""`create(stream=...)` returns a completion, or a generator of its chunks."""
+
+Finish = Callable[[Sequence[RequestReport]], tuple[Chunk, Chunk]]
+"""Returns the `usage` and `timings` of a request by the reports of its answers."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The request raised this."""
+    """The last item of a request that failed."""
 
     error: BaseException
 
 
 @dataclass(frozen=True)
 class Done:
-    """The request is over."""
+    """The last item of a request that succeeded or was cancelled."""
 
     reports: tuple[RequestReport, ...]
-    """What each answer decoded and reused, the one that decoded the prompt first."""
-    reasons: tuple[str, ...] = ()
-    """How each of their prompts started, naming no token."""
+    """Decoded and reused tokens of each answer. The first report is of the answer that decoded the prompt."""
+    reasons: tuple[str, ...]
+    """Why each prompt started where it did; names no token."""
+    usage: Chunk
+    timings: Chunk
 
 
-class Notice(Enum):
-    """What else may be said to who waits for items."""
-
-    GONE = "the client hung up"
-    SILENCE = "there was nothing to send for a while"
-
-
-Item: TypeAlias = "dict[str, Any] | Failure | Done | Notice"
+Item: TypeAlias = "Chunk | Failure | Done"
 """A completion or a chunk of one; at the end `Done` or `Failure`."""
 
 
 class Outbox:
-    """Hands what threads make over to the event loop, a little later and together.
+    """Delivers items from threads to the event loop, together and a little later.
 
-    Right then the next step of all answers is about to begin, and would wait for what is sent of this one.
+    At the moment of delivery the next decode step of all answers begins, and would wait for the loop's work.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -68,74 +69,69 @@ class Outbox:
         self._calls: deque[tuple[Callable[[Item], None], Item]] = deque()
         self._woken = False
 
-    def call(self, what: Callable[[Item], None], item: Item) -> None:
-        """`what(item)` in the loop, in the order of these calls; from any thread."""
-        self._calls.append((what, item))
+    def call(self, receive: Callable[[Item], None], item: Item) -> None:
+        """Have `receive(item)` called in the loop, in the order of these calls; from any thread."""
+        self._calls.append((receive, item))
         if not self._woken:
             self._woken = True
-            with suppress(RuntimeError):  # the loop was closed: the server is gone
+            with suppress(RuntimeError):  # the loop is closed: the server has stopped
                 self._loop.call_soon_threadsafe(self._loop.call_later, LATER, self._flush)
 
     def _flush(self) -> None:
-        self._woken = False  # first: what comes from here on wakes the loop again
+        self._woken = False  # before the queue is emptied: a later item wakes the loop again
         while self._calls:
-            what, item = self._calls.popleft()
-            self._loop.call_soon(what, item)
+            receive, item = self._calls.popleft()
+            self._loop.call_soon(receive, item)
 
 
 class Job:
-    """One request. `start`, `item` and `over` belong to the event loop, `cancel` and `drop` to any thread."""
+    """A request. `start` and `items` belong to the event loop; `cancel` and `drop` to any thread."""
 
     def __init__(
         self,
         create: Create,
-        options: dict[str, Any],
-        handle: Callable[[], AbstractContextManager[RequestHandle]],
-        over: Callable[[Item], None],
-        outbox: Outbox | None = None,
+        stream: bool,
+        open_handle: Callable[[], AbstractContextManager[RequestHandle]],
+        finish: Finish,
+        over: Callable[[Job, Done | Failure], None],
+        outbox: Outbox,
         progress: Progress | None = None,
     ) -> None:
-        """`handle` makes what its requests belong to; `over` is told, in the loop, how its thread ended.
+        """`over` is called in the loop when the thread has ended.
 
-        `outbox`: one that several jobs share. `progress`: puts how far the prompt is into the stream.
+        `progress`: adds the progress of the prompt to the stream.
         """
-        self.stream = bool(options.get("stream"))
+        self.stream = stream
         self.started = time.perf_counter()
+        self.cancelled = False
+        """The request was told to end."""
         self._create = create
-        self._options = options
-        self._make_handle = handle
+        self._open_handle = open_handle
+        self._finish = finish
+        self._over = over
         self._progress = progress
-        self.over = over
         self._items: asyncio.Queue[Item] = asyncio.Queue()
-        self._outbox = outbox or Outbox(asyncio.get_running_loop())
+        self._outbox = outbox
         self._handle: RequestHandle | None = None
         self._lock = threading.Lock()
-        self.cancelled = False
-        """It was asked to end."""
         self._dropped = False
 
     def start(self, threads: ThreadPoolExecutor) -> None:
-        """Begin."""
+        """Begin, in a context of its own: the thread serves other requests later."""
         self.started = time.perf_counter()
-        threads.submit(copy_context().run, self._work)  # what it sets is gone with it, not left in the thread
+        threads.submit(copy_context().run, self._work)
 
-    async def item(self) -> Item:
-        """The next item."""
-        return await self._items.get()
-
-    def more(self) -> list[Item]:
-        """Items that are there without waiting."""
-        there = []
+    async def items(self, seconds: float | None = None) -> list[Item]:
+        """Return the next items, at least one; none if there is none within `seconds`."""
+        found: list[Item] = []
+        with anyio.move_on_after(seconds):
+            found.append(await self._items.get())
         while not self._items.empty():
-            there.append(self._items.get_nowait())
-        return there
-
-    def notify(self, notice: Notice) -> None:
-        """Say this to who waits for items, in the loop."""
-        self._items.put_nowait(notice)
+            found.append(self._items.get_nowait())
+        return found
 
     def cancel(self) -> None:
-        """End it; what was made so far still comes out."""
+        """End the request; the answer so far still comes out."""
         with self._lock:
             self.cancelled = True
             handle = self._handle
@@ -143,7 +139,7 @@ class Job:
             handle.cancel()
 
     def drop(self) -> None:
-        """End it: nobody waits for what comes out."""
+        """End the request, whose client has left."""
         with self._lock:
             self._dropped = self.cancelled = True
             handle = self._handle
@@ -152,30 +148,30 @@ class Job:
 
     @property
     def reports(self) -> list[RequestReport]:
-        """What its requests have done so far."""
+        """The reports of the answers so far."""
         handle = self._handle
         return [] if handle is None else handle.reports
 
     def _work(self) -> None:
-        """In its thread."""
-        last: Item
+        """Run in a thread of its own."""
+        last: Done | Failure
         try:
             last = self._run()
         except BaseException as error:
             last = Failure(error)
         self._outbox.call(self._end, last)
 
-    def _run(self) -> Item:
-        with self._make_handle() as handle:
+    def _run(self) -> Done:
+        with self._open_handle() as handle:
             with self._lock:
                 self._handle = handle
-            if self._dropped:  # before there was anything to end
+            if self._dropped:  # before there was a handle
                 handle.drop()
             elif self.cancelled:
                 handle.cancel()
             if self._progress is not None:
-                handle.on_progress = self._tell
-            made = self._create(**self._options)
+                handle.on_progress = self._put_progress
+            made = self._create(stream=self.stream)
             if self._progress is not None:
                 made = self._progress.into(made)
             if not self.stream:
@@ -186,16 +182,17 @@ class Job:
                         if self._dropped:
                             break
                         self._put(chunk)
-        return Done(tuple(handle.reports), tuple(handle.reasons))
+        return Done(tuple(handle.reports), tuple(handle.reasons), *self._finish(handle.reports))
 
-    def _tell(self, progress: PromptProgress) -> None:
-        if self._progress is not None:
-            self._put(self._progress.chunk(progress))
+    def _put_progress(self, progress: PromptProgress) -> None:
+        assert self._progress is not None
+        self._put(self._progress.chunk(progress))
 
     def _put(self, item: Item) -> None:
         if not self._dropped:
             self._outbox.call(self._items.put_nowait, item)
 
     def _end(self, last: Item) -> None:
+        assert isinstance(last, (Done, Failure))
         self._items.put_nowait(last)
-        self.over(last)
+        self._over(self, last)

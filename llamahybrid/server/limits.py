@@ -1,4 +1,7 @@
-"""Limits: who has no key, says too much or takes too long is sent away before anything is read or parsed."""
+"""Limits on requests: API keys, body sizes, slow bodies, slow readers and a full queue.
+
+A request is refused before its body is read or parsed.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+import anyio
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -18,9 +22,9 @@ OPEN = ("/health", "/v1/health")
 """Paths that need no key, as llama-server's."""
 
 PAGE = "/cache"
-"""What a browser shows: it and what lies below may be read with the key as a password.
+"""The web page. GET requests for this path and those below may send the key as a password.
 
-A browser sends a password along with whatever any page makes it ask for, so this opens nothing that acts.
+Browsers send a password with every request to this host, so no other method accepts one.
 """
 
 BROWSERS = 'Basic realm="llamahybrid: the API key is the password", charset="UTF-8"'
@@ -38,18 +42,22 @@ WAITS_FOR_SLOTS = (
     "/v1/engines/copilot-codex/completions",
     "/cache/warm",
 )
-"""Paths whose requests may have to wait."""
+"""Paths whose requests may wait for a slot."""
 
 
-class Body:
-    """What came of a request's body so far."""
+class SlowReaderError(Exception):
+    """The client read nothing of its answer for too long."""
+
+
+class ReceivedBody:
+    """Progress of one request's body."""
 
     size = 0
-    """Bytes."""
+    """Bytes received."""
 
 
-class Guard:
-    """ASGI middleware: keys, body sizes, slow bodies, and a full queue."""
+class RequestLimits:
+    """ASGI middleware that refuses requests beyond the limits."""
 
     def __init__(
         self,
@@ -58,20 +66,22 @@ class Guard:
         max_body: int,
         max_bodies: int,
         body_seconds: float,
+        send_seconds: float,
         require_room: Callable[[], None],
         refused: Callable[[str], None],
     ) -> None:
-        """`max_body`, `max_bodies`: bytes of one body, and of all whose requests are in.
+        """`max_body`, `max_bodies`: bytes of one body, and of all requests in progress together.
 
-        `require_room` raises Refusal where the queue is full; `refused` is told why somebody was.
+        `require_room` raises Refusal if the queue is full. `refused` gets the reason of each refusal.
         """
         self._app = app
         self._keys = keys
         self._max_body = max_body
         self._max_bodies = max_bodies
         self._held = 0
-        """Bytes of all bodies that are in."""
-        self._seconds = body_seconds
+        """Bytes of all bodies in progress."""
+        self._body_seconds = body_seconds
+        self._send_seconds = send_seconds
         self._require_room = require_room
         self._refused = refused
 
@@ -83,42 +93,27 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body = Body()
+
+        async def send_in_time(message: Message) -> None:
+            with anyio.move_on_after(self._send_seconds) as timeout:
+                await send(message)
+            if timeout.cancelled_caught:
+                raise SlowReaderError
+
+        body = ReceivedBody()
         try:
-            await self._guard(scope, receive, send, body)
+            await self._guard(scope, receive, send_in_time, body)
+        except SlowReaderError:
+            self._count("reader", scope)
         finally:
             self._held -= body.size
 
-    async def _guard(self, scope: Scope, receive: Receive, send: Send, body: Body) -> None:
-        headers, path = Headers(scope=scope), path_of(scope)
-        preflight = scope["method"] == "OPTIONS"
+    async def _guard(self, scope: Scope, receive: Receive, send: Send, body: ReceivedBody) -> None:
         try:
-            key = key_of(headers)
-            shown = scope["method"] in READS and (path == PAGE or path.startswith(f"{PAGE}/"))
-            if shown and key is None:
-                key = password_of(headers)
-            if path not in OPEN and not preflight and not self._keys.admit(key):
-                self._say("key", scope, path)
-                message = "this server needs an API key" if key is None else "that API key is not known here"
-                challenge = {"WWW-Authenticate": BROWSERS if shown else "Bearer"}
-                # llama-server's type: an invalid request is a bad one to LiteLLM, whatever its status.
-                kind = "authentication_error"
-                raise Refusal(401, message, kind, code="invalid_api_key", headers=challenge)
-            if not headers.get("content-length", "0").isdecimal():
-                raise Refusal(400, "content-length is a number")
-            if (path in OPEN or preflight) and _has_body(headers):  # nothing of strangers is held
-                raise self._too_large(scope, path, 0)
-            if int(headers.get("content-length", "0")) > self._max_body:
-                raise self._too_large(scope, path, self._max_body)
-            if path in WAITS_FOR_SLOTS and scope["method"] == "POST":
-                try:
-                    self._require_room()
-                except Refusal:
-                    self._say("queue", scope, path)
-                    raise
-            whole = await self._body(receive, scope, path, body)
+            key = self._admit(scope)
+            whole = await self._body(receive, scope, body)
         except Refusal as refusal:
-            refusal.headers["Connection"] = "close"  # what follows of a body is not read
+            refusal.headers["Connection"] = "close"  # the rest of the body stays unread
             await refusal.response(scope)(scope, receive, send)
             return
         if whole is None:
@@ -126,15 +121,48 @@ class Guard:
         scope.setdefault("state", {})["api_key"] = key
         await self._app(scope, _replay(whole, receive), send)
 
-    async def _body(self, receive: Receive, scope: Scope, path: str, body: Body) -> bytes | None:
-        """All of the body; None where the client left. Raises Refusal."""
-        try:
-            return await asyncio.wait_for(self._read(receive, scope, path, body), self._seconds)
-        except asyncio.TimeoutError:
-            self._say("slow", scope, path)
-            raise Refusal(408, f"the request's body was not there within {self._seconds:g} s") from None
+    def _admit(self, scope: Scope) -> str | None:
+        """Return the API key of a request. Raises Refusal by its headers alone."""
+        headers, path, method = Headers(scope=scope), path_of(scope), scope["method"]
+        key = key_of(headers)
+        shown = method in READS and (path == PAGE or path.startswith(f"{PAGE}/"))
+        if shown and key is None:
+            key = password_of(headers)
+        unguarded = path in OPEN or method == "OPTIONS"
+        if not unguarded and not self._keys.admit(key):
+            self._count("key", scope)
+            message = "this server needs an API key" if key is None else "that API key is not known here"
+            challenge = {"WWW-Authenticate": BROWSERS if shown else "Bearer"}
+            # llama-server's type: LiteLLM takes an invalid_request_error for a 400, whatever the status.
+            kind = "authentication_error"
+            raise Refusal(401, message, kind, code="invalid_api_key", headers=challenge)
+        length = headers.get("content-length", "0")
+        if not length.isdecimal():
+            raise Refusal(400, "content-length is a number")
+        if unguarded and (
+            int(length) or "transfer-encoding" in headers
+        ):  # no memory for requests without a key
+            raise self._too_large(scope, 0)
+        if int(length) > self._max_body:
+            raise self._too_large(scope, self._max_body)
+        if path in WAITS_FOR_SLOTS and method == "POST":
+            try:
+                self._require_room()
+            except Refusal:
+                self._count("queue", scope)
+                raise
+        return key
 
-    async def _read(self, receive: Receive, scope: Scope, path: str, body: Body) -> bytes | None:
+    async def _body(self, receive: Receive, scope: Scope, body: ReceivedBody) -> bytes | None:
+        """Return the whole body; None if the client disconnected. Raises Refusal."""
+        try:
+            return await asyncio.wait_for(self._read(receive, scope, body), self._body_seconds)
+        except asyncio.TimeoutError:
+            self._count("slow", scope)
+            message = f"the request's body was not there within {self._body_seconds:g} s"
+            raise Refusal(408, message) from None
+
+    async def _read(self, receive: Receive, scope: Scope, body: ReceivedBody) -> bytes | None:
         parts = []
         while True:
             message = await receive()
@@ -144,29 +172,26 @@ class Guard:
             body.size += len(part)
             self._held += len(part)
             if body.size > self._max_body:
-                raise self._too_large(scope, path, self._max_body)
-            if body.size < self._held > self._max_bodies:  # alone it is let in
-                self._say("bodies", scope, path)
+                raise self._too_large(scope, self._max_body)
+            if body.size < self._held > self._max_bodies:  # a single body is bounded by max_body alone
+                self._count("bodies", scope)
                 raise later("the bodies of other requests fill this server; ask again later", 1)
             parts.append(part)
             if not message.get("more_body", False):
                 return b"".join(parts)
 
-    def _too_large(self, scope: Scope, path: str, most: int) -> Refusal:
-        self._say("body", scope, path)
+    def _too_large(self, scope: Scope, most: int) -> Refusal:
+        self._count("body", scope)
         return Refusal(413, f"the request's body is larger than {most:,} bytes")
 
-    def _say(self, why: str, scope: Scope, path: str) -> None:
+    def _count(self, why: str, scope: Scope) -> None:
         self._refused(why)
-        logger.warning("refused (%s): %r from %s", why, path[:200], (scope.get("client") or ("?",))[0])
-
-
-def _has_body(headers: Headers) -> bool:
-    return int(headers.get("content-length", "0")) > 0 or "transfer-encoding" in headers
+        client = (scope.get("client") or ("?",))[0]
+        logger.warning("refused (%s): %r from %s", why, path_of(scope)[:200], client)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Give a body out once, then what else comes."""
+    """Return a `receive` that gives the body once, then continues with the real one."""
     first = True
 
     async def again() -> Message:

@@ -1,50 +1,39 @@
-"""Prompts: the chat API of this server, and the prompts of its chats."""
+"""The prompts of chats, without decoding them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import Depends, Request
-
+from llamahybrid.client.chat_prompt import Prompt
+from llamahybrid.client.chat_prompt import chat_prompt as render
+from llamahybrid.client.chat_way import continuation_of
+from llamahybrid.client.continuation import Continuing
 from llamahybrid.llama import Llama
 from llamahybrid.server.arguments import arguments
 from llamahybrid.server.bodies import ChatCompletionRequest
+from llamahybrid.server.errors import bad
+from llamahybrid.server.loading import PromptRules, prompt_rules
 from llamahybrid.server.options import template_kwargs
-from llamahybrid.server.prefill import goes_on, prefilled
-from llamahybrid.server.rendering import Prompt, rendered
-from llamahybrid.server.service import Prepare
-
-
-@dataclass(frozen=True)
-class ChatApi:
-    """The chat API that this server serves."""
-
-    body: type[Any]
-    """Type of `/v1/chat/completions`."""
-    prepare: Prepare | None
-    """See `Service.answer`."""
-    prompt: Callable[[Llama, Any], Prompt]
-    """The prompt of a body. Raises ValueError where the model takes no such chat."""
+from llamahybrid.server.thinking import goes_on
 
 
 def chat_prompt(llm: Llama, body: ChatCompletionRequest) -> Prompt:
-    """The prompt of a chat of llama_cpp.server's API. Raises Refusal as `rendered`."""
-    options = arguments(llm, body, "")
+    """Return the prompt of a chat.
+
+    Raises Refusal if the format of this model decodes by itself, ContextOverflow for a prompt whose beginning
+    alone fills the context, ValueError and what formats raise at messages.
+    """
+    if llm.chat_handler is not None:
+        raise bad("the chat format of this model makes no prompt of text alone", "messages")
+    options, template = arguments(llm, body, ""), template_kwargs(llm, body)
     del options["n"]
-    make = prefilled if goes_on(llm, body) else rendered
-    return make(llm, template_kwargs(llm, body), **options)
-
-
-LLAMA_CPP = ChatApi(ChatCompletionRequest, None, chat_prompt)
-"""llama_cpp.server's."""
-
-
-def chat_api_of(request: Request) -> ChatApi:
-    """The API of the app that got a request."""
-    api: ChatApi = request.app.state.chat_api
-    return api
-
-
-InChatApi = Annotated[ChatApi, Depends(chat_api_of)]
+    token = prompt_rules.set(PromptRules())
+    try:
+        if not goes_on(llm, body):
+            return render(llm, template, **options)
+        continuation = continuation_of(llm, options["messages"])
+        stand_in: Any = Continuing(llm, continuation)
+        prompt = render(stand_in, template, **{**options, "messages": options["messages"][:-1]})
+        return Prompt(prompt.text + continuation.after(prompt.text), prompt.tokens)
+    finally:
+        prompt_rules.reset(token)

@@ -22,7 +22,7 @@ class Effect(Enum):
 
     OBEYED = "obeyed"
     REFUSED = "refused"
-    """400, unless the value asks for what happens anyway."""
+    """400, unless the value is the only supported one."""
     NONE = "without effect on the answer"
     UNKNOWN = "unknown"
     """No published request of this route has it."""
@@ -38,6 +38,7 @@ class Route(Enum):
     COUNT_TOKENS = "/v1/messages/count_tokens"
     COMPLETION = "/completion"
     INFILL = "/infill"
+    RESPONSES = "/v1/responses"
 
 
 _EFFECTS: Final = {"o": Effect.OBEYED, "r": Effect.REFUSED, "n": Effect.NONE, "-": Effect.UNKNOWN}
@@ -50,27 +51,28 @@ class RequestField:
     name: str
     effects: Mapping[Route, Effect]
     neutral: tuple[Any, ...] = ()
-    """Values of a refused field that ask for what happens anyway."""
+    """Supported values of a refused field."""
 
     def refuses(self, route: Route, value: Any) -> bool:
-        """This value of it gets 400."""
+        """Return True if this value gets 400."""
         same = any(type(value) is type(each) and value == each for each in self.neutral)
         return self.effects[route] is Effect.REFUSED and not same
 
 
 def _fields(effects: str, names: str, *neutral: Any) -> list[RequestField]:
-    """Fields, by their names, with one letter for each route; one that is left out is "-".
+    """Return fields by their names, with one letter for each route; a letter that is left out is "-".
 
     llama-server's own routes take the options of completions: their letters are that unless given.
     """
     letters = effects.ljust(5, "-")
-    letters = letters.ljust(len(Route), letters[0])
+    letters = letters.ljust(7, letters[0]).ljust(len(Route), "-")
     each = dict(zip(Route, (_EFFECTS[letter] for letter in letters), strict=True))
     return [RequestField(name, each, neutral) for name in names.split()]
 
 
 _ALL = [
-    # completions, chat completions, embeddings, messages, counts of their tokens, completion, infill
+    # completions, chat completions, embeddings, messages, counts of their tokens, completion, infill,
+    # responses
     *_fields("ooooo", "model"),
     *_fields("o", "prompt"),
     *_fields("o------", "echo suffix best_of"),
@@ -159,6 +161,20 @@ _ALL = [
     *_fields("---nn", "betas billing_policy fallbacks fallback_credit_token"),
     *_fields("---rr", "mcp_servers", []),
     *_fields("---rr", "container compaction thread"),
+    # Responses, and the options of chats that they take, too
+    *_fields("-------o", "model input instructions stream max_output_tokens temperature top_p top_logprobs"),
+    *_fields("-------o", "tools tool_choice parallel_tool_calls text reasoning metadata"),
+    *_fields("-------o", "prompt_cache_key cache_salt cache_prompt id_slot top_k min_p repeat_penalty seed"),
+    *_fields("-------o", "presence_penalty frequency_penalty logit_bias stop grammar chat_template_kwargs"),
+    *_fields("-------o", "thinking_budget thinking_budget_tokens thinking_token_budget reasoning_budget"),
+    *_fields("-------o", "reasoning_budget_tokens reasoning_budget_message"),
+    *_fields("-------n", "include user safety_identifier service_tier stream_options client_metadata"),
+    *_fields("-------n", "prompt_cache_options prompt_cache_retention background_options"),
+    *_fields("-------n", "access_programs image"),
+    *_fields("-------r", "previous_response_id conversation prompt max_tool_calls moderation"),
+    *_fields("-------r", "context_management", []),
+    *_fields("-------r", "store background", False),
+    *_fields("-------r", "truncation", "disabled"),
     # llama-server's own routes
     *_fields("------o", "input_prefix input_suffix input_extra"),
     *_fields("-----oo", "samplers n_indent t_max_predict_ms response_fields"),
@@ -188,19 +204,19 @@ FIELDS: Final[Mapping[str, RequestField]] = _merged(_ALL)
 
 
 def effect(route: Route, name: str) -> Effect:
-    """The effect of a field on a route."""
+    """Return the effect of a field on a route."""
     return FIELDS[name].effects[route] if name in FIELDS else Effect.UNKNOWN
 
 
 def known(route: Route) -> list[str]:
-    """The names of a route's fields."""
+    """Return the names of a route's fields."""
     return [name for name, field in FIELDS.items() if field.effects[route] is not Effect.UNKNOWN]
 
 
 def fault(route: Route, given: Mapping[str, Any], ignore_unknown: bool = False) -> Refusal | None:
-    """A refusal of the first field that is neither obeyed nor without effect; None: there is none.
+    """Return the refusal of the first unsupported or unknown field; None: there is none.
 
-    `ignore_unknown`: fields that no published request has do nothing.
+    `ignore_unknown`: unknown fields are ignored.
     """
     for name, value in given.items():
         if value is None:  # not given
@@ -214,7 +230,7 @@ def fault(route: Route, given: Mapping[str, Any], ignore_unknown: bool = False) 
 
 
 def require_known(body: Any, ignore_unknown: bool) -> None:
-    """Raise Refusal for a field of a body that is neither obeyed nor without effect."""
+    """Raise Refusal for an unsupported or unknown field of a body."""
     if (route := getattr(body, "route", None)) is not None:
         refused = fault(route, body.model_extra or {}, ignore_unknown)
         if refused is not None:

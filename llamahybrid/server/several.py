@@ -1,15 +1,15 @@
-"""Several prompts in one completion request, each completed as if it was asked for alone.
+"""Several prompts in one completion request, each completed as in a request of its own.
 
-As many at once as the model has slots, each in a thread of its own.
+As many at once as the model has slots, each in a thread.
 """
 
 from __future__ import annotations
 
-import contextvars
-import threading
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from queue import Empty, SimpleQueue
+from contextvars import copy_context
+from queue import SimpleQueue
 from typing import Any
 
 Part = tuple[int, Any]
@@ -24,10 +24,10 @@ def completions(
     stop: Callable[[], None],
     stream: bool,
 ) -> Any:
-    """One completion, or its stream, with the choices of all prompts.
+    """Return a completion, or its stream, with the choices of all prompts.
 
-    `complete(i)` makes the completion of prompt i, whose choice j is choice `answers * i + j` here, as with
-    OpenAI. `width`: prompts at once. `stop()` ends what runs where one prompt fails; its error is raised.
+    `complete(i)` makes the completion of prompt i; its choice j becomes choice `answers * i + j`, as OpenAI
+    numbers them. `width`: prompts at once. If one fails, `stop()` ends the others and its error is raised.
     """
     parts = _parts(complete, prompts, min(prompts, width), stop)
     return _stream(parts, answers) if stream else _merged(dict(parts), answers)
@@ -60,49 +60,33 @@ def _stream(parts: Generator[Part, None, None], answers: int) -> Iterator[Any]:
 def _parts(
     complete: Callable[[int], Any], prompts: int, width: int, stop: Callable[[], None]
 ) -> Generator[Part, None, None]:
-    """What the threads make, as it comes. Raises what one of them raises."""
-    todo, news = SimpleQueue[int](), SimpleQueue[Part | BaseException | None]()
-    for prompt in range(prompts):
-        todo.put(prompt)
+    """Yield the parts of all prompts in the order of their making. Raises the first error of a prompt."""
+    news = SimpleQueue[Part | Future[None]]()
 
-    def work() -> None:
+    def work(prompt: int) -> None:
+        made = complete(prompt)
+        if isinstance(made, dict):
+            news.put((prompt, made))
+            return
+        with closing(made):
+            for chunk in made:
+                news.put((prompt, chunk))
+
+    with ThreadPoolExecutor(width, "llamahybrid-prompt") as threads:
+        running = [threads.submit(copy_context().run, work, prompt) for prompt in range(prompts)]
+        for each in running:
+            each.add_done_callback(news.put)
+        left = prompts
         try:
-            while True:
-                prompt = todo.get_nowait()
-                made = complete(prompt)
-                if isinstance(made, dict):
-                    news.put((prompt, made))
-                    continue
-                with closing(made):
-                    for chunk in made:
-                        news.put((prompt, chunk))
-        except Empty:
-            news.put(None)
-        except BaseException as error:
-            news.put(error)
-
-    threads = [
-        threading.Thread(
-            target=contextvars.copy_context().run, args=(work,), name="llamahybrid-prompt", daemon=True
-        )
-        for _ in range(width)
-    ]
-    for thread in threads:
-        thread.start()
-    running = width
-    try:
-        while running:
-            item = news.get()
-            if isinstance(item, BaseException):
-                raise item
-            if item is None:
-                running -= 1
-            else:
-                yield item
-    finally:
-        if running:
-            while not todo.empty():
-                todo.get()
-            stop()
-        for thread in threads:
-            thread.join()
+            while left:
+                item = news.get()
+                if isinstance(item, Future):
+                    item.result()
+                    left -= 1
+                else:
+                    yield item
+        finally:
+            for each in running:
+                each.cancel()
+            if left:
+                stop()

@@ -1,4 +1,4 @@
-"""Thinking: the fields of requests for budgets of thoughts and for continued messages."""
+"""Fields of requests for thinking budgets and continued messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import BaseModel, Field, model_validator
 from typing_extensions import Self
 
-from llamahybrid.client.chat_template import unread
+from llamahybrid.client.chat_template import template_of, unread
+from llamahybrid.client.chat_way import continuation_of
 from llamahybrid.client.model_markers import markers_of
 from llamahybrid.client.thought import Thinking
 from llamahybrid.llama import Llama
@@ -19,11 +20,11 @@ BUDGETS = (
     *("thinking_budget", "thinking_budget_tokens", "thinking_token_budget"),
     *("reasoning_budget", "reasoning_budget_tokens"),
 )
-"""Names of one field."""
+"""Names of the same field."""
 
 
 class ThinkingOptions(BaseModel):
-    """The budget of a thought, by the names that llama-server, vLLM and others have for it."""
+    """The thinking budget, by the names of llama-server, vLLM and others."""
 
     thinking_budget: Budget | None = Field(
         default=None, description="Tokens of a thought, which is ended then; 0: at once, -1: no bound."
@@ -74,10 +75,31 @@ class ContinuationOptions(BaseModel):
         return self
 
 
-def thinking_of(llm: Llama, body: Any) -> Thinking | None:
-    """Return the thinking that a body asks for; None without a budget.
+def goes_on(llm: Llama, body: Any) -> bool:
+    """Return True if the answer to a chat continues its last message.
 
-    Raises Refusal for a budget where the chat template shows no thinking.
+    By default it does, as with llama-server, if that message is the assistant's, has text and calls no tool.
+    Raises Refusal if the request asks for a continuation of nothing.
+    """
+    asked = body.continue_final_message
+    if asked is None and body.add_generation_prompt is None:
+        last = body.messages[-1]
+        text = last.get("content") or last.get("reasoning_content")
+        over = last.get("tool_calls") or last.get("function_call")
+        return last["role"] == "assistant" and bool(text) and not over and template_of(llm) is not None
+    if not (asked or body.add_generation_prompt is False):
+        return False
+    try:
+        continuation_of(llm, body.messages)
+    except ValueError as error:
+        raise bad(str(error), "continue_final_message" if asked else "add_generation_prompt") from None
+    return True
+
+
+def thinking_of(llm: Llama, body: Any) -> Thinking | None:
+    """Return the thinking options of a body; None without a budget.
+
+    Raises Refusal for a budget if the chat template has no markers of thinking.
     """
     if body.budget is None:
         return None
@@ -89,14 +111,14 @@ def thinking_of(llm: Llama, body: Any) -> Thinking | None:
 
 
 def closes_thought(llm: Llama, name: str, value: Any) -> bool:
-    """Return True for a variable that turns thinking off where the template has no switch, but markers."""
+    """Return True for a variable that turns thinking off if the template has markers, but no switch."""
     off = {"enable_thinking": False, "reasoning_effort": "none"}
     asked = name in off and type(value) is type(off[name]) and value == off[name]
     return asked and len(unread(llm, (*off,))) == len(off) and markers_of(llm).think is not None
 
 
 def budget_of(llm: Llama, body: Any) -> int | None:
-    """Tokens of a thought of a chat: its budget, and 0 where thinking is off without a switch.
+    """Return the thinking budget of a chat; 0 if thinking is off and the template has no switch.
 
     Raises Refusal as `thinking_of`.
     """

@@ -6,9 +6,9 @@ from statistics import fmean
 
 import pytest
 
-from llamahybrid.evaluate.crowds import CROWDS
-from llamahybrid.evaluate.oracle import oracle_ratio
-from llamahybrid.evaluate.workloads import TOKEN_WORKLOADS, exact_append, long_prompt, mid_generation
+from llamahybrid.harness.workloads.multi_user import CROWDS
+from llamahybrid.harness.workloads.tokens import TOKEN_WORKLOADS, exact_append, long_prompt, mid_generation
+from tests.lab.in_process import oracle_ratio
 from tests.lab.pretend import QWEN36_27B, Ours, PretendSpeech, Server, play
 
 GIB = 1 << 30

@@ -1,4 +1,4 @@
-"""Typed calls on one context: what goes in is what the library gets, and what it says comes back."""
+"""Typed calls on one context: arguments reach the library, and its results come back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def native(tiny_model: Callable[..., Path]) -> Iterator[NativeContext]:
 
 def test_a_buffer_of_the_wrong_size_is_not_filled_in_part(native: NativeContext) -> None:
     native.decode([5, 6, 7], 0, "last")
-    assert native.save_partial(np.empty(native.state_size(partial=True) - 1, dtype=np.uint8)) is None
+    assert not native.save_partial(np.empty(native.state_size(partial=True) - 1, dtype=np.uint8))
 
 
 def test_a_closed_context_raises_and_is_not_called(tiny_model: Callable[..., Path]) -> None:

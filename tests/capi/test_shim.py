@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import xxhash
 from llama_cpp import llama_cpp
 
 from llamahybrid.capi import shim as native
@@ -89,7 +88,7 @@ def test_state_moves_to_another_context(context: Callable[[], int]) -> None:
     library, source, target = native.library(), context(), context()
     assert decode(source, TOKENS) == 0
     state = np.empty(llama_cpp.llama_state_seq_get_size_ext(source, 0, 0), np.uint8)
-    assert library.save_state(source, state, 0, 0) == xxhash.xxh3_64_intdigest(state.data)
+    assert library.save_state(source, state, 0, 0)
     assert library.load_state(target, state, 0, 0)
     assert not library.load_state(target, state[:-1], 0, 0)
     assert library.load_state(target, state, 0, 0)
@@ -104,13 +103,13 @@ def test_state_fails_without_harm_where_the_buffer_is_short(context: Callable[[]
     decode(ctx, TOKENS)
     size = llama_cpp.llama_state_seq_get_size_ext(ctx, 0, 0)
     for wrong in (size - 1, 8, 0):
-        assert library.save_state(ctx, np.empty(wrong, np.uint8), 0, 0) is None
+        assert not library.save_state(ctx, np.empty(wrong, np.uint8), 0, 0)
     with pytest.raises(ValueError, match="contiguous"):
         library.save_state(ctx, np.empty(2 * size, np.uint8)[::2], 0, 0)
 
 
 @pytest.mark.usefixtures("way")
-def test_a_state_is_upstreams_bytes_and_their_hash(context: Callable[[], int]) -> None:
+def test_a_state_is_upstreams_bytes(context: Callable[[], int]) -> None:
     library, ctx = native.library(), context()
     decode(ctx, TOKENS)
     size = llama_cpp.llama_state_seq_get_size_ext(ctx, 0, 0)
@@ -118,7 +117,7 @@ def test_a_state_is_upstreams_bytes_and_their_hash(context: Callable[[], int]) -
     llama_cpp.llama_state_seq_get_data_ext(ctx, expected.ctypes.data_as(BYTES), size, 0, 0)
     room = np.full(size + 64, 7, np.uint8)
     out = room[3 : 3 + size]
-    assert library.save_state(ctx, out, 0, 0) == xxhash.xxh3_64_intdigest(expected.data)
+    assert library.save_state(ctx, out, 0, 0)
     assert np.array_equal(out, expected)
     assert np.all(room[:3] == 7)
     assert np.all(room[3 + size :] == 7)
@@ -126,7 +125,7 @@ def test_a_state_is_upstreams_bytes_and_their_hash(context: Callable[[], int]) -
 
 @pytest.mark.patched
 @pytest.mark.usefixtures("way")
-def test_a_range_is_saved_whole_and_hashed(context: Callable[[], int]) -> None:
+def test_a_range_is_saved_whole(context: Callable[[], int]) -> None:
     library, ctx = native.library(), context()
     if "llama_state_seq_get_data_range" not in library.optional:
         pytest.skip("this library has no ranges")
@@ -135,9 +134,9 @@ def test_a_range_is_saved_whole_and_hashed(context: Callable[[], int]) -> None:
     size_of.argtypes, size_of.restype = [ctypes.c_void_p, *[ctypes.c_int32] * 3], ctypes.c_size_t
     size = size_of(ctx, 0, 3, 20)
     part = np.empty(size, np.uint8)
-    assert library.save_range(ctx, part, 0, 3, 20) == xxhash.xxh3_64_intdigest(part.data)
+    assert library.save_range(ctx, part, 0, 3, 20)
     for place in ((0, 3, 21), (0, 3, 19), (9, 3, 20), (0, 20, 3)):
-        assert library.save_range(ctx, part, *place) is None
+        assert not library.save_range(ctx, part, *place)
 
 
 def test_a_library_that_lacks_a_function_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +190,7 @@ def test_an_exception_of_libllama_is_not_called_harmless(throwing: native.Librar
     assert native.THREW not in UNCHANGED_BY_FAILURE
     state = np.empty(64, np.uint8)
     assert not throwing.load_state(0, state, 0, 0)
-    assert throwing.save_state(0, state, 0, 0) is None
+    assert not throwing.save_state(0, state, 0, 0)
 
 
 def poll(stop: native.Stop) -> bool:
@@ -200,7 +199,7 @@ def poll(stop: native.Stop) -> bool:
     return bool(ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)(stop.address)(stop.data))
 
 
-def test_the_callback_stops_the_request_it_was_meant_for() -> None:
+def test_the_callback_stops_its_own_request_alone() -> None:
     stop = native.Stop()
     stop.arm(True)
     assert not poll(stop)

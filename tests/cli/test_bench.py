@@ -1,56 +1,62 @@
-"""`llamahybrid bench`: its table, its JSON file and its exit status."""
+"""`llamahybrid bench`: its tables, its report and its exit status."""
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from llamahybrid.cli.main import app
-from llamahybrid.evaluate import bench
-from llamahybrid.evaluate.bench import Bench, Cell, Results
-from llamahybrid.evaluate.targets.base import Saving
+from llamahybrid.harness import bench
+from llamahybrid.harness.bench import Bench
+from llamahybrid.harness.report import Report, Saving, Times
+from tests.harness.reports import report, target, workload
 
-RESULTS = Results(
-    "2026-01-01T00:00:00+00:00",
-    {"cores": "2"},
-    {"name": "a.gguf"},
-    1,
-    {"ours": {}, "http://x": {}},
-    (
-        Cell("a chat", "ours", 5, 110, 100, 0.5, 20.0, 3 << 20),
-        Cell("a chat", "http://x", 5),
-        Cell("a chat", "stock", error="it died"),
-        Cell(bench.SAVED, "ours", 1, saving=Saving(3 << 20, 0.006, 0.012, 0.004)),
-        Cell(bench.SAVED, "http://x", 1),
-    ),
+MEASURED = target(
+    "ours",
+    workload("a chat", ratio=1.1, verdicts=(), times=Times(0.5, 20.0, 3 << 20)),
+    workload(bench.SAVED, 0, verdicts=(), times=Times(saving=Saving(3 << 20, 0.006, 0.012, 0.004))),
 )
+HIDDEN = target("http://x", workload("a chat", ratio=None, verdicts=(), times=Times()))
+REPORT = report(MEASURED, HIDDEN, target("stock", error="a chat: it died"))
 
 
-def test_bench_writes_results_and_fails_on_a_failed_target(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("found", "status"),
+    [
+        (REPORT, 1),
+        (replace(REPORT, targets=REPORT.targets[:2]), 0),
+        (replace(REPORT, complete=False), 130),
+    ],
+)
+def test_bench_writes_its_report_and_fails_on_a_failed_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: Report, status: int
 ) -> None:
     seen: list[Bench] = []
 
-    def run(self: Bench) -> Results:
+    def run(self: Bench) -> Report:
         seen.append(self)
         self.progress("a", 0, 1)
-        self.found(RESULTS)
-        return RESULTS
+        self.found(found)
+        return found
 
     monkeypatch.setattr(bench.Bench, "run", run)
     model, out = tmp_path / "m.gguf", tmp_path / "out.json"
     model.write_bytes(b"GGUF")
-    ran = CliRunner().invoke(
-        app, ["bench", str(model), "--clients", "2", "--threads", "3", "--json", str(out)]
-    )
-    assert ran.exit_code == 1
+    options = ["--clients", "2", "--threads", "3", "--json", str(out)]
+    ran = CliRunner().invoke(app, ["bench", str(model), *options], env={"COLUMNS": "120"})
+    assert ran.exit_code == status, ran.output
     assert [t.name for t in seen[0].targets] == ["stock", "stock+ram", "ours"]
     assert seen[0].clients == (2,)
     assert seen[0].model.options == {"n_threads": 3, "n_threads_batch": 3}
-    assert Results.from_json(json.loads(out.read_text())) == RESULTS
+    assert Report.read(out) == found
+    rows = [" ".join(line.replace("│", " ").split()) for line in ran.output.splitlines()]
+    assert "a chat ours 1.10 0.500 s 20.0 3.0" in rows
+    assert "http://x ?" in rows
+    assert "ours 3.0 4.00 ms 6.00 ms 12.00 ms 1.5 3.0" in rows
+    assert ("a chat: it died" in ran.output) is (status != 0)
 
 
 def test_unknown_target_is_refused(tmp_path: Path) -> None:

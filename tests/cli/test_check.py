@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,12 @@ import pytest
 from typer.testing import CliRunner
 
 from llamahybrid.cli.main import app
-from llamahybrid.evaluate import check as whole
-from llamahybrid.evaluate import hazard_verdicts
-from llamahybrid.evaluate.report import Report, Verdict
-from llamahybrid.evaluate.targets.choice import target as target_of
-from llamahybrid.evaluate.targets.local import LocalTarget
-from tests.evaluate.reports import report, target, verdict, workload
+from llamahybrid.harness import check as whole
+from llamahybrid.harness import hazard_verdicts
+from llamahybrid.harness.report import Report, Verdict
+from llamahybrid.harness.targets.choice import target as target_of
+from llamahybrid.harness.targets.local import LocalTarget
+from tests.harness.reports import report, target, verdict, workload
 
 URL = "http://127.0.0.1:1"
 
@@ -58,9 +59,23 @@ def test_check_of_a_url_needs_no_model(pretend: type[Pretend], tmp_path: Path) -
     checked("--on", URL)
     assert pretend.asked[1] == []
     (tmp_path / "x.gguf").touch()
-    checked("--on", URL, "--model", tmp_path / "x.gguf", "--n-gpu-layers", 3)
+    checked("--on", URL, "--model", tmp_path / "x.gguf", "--n-gpu-layers", 3, "--threads", 7)
     (model,) = pretend.asked[1]
-    assert (model.name, model.options) == ("x.gguf", {"n_gpu_layers": 3})
+    options = {"n_threads": 7, "n_threads_batch": 7, "n_gpu_layers": 3}
+    assert (model.name, model.options) == ("x.gguf", options)
+    assert pretend.asked[5] == 5, "minutes"
+    checked("--on", URL, "--minutes", 0)
+    assert pretend.asked[5] is None
+    checked("--on", "ours")
+    assert pretend.asked[5] is None, "tiny models take the time that they take"
+
+
+def test_stopped_check_shows_what_it_found(pretend: type[Pretend], tmp_path: Path) -> None:
+    pretend.answer = replace(report(target("ours")), complete=False)
+    status, said = checked("--on", URL, "--json", tmp_path / "x.json")
+    assert status == 130
+    assert "the run was stopped" in said
+    assert Report.read(tmp_path / "x.json") == pretend.answer
 
 
 def test_hazards_are_run_on_the_loaded_library_on_request(
@@ -89,7 +104,7 @@ def test_unwritable_report_is_refused_before_the_run(pretend: type[Pretend], tmp
     assert not pretend.asked, "before anything ran"
     status, said = checked("--on", URL, "--json", "/dev/full")
     assert status == 1
-    assert "came through" in said, "the run is not lost"
+    assert "without a fault" in said, "the run is not lost"
     assert said.splitlines()[-1].startswith("error: ")
 
 

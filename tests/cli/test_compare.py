@@ -7,8 +7,8 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from llamahybrid.cli.main import app
-from llamahybrid.evaluate.report import Report
-from tests.evaluate.reports import report, target, verdict, workload
+from llamahybrid.harness.report import Report
+from tests.harness.reports import report, target, verdict, workload
 
 
 def compared(folder: Path, old: Report, new: Report, *options: str) -> tuple[int, str]:

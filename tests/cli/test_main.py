@@ -51,7 +51,7 @@ def test_tiny_writes_a_model(tmp_path: Path, tiny_model: TinyModel) -> None:
         assert run("tiny", *bad).exit_code == 2
 
 
-@pytest.mark.parametrize("command", ["chat", "probe"])
+@pytest.mark.parametrize("command", ["chat"])
 def test_file_that_is_no_model_is_one_error_line(tmp_path: Path, command: str) -> None:
     (tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(200))
     result = run(command, tmp_path / "bad.gguf", "--threads", "1")
@@ -111,7 +111,8 @@ def test_hazards_fails_on_stock_and_writes_its_reports(tmp_path: Path) -> None:
     chosen = ["--probe", "rollback-one-batch", "--probe", "rollback-twice"]
     result = run("hazards", "--lib", stock(), "--json", files[0], "--junit", files[1], *chosen)
     assert result.exit_code == 1
-    assert [probe["id"] for probe in json.loads(files[0].read_text())["probes"]] == chosen[1::2]
+    (target,) = json.loads(files[0].read_text())["targets"]
+    assert [each["name"] for each in target["hazards"]] == [f"hazard:{name}" for name in chosen[1::2]]
     assert ET.fromstring(files[1].read_text()).get("failures") == "1"
 
 

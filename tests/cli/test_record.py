@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 from llamahybrid import program as programs
 from llamahybrid import tiny
 from llamahybrid.cli.main import app
-from llamahybrid.evaluate.report import Report
-from llamahybrid.evaluate.targets.base import Ask
-from llamahybrid.evaluate.traces.proxy import RecordingProxy
-from llamahybrid.evaluate.traces.trace import read
-from tests.evaluate.traces.said import MESSAGES, written
+from llamahybrid.harness.report import Report
+from llamahybrid.harness.targets.base import Ask
+from llamahybrid.harness.traces.proxy import RecordingProxy
+from llamahybrid.harness.traces.trace import read
+from tests.harness.traces.said import MESSAGES, written
 
 PROGRAM = """
 import sys

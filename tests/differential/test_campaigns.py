@@ -7,7 +7,6 @@ import llamahybrid
 from tests.lab import fuzz
 from tests.lab.differential import check
 from tests.lab.history import Reopen, random_history, restarted
-from tests.lab.soak import WARM_UP, soak
 
 LEAK = 4 << 20
 
@@ -27,7 +26,7 @@ def test_a_history_of_restarts_goes_on_from_disk(tiny_model):
 
 @pytest.mark.full
 def test_a_campaign_ends_at_a_mismatch_and_prints_a_short_history(forgetful, monkeypatch, capsys):
-    monkeypatch.setattr(fuzz, "load", lambda name: forgetful)
+    monkeypatch.setattr(fuzz, "Llama", forgetful)
     with pytest.raises(typer.Exit):
         fuzz.main(seconds=600, seed=1, arch=["mamba"])
     printed = capsys.readouterr().out
@@ -38,8 +37,8 @@ def test_a_campaign_ends_at_a_mismatch_and_prints_a_short_history(forgetful, mon
 
 @pytest.mark.full
 @pytest.mark.xdist_group("serial")
-def test_a_soak_counts_what_the_cache_does_not_hold(tiny_model):
-    result = soak(tiny_model("mamba"), llamahybrid.Llama, seconds=0, seed=1)
-    assert result.histories == WARM_UP + 1
-    assert result.verdict.requests > result.histories
-    assert result.growth < LEAK
+def test_histories_on_one_model_leave_no_memory_behind(tiny_model):
+    life = fuzz.one_life(tiny_model("mamba"), until=0, seed=1)
+    assert life.histories == fuzz.WARM_UP + 1
+    assert life.verdict.requests > life.histories
+    assert life.growth < LEAK

@@ -1,5 +1,4 @@
-"""Which engine takes stock's place: never one that takes a backend away, that another user could have
-written, or that is damaged."""
+"""Engines that replace stock: none that lacks a backend, is damaged, or is writable by another user."""
 
 from __future__ import annotations
 
@@ -12,66 +11,64 @@ import pytest
 from typer.testing import CliRunner
 
 from llamahybrid.cli.main import app
-from llamahybrid.engine import activation, backends, bindings, choice, installed, sdist
-from llamahybrid.engine.choice import Site
+from llamahybrid.engine import activation, bindings, choice, installed, libraries, sdist
+from llamahybrid.engine.choice import InstalledBindings
 from llamahybrid.engine.recipe import Recipe
 from llamahybrid.errors import EngineError
 from tests.engine.conftest import Build, Wheel, mismatch
 
 
 @pytest.mark.parametrize("backend", ["cuda", "hip", "vulkan", "metal", "sycl", "opencl", "blas", "rpc"])
-def test_no_backend_of_the_installed_wheel_is_taken_away(
-    built: Build, wheel_with: Wheel, backend: str
-) -> None:
+def test_engine_without_the_wheels_backend_is_not_used(built: Build, wheel_with: Wheel, backend: str) -> None:
     wheel_with("cpu", backend)
     engine = built()
-    assert activation.wanted("") is None
+    assert activation.resolve("") is None
     assert f"has {backend} and this has not" in mismatch(engine)
     assert f'CMAKE_ARGS="-DGGML_{backend.upper()}=on" llamahybrid engine build' in mismatch(engine)
     with pytest.raises(EngineError, match="engine list"):
-        activation.wanted("patched")
-    assert activation.wanted(str(engine.libraries)) == engine.libraries, "the user's own word counts"
+        activation.resolve("patched")
+    assert activation.resolve(str(engine.libraries)) == engine.libraries, "the user's own word counts"
     said = CliRunner().invoke(app, ["engine", "list"]).output
     assert f"  {engine.libraries}" in said
     assert "this has not" in said
 
 
-def test_an_engine_with_the_wheels_backends_is_taken(built: Build, wheel_with: Wheel) -> None:
+def test_engine_with_the_wheels_backends_is_used(built: Build, wheel_with: Wheel) -> None:
     wheel_with("cpu", "cuda")
     engine = built("cuda", ("cpu", "cuda"))
-    assert activation.wanted("") == engine.libraries
+    assert activation.resolve("") == engine.libraries
 
 
-def test_a_newer_build_does_not_win_where_an_older_one_fits_better(
+def test_better_engine_precedes_a_newer_one(
     built: Build, wheel_with: Wheel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = wheel_with("cpu", "cuda")
     cuda = built("cuda", ("cpu", "cuda"), built="2025-01-01")
     cpu = built("cpu", built="2026-02-02")
-    assert activation.wanted("") == cuda.libraries
+    assert activation.resolve("") == cuda.libraries
     (folder / f"libggml-cuda{installed.SUFFIXES[0]}").unlink()
-    assert choice.fitting() == [cuda, cpu], "who built more wanted more"
+    assert choice.compatible_engines() == [cuda, cpu], "who built more wanted more"
     monkeypatch.setenv("CMAKE_ARGS", "-DGGML_BLAS=off")
     asked = built("asked", built="2025-01-01", recipe=Recipe.here())
-    assert activation.wanted("") == asked.libraries, "the options of the environment"
+    assert activation.resolve("") == asked.libraries, "the options of the environment"
 
 
 @pytest.mark.parametrize(
     ("version", "fits"),
     [("{}", True), ("{}+cu124", True), ("{}.post1", False), ("{}1", False), ("0.0.1+cu124", False)],
 )
-def test_a_local_label_is_no_other_version(built: Build, version: str, fits: bool) -> None:
-    site = replace(Site.here(), version=version.format(bindings.version()))
+def test_local_version_label_is_ignored(built: Build, version: str, fits: bool) -> None:
+    site = replace(InstalledBindings.here(), version=version.format(bindings.version()))
     assert (choice.mismatch(built(), site) == "") is fits
 
 
 @pytest.mark.parametrize("place", ["lib/libllama.so", "..", "manifest.json"])
-def test_what_others_could_have_written_is_not_loaded(built: Build, place: str) -> None:
+def test_untrusted_engine_is_not_used(built: Build, place: str) -> None:
     engine = built()
     assert mismatch(engine) == ""
     (engine.folder / place).chmod(0o777)
     assert "somebody else could have written it" in mismatch(engine)
-    assert activation.wanted("") is None
+    assert activation.resolve("") is None
 
 
 @pytest.mark.parametrize(
@@ -82,7 +79,7 @@ def test_what_others_could_have_written_is_not_loaded(built: Build, place: str) 
         (lambda file: file.unlink(), "cannot be read"),
     ],
 )
-def test_a_damaged_engine_is_not_taken(built: Build, harm: Callable[[Path], None], said: str) -> None:
+def test_damaged_engine_is_not_used(built: Build, harm: Callable[[Path], None], said: str) -> None:
     engine = built()
     library = engine.libraries / "libggml-cpu.so"
     library.write_bytes(b"abc")
@@ -92,32 +89,30 @@ def test_a_damaged_engine_is_not_taken(built: Build, harm: Callable[[Path], None
     assert mismatch(engine) == ""
     harm(library)
     assert said in mismatch(engine)
-    assert activation.wanted("") is None
+    assert activation.resolve("") is None
 
 
-def test_a_build_that_will_not_be_taken_is_known_beforehand(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here = Site(sdist.PIN.version, frozenset({"cpu"}))
-    assert choice.forecast(here) == ""
-    assert choice.forecast(replace(here, version=f"{here.version}+cu124")) == ""
-    assert "installed is 9.9" in choice.forecast(replace(here, version="9.9"))
-    assert "installed is none" in choice.forecast(replace(here, version=None))
-    assert choice.forecast(replace(here, backends=frozenset({"cpu", "rpc"}))) == "", "engines have RPC"
+def test_build_warning_predicts_an_unused_engine(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = InstalledBindings(sdist.PIN.version, frozenset({"cpu"}))
+    assert choice.build_warning(here) == ""
+    assert choice.build_warning(replace(here, version=f"{here.version}+cu124")) == ""
+    assert "installed is 9.9" in choice.build_warning(replace(here, version="9.9"))
+    assert "installed is none" in choice.build_warning(replace(here, version=None))
+    assert choice.build_warning(replace(here, backends=frozenset({"cpu", "rpc"}))) == "", "engines have RPC"
     gpu = replace(here, backends=frozenset({"cpu", "cuda"}))
-    assert 'CMAKE_ARGS="-DGGML_CUDA=on"' in choice.forecast(gpu)
+    assert 'CMAKE_ARGS="-DGGML_CUDA=on"' in choice.build_warning(gpu)
     monkeypatch.setenv("CMAKE_ARGS", "-DGGML_CUDA=on")
-    assert choice.forecast(gpu) == ""
+    assert choice.build_warning(gpu) == ""
     monkeypatch.setattr(choice.sys, "platform", "darwin")
-    assert choice.forecast(replace(here, backends=frozenset({"cpu", "metal", "blas"}))) == ""
+    assert choice.build_warning(replace(here, backends=frozenset({"cpu", "metal", "blas"}))) == ""
 
 
 @pytest.mark.parametrize("folder", ["llama_cpp_python.libs", "llama_cpp/.dylibs"])
-def test_a_wheel_made_portable_has_its_libraries_beside_it(wheel_with: Wheel, folder: str) -> None:
+def test_portable_wheel_has_its_libraries_in_another_folder(wheel_with: Wheel, folder: str) -> None:
     lib = wheel_with("cpu")
-    assert backends.of(lib) == {"cpu"}
+    assert libraries.backends(lib) == {"cpu"}
     copies = lib.parents[1] / folder
     copies.mkdir()
     for name in ("ggml-base-0a1b2c3d", "ggml-cpu-0a1b2c3d", "ggml-cuda-0a1b2c3d"):
         (copies / f"lib{name}.so.0.25.3").touch()
-    assert backends.of(lib) == {"cpu", "cuda"}
+    assert libraries.backends(lib) == {"cpu", "cuda"}

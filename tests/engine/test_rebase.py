@@ -1,4 +1,4 @@
-"""Carrying the patches over to another llama.cpp: what merges, what conflicts, what is upstream already."""
+"""Porting the patches to another llama.cpp: merged, in conflict, or upstream already."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from llamahybrid.cli.main import app
-from llamahybrid.engine import rebase, sdist, series
-from llamahybrid.engine.rebase import Target
+from llamahybrid.engine import sdist, series
 from llamahybrid.engine.sdist import Pin
+from tests.lab import rebase
+from tests.lab.rebase import Target
 
 pytestmark = pytest.mark.skipif(not shutil.which("git"), reason="no git")
 
@@ -43,7 +42,7 @@ def plant(folder: Path, tree: Tree) -> Path:
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A llama.cpp that has gone on; the patches are made for release 1.0, which came before it."""
+    """A newer llama.cpp; the patches are for release 1.0, which came before it."""
     home, before = tmp_path / "patches" / "1.0", dict(BASE)
     home.mkdir(parents=True)
     for name, changes in PATCHES.items():
@@ -71,7 +70,7 @@ def carry(checkout: Path, keep: Path | None = None) -> list[rebase.Carried]:
     return rebase.carry(Target.of(str(checkout)), "1.0", lambda *_: None, keep)
 
 
-def test_each_patch_is_merged_or_says_why_not(checkout: Path):
+def test_each_patch_has_an_outcome(checkout: Path):
     assert [(patch.name, patch.outcome) for patch in carry(checkout)] == [
         ("0001-moved.patch", "merged"),
         ("0002-changed.patch", "1 conflict in src/a.cpp"),
@@ -84,7 +83,7 @@ def test_each_patch_is_merged_or_says_why_not(checkout: Path):
     }
 
 
-def test_what_was_merged_is_a_series_that_applies(checkout: Path, tmp_path: Path):
+def test_merged_patches_are_a_series_that_applies(checkout: Path, tmp_path: Path):
     rebase.write(carry(checkout), Target("2.0", Pin("2.0", "1")), tmp_path / "patches" / "2.0")
     assert series.releases() == ("1.0", "2.0")
     assert list(series.patches("2.0")) == ["0001-moved.patch", "0004-partly.patch"]
@@ -95,12 +94,13 @@ def test_what_was_merged_is_a_series_that_applies(checkout: Path, tmp_path: Path
     assert (checkout / "src/a.cpp").read_text() == wanted
 
 
-def test_the_command_writes_nothing_over_and_its_status_says_whether_anything_is_left(checkout: Path):
-    run = CliRunner().invoke(app, ["engine", "rebase", str(checkout)])
-    assert run.exit_code == 1
-    assert "1 of 5 merged" in run.output
+def test_command_overwrites_nothing_and_returns_1_if_work_is_left(
+    checkout: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert rebase.main([str(checkout)]) == 1
+    assert "1 of 5 merged" in capsys.readouterr().out
     assert Path("patches/new/series").is_file()
-    again = CliRunner().invoke(app, ["engine", "rebase", str(checkout)])
-    assert again.exit_code == 1
-    assert "in the way" in again.output
-    assert CliRunner().invoke(app, ["engine", "rebase", str(checkout), "--check"]).exit_code == 1
+    assert rebase.main([str(checkout)]) == 1
+    assert "in the way" in capsys.readouterr().err
+    assert rebase.main([str(checkout), "--check"]) == 1
+    assert "1 of 5 merged" in capsys.readouterr().out

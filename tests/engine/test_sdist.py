@@ -1,10 +1,11 @@
 """The pinned sdist: hashes, atomic steps, and messages that say what to do.
 
-A small archive stands in for the real one, and a stand-in for pip hands it over.
+The archive is small, and pip is a fake.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import tarfile
 from pathlib import Path
@@ -14,9 +15,10 @@ import pytest
 from llamahybrid.engine import sdist
 from llamahybrid.errors import EngineError
 from tests.engine.fake_pip import FILES, Index, litter
+from tests.lab import rebase
 
 
-def test_it_is_fetched_once(index: Index) -> None:
+def test_sdist_is_fetched_once(index: Index) -> None:
     first = sdist.fetch()
     assert first.read_bytes() == index.content
     assert sdist.fetch() == first
@@ -24,17 +26,17 @@ def test_it_is_fetched_once(index: Index) -> None:
     assert not litter(sdist.cache_dir())
 
 
-def test_a_damaged_copy_is_fetched_again(index: Index) -> None:
+def test_damaged_sdist_is_fetched_again(index: Index) -> None:
     sdist.fetch().write_bytes(index.content[:-1])
     assert sdist.fetch().read_bytes() == index.content
     assert index.asked == 2
 
 
-def test_another_hash_is_refused_and_not_kept(index: Index) -> None:
+def test_sdist_of_another_hash_is_refused(index: Index) -> None:
     index.content += b"!"
     with pytest.raises(EngineError, match="pip config list"):
         sdist.fetch()
-    assert not [path for path in sdist.cache_dir().rglob("*") if path.is_file()]
+    assert not list((sdist.cache_dir() / "sdist").iterdir())
 
 
 def _packed(**more: str) -> bytes:
@@ -57,37 +59,35 @@ def _packed(**more: str) -> bytes:
     ],
     ids=["noise", "cut off", "above", "another"],
 )
-def test_a_file_that_is_no_sdist_is_refused_and_writes_nowhere(
-    index: Index, tmp_path: Path, content: bytes, said: str
+def test_invalid_archive_is_refused_and_writes_nothing(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, said: str
 ) -> None:
-    (tmp_path / "file").write_bytes(content)
-    pin = sdist.take(tmp_path / "file", "9.9.9")
+    index.content = content
+    monkeypatch.setattr(sdist, "PIN", sdist.Pin("9.9.9", hashlib.sha256(content).hexdigest()))
     with pytest.raises(EngineError, match=said):
-        sdist.unpack(tmp_path / "room" / "tree", pin)
+        sdist.unpack(tmp_path / "room" / "tree")
     assert not list(tmp_path.rglob("out"))
 
 
-def test_an_old_python_unpacks_nothing_that_is_not_pinned(
+def test_old_python_refuses_unpinned_archives(
     index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(tarfile, "data_filter", raising=False)
-    (tmp_path / "file").write_bytes(index.content)
-    for unpinned in (lambda: sdist.take(tmp_path / "file", "9.9.9"), lambda: sdist.obtain("9.9.9")):
-        with pytest.raises(EngineError, match=r"3\.10\.12"):
-            unpinned()
+    with pytest.raises(EngineError, match=r"3\.10\.12"):
+        rebase.obtain("9.9.9")
     assert sdist.unpack(tmp_path / "tree")
 
 
 @pytest.mark.parametrize(
     "name", ["models/none.gguf", "../llama_cpp_python-9.9.9.tar.gz", "/etc/hostname", "vendor"]
 )
-def test_what_is_no_member_is_an_error(index: Index, name: str) -> None:
+def test_unknown_members_are_errors(index: Index, name: str) -> None:
     sdist.member("pyproject.toml")  # the archive itself lies where the second one points to
     with pytest.raises(EngineError, match=r"9\.9\.9"):
         sdist.member(name)
 
 
-def test_what_is_to_be_run_is_read_out_of_the_archive(index: Index) -> None:
+def test_code_is_read_from_the_verified_archive(index: Index) -> None:
     name = "vendor/llama.cpp/models/a.gguf"
     sdist.member(name).write_bytes(b"changed by somebody")
     assert sdist.read(name) == {name: FILES[name]}

@@ -1,1 +1,3 @@
-"""The laboratory: histories, threads, signals, damaged files, simulators: `make fuzz`, `make soak`."""
+"""Campaigns, reference contexts and simulators that the tests and benchmarks share."""
+
+import llamahybrid  # noqa: F401  (chooses the engine before a module of this folder imports llama_cpp)

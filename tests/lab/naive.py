@@ -33,7 +33,7 @@ class NaivePromptCache:
     def __init__(self) -> None:
         self._checkpoints: dict[tuple[str, Path], Checkpoint] = {}
         self._attention: dict[tuple[str, Path], Segment] = {}
-        """One token each, by the path that ends with it."""
+        """Segments of one token, by the path that ends with it."""
         self._paths: set[tuple[str, Path]] = set()
         self._followed: list[LiveState] = []
         self._tails: dict[str, int] = {}

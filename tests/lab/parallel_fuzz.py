@@ -2,14 +2,14 @@
 
 ``python -m tests.lab.parallel_fuzz --seconds 300 [--count 1000] [--seed 1] [--arch qwen35]``
 
-Each history plays two to four conversations, in threads of their own, by turns in one thread, or both, with
-more requests than slots; requests are cancelled, dropped, left to the
-collector, and refused; some have salts, and none knows more of its prompt than was asked under its own. What
-every sampler saw is held against a fresh stock context, within the tolerance of
-its setting: batches of several sequences of a bare llama_decode loop differ from batches of one by 3.2e-4 of
-the range at most (measured once), other cuts of a prompt by more with flash attention (and see
-`ROUNDED`). At the end nothing may be left: no slot taken, no thread, and no state that serves
-a `Llama` of one slot. A history that takes a minute prints every thread's stack and ends the process.
+Each history plays two to four conversations on one model, or on two that share a prompt cache: in threads of
+their own, by turns in one thread, or both, with more requests than slots. Requests are cancelled, dropped,
+left to the collector, and refused. Some have salts: then a prompt is known as far as its own salt asked it.
+The logits that each sampler saw are compared with a fresh stock context's within the setting's tolerance:
+batches of several sequences in a bare llama_decode loop differ from batches of one by at most 3.2e-4 of the
+range (measured once), other cuts of a prompt by more with flash attention (and see `ROUNDED`). At the end
+all slots are free, no thread is left, and no state serves a `Llama` of one slot. A history that takes five
+minutes prints every thread's stack and ends the process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -50,11 +50,11 @@ STUCK_SECONDS = 300
 ROUNDED = ("glm5-next", "deepseek4")
 """Architectures that are compared with a cache of f32, where right runs agree to 2e-6.
 
-glm5-next attends in one of two ways, as cells happen to be in use: where the context reaches further than
+glm5-next attends in one of two ways, depending on the cells in use: where the context reaches further than
 the cells that may be looked at, small batches gather those as f32 (src/models/glm5-next.cpp,
-build_inp_kpool); else the query is rounded to the cache's type. Whose cells lie behind those of others, which
-are free by now, is thus 1e-4 of the range from a fresh context in any bare llama_decode loop, and anywhere
-once that picks another expert.
+build_inp_kpool); else the query is rounded to the cache's type. A sequence whose
+cells lie behind freed ones is thus 1e-4 of the range from a fresh context in any bare llama_decode loop, and
+at any distance once that picks another expert.
 
 deepseek4 compresses what was rounded: in a bare loop that has the context to itself, a prompt decoded token
 by token is 7e-5 of the range from the same in one batch, and 6e-3 where that picks another expert, one time
@@ -67,7 +67,7 @@ SALTS = (("",), ("", "a"), ("a", "b"), ("", "a", "b"))
 
 @dataclass
 class Outcome:
-    """What the histories on one model showed."""
+    """Results of the histories on one model."""
 
     histories: int = 0
     verdict: Verdict = field(default_factory=Verdict)
@@ -76,12 +76,12 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a seed makes of a history, beside its operations."""
+    """Parameters of a history, drawn from its seed."""
 
     n_parallel: int
     talks: int
     threads: int
-    """Those of them that are played in threads of their own; the others take turns in the main thread."""
+    """Conversations played in threads of their own; the others take turns in the main thread."""
     n_ctx: int
     wait: bool | float
     patience: float
@@ -91,10 +91,12 @@ class Plan:
     paging: bool
     salts: tuple[str, ...] = ("",)
     """Of the conversations, in turn: only those of one salt share anything."""
+    models: int = 1
+    """Models of one prompt cache, which the conversations use in turn."""
 
     @classmethod
     def draw(cls, rng: random.Random, seed: int) -> Plan:
-        """One at random."""
+        """Draw a plan at random."""
         talks, n_ctx = rng.randint(2, 4), rng.choice(CONTEXTS)
         return cls(
             n_parallel=rng.randint(2, 4),
@@ -107,15 +109,16 @@ class Plan:
             longest=rng.choice((LONGEST, LONGEST, min(2 * LONGEST, n_ctx))),
             paging=rng.random() < 0.8,
             salts=random.Random(f"salts {seed}").choice(SALTS),
+            models=random.Random(f"models {seed}").choice((1, 1, 2)),
         )
 
 
 def play(model: Path, setting: Setting, seed: int, outcome: Outcome) -> None:
-    """One history.
+    """Play the history of a seed.
 
     Raises:
         Mismatch: an answer is not that of a fresh context, or something was left behind.
-        Exception: whatever a conversation died of.
+        Exception: the error of a conversation.
     """
     rng = random.Random(f"parallel {seed}")
     plan = Plan.draw(rng, seed)
@@ -131,33 +134,39 @@ def play(model: Path, setting: Setting, seed: int, outcome: Outcome) -> None:
         }
         before = threading.active_count()
         with closing(Reference(model, setting)) as reference:
-            llm = setting.open(Llama, model, **more)
-            keep_rows_on_request(llm)
-            merged = MergedBatches(llm)
-            try:
-                common = _played(llm, plan, rng, reference, seed)
+            with ExitStack() as stack:
+                llms = [
+                    stack.enter_context(closing(setting.open(Llama, model, **more)))
+                    for _ in range(plan.models)
+                ]
+                merged = [MergedBatches(llm) for llm in llms]
+                common = _played(llms, plan, rng, reference, seed)
                 for said in common.said:
                     said.judge(reference, setting, outcome.verdict)
-                _nothing_is_left(llm, plan, common)
-            finally:
-                llm.close()
+                for llm in llms:
+                    _require_free_slots(llm, plan, common)
             check_integrity(cache)
-            _serves_nobody_alone(model, setting, cache, common)
+            _require_nothing_for_one_slot(model, setting, cache, common)
             cache.close()
-        _all_threads_ended(before)
+        _require_ended_threads(before)
     outcome.histories += 1
     outcome.count += common.count
-    outcome.count["steps"] += merged.batches
-    outcome.count["rows"] += merged.rows
+    outcome.count["models"] += plan.models
+    outcome.count["steps"] += sum(each.batches for each in merged)
+    outcome.count["rows"] += sum(each.rows for each in merged)
 
 
-def _played(llm: Any, plan: Plan, rng: random.Random, reference: Reference, seed: int) -> Common:
-    set_patience(llm, plan.patience)
+def _played(llms: list[Any], plan: Plan, rng: random.Random, reference: Reference, seed: int) -> Common:
+    for llm in llms:
+        keep_rows_on_request(llm)
+        set_patience(llm, plan.patience)
     shared = reference.vocabulary.text(plan.longest // 2, seed)
-    longest = min(plan.longest, reference.n_ctx - 40)
-    common = Common(llm, reference.vocabulary, llm.n_ctx(), shared, longest, plan.salts, plan.wait is True)
-    salts = [plan.salts[i % len(plan.salts)] for i in range(plan.talks)]
-    talks = [Talk(common, f"{seed} {i}", OPERATIONS, salts[i]).play() for i in range(plan.talks)]
+    longest, n_ctx = min(plan.longest, reference.n_ctx - 40), llms[0].n_ctx()
+    common = Common(reference.vocabulary, n_ctx, shared, longest, plan.salts, plan.wait is True)
+    talks = [
+        Talk(common, llms[i % plan.models], f"{seed} {i}", OPERATIONS, plan.salts[i % len(plan.salts)]).play()
+        for i in range(plan.talks)
+    ]
     errors: list[BaseException] = []
 
     def run(talk: Any) -> None:
@@ -177,11 +186,11 @@ def _played(llm: Any, plan: Plan, rng: random.Random, reference: Reference, seed
     return common
 
 
-def _nothing_is_left(llm: Any, plan: Plan, common: Common) -> None:
-    """All streams are given up: every slot can be had at once, and the cache's books are right."""
+def _require_free_slots(llm: Any, plan: Plan, common: Common) -> None:
+    """Give all streams up; every slot is then free, and the cache's books are right. Raises Mismatch."""
     common.left.clear()
     gc.collect()
-    llm.reset()  # whoever comes next ends what a finaliser left word of
+    llm.reset()  # ends the requests that finalisers have cancelled
     set_patience(llm, STUCK_SECONDS)
     set_wait(llm, False)
     prompts = [[*said.prompt][:8] for said in common.said[: plan.n_parallel]]
@@ -205,8 +214,8 @@ def _nothing_is_left(llm: Any, plan: Plan, common: Common) -> None:
     check_integrity(llm.prompt_cache)
 
 
-def _serves_nobody_alone(model: Path, setting: Setting, cache: PromptCache, common: Common) -> None:
-    """What was decoded in batches of several is never used where bits are promised."""
+def _require_nothing_for_one_slot(model: Path, setting: Setting, cache: PromptCache, common: Common) -> None:
+    """State of batches of several sequences serves no `Llama` of one slot, which promises bits."""
     with closing(setting.open(Llama, model, prompt_cache=cache)) as alone:
         longest = max(common.said, key=lambda said: len(said.prompt))
         with alone.request(longest.salt):
@@ -217,7 +226,7 @@ def _serves_nobody_alone(model: Path, setting: Setting, cache: PromptCache, comm
             raise Mismatch(f"merged state served a Llama of one slot: {alone.last_request}")
 
 
-def _all_threads_ended(before: int) -> None:
+def _require_ended_threads(before: int) -> None:
     until = time.monotonic() + 60
     while threading.active_count() > before:
         if time.monotonic() > until:
@@ -264,10 +273,10 @@ def main(seconds: Seconds = 60, count: Count = 100_000, seed: Seed = 0, arch: Ar
         last = run(model, seed, count, until, outcome)
         verdict = outcome.verdict
         ties = f"{len(verdict.ties)} of {max((t.margin for t in verdict.ties), default=0):.0e}"
-        counted = (outcome.count[name] for name in ("cancels", "dropped", "steps", "rows"))
+        counted = (outcome.count[name] for name in ("models", "cancels", "dropped", "steps", "rows"))
         return (outcome.histories, verdict.requests, f"{verdict.worst:.1e}", ties, *counted, last)
 
-    columns = "histories, requests, worst, ties, cancels, dropped, steps, rows, until seed"
+    columns = "histories, requests, worst, ties, models, cancels, dropped, steps, rows, until seed"
     sweep(play, arch or generative(), columns, seconds, seed, window=16)
 
 

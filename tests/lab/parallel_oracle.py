@@ -1,7 +1,7 @@
-"""What several clients at once make a `Llama` decode, over the least possible, by the library's counters.
+"""Tokens that several clients at once make a `Llama` decode, over the least possible, by native counters.
 
 Each client plays the same kind of conversation with words of its own (or the very same ones, `same`), all
-on one `Llama(n_parallel=4)`. What has to be decoded is counted as if each request came when it was sent.
+on one `Llama(n_parallel=4)`. The least is counted as if each request came when it was sent.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from typing import Any
 
 from llamahybrid import Llama
 from llamahybrid.core.report import RequestReport
-from llamahybrid.evaluate.conversation import Answer, Record, Request, _send
-from llamahybrid.evaluate.counters import DecodeCounter
-from llamahybrid.evaluate.oracle import least_decodes
-from llamahybrid.evaluate.speech import Speech
-from llamahybrid.evaluate.workloads import Workload
+from llamahybrid.harness.conversation import Answer, Request
+from llamahybrid.harness.counters import DecodeCounter
+from llamahybrid.harness.oracle import least_decodes
+from llamahybrid.harness.workloads.speech import Speech
+from llamahybrid.harness.workloads.tokens import Workload
+from tests.lab.in_process import Record, send
 from tests.lab.real_costs import decide_by
 
 CLIENTS = 4
@@ -29,7 +30,7 @@ CLIENTS = 4
 
 @dataclass
 class Asked:
-    """One request as its client saw it."""
+    """A request as its client saw it."""
 
     client: int
     number: int
@@ -41,7 +42,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Crowd:
-    """What all clients together asked, in the order of asking, and what was decoded for it."""
+    """The requests of all clients, in the order of sending, and the tokens decoded for them."""
 
     asked: Sequence[Asked]
     decoded: int
@@ -61,7 +62,7 @@ class Crowd:
         return (self.decoded - cold) / (sum(least) - cold)
 
     def account(self) -> str:
-        """Where the tokens went, request by request."""
+        """Return the tokens of each request, as a table."""
         lines = []
         for each, least in zip(self.asked, self.least, strict=True):
             assert each.report is not None
@@ -74,7 +75,7 @@ class Crowd:
 
 
 def _record(each: Asked) -> Record:
-    return Record(each.prompt, tuple(each.generated), 0, 0.0, 0.0, "", None, each.report)
+    return Record(each.prompt, tuple(each.generated), report=each.report)
 
 
 class _Observer:
@@ -114,7 +115,7 @@ def play(
             while request is not None:
                 observer.of.asked = each = Asked(i, number, time.monotonic())
                 asked.append(each)
-                _send(llm, request)
+                send(llm, request)
                 each.report, number = llm.last_request, number + 1
                 try:
                     request = conversation.send(Answer(tuple(each.generated), text))

@@ -13,11 +13,12 @@ from typing import Protocol
 
 import numpy as np
 
-from llamahybrid.evaluate.conversation import Answer, Conversation, Record, Request
-from llamahybrid.evaluate.speech import Speech
+from llamahybrid.harness.conversation import Answer, Conversation, Request
+from llamahybrid.harness.workloads.speech import Speech
 from llamahybrid.prompt_cache import Costs, PromptCache
 from llamahybrid.prompt_cache.eviction import Eviction
 from tests.lab.fake_engine import FakeEngine, Kind
+from tests.lab.in_process import Record
 from tests.lab.server_rules import ServerRules, Sizes
 
 OPENING, THINK = 0, 1
@@ -42,18 +43,18 @@ class PretendSpeech(Speech):
         return super().message(n * self._longer, role)
 
     def starts(self, prompt: Sequence[int]) -> list[int]:
-        """Where a message, or a marked part of one, starts; the prompt's first token aside."""
+        """Return the starts of messages and of marked parts of them, without the prompt's first token."""
         ids = np.array(prompt)
         return np.flatnonzero(np.isin(ids, (OPENING, THINK)))[1:].tolist() if self.marked else []
 
     def user_starts(self, prompt: Sequence[int]) -> list[int]:
-        """Where messages of users start."""
+        """Return the starts of users' messages."""
         head = self._roles["user"]
         return [i for i in [0, *self.starts(prompt)] if self.marked and list(prompt[i : i + 3]) == head]
 
 
 class Policy(Protocol):
-    """Whatever decides what is decoded again."""
+    """A policy that decides which tokens are decoded again."""
 
     def ask(self, speech: PretendSpeech, prompt: Sequence[int], answer: Sequence[int]) -> int:
         """Tokens decoded for a prompt and its answer."""
@@ -132,7 +133,7 @@ def play(conversation: Conversation, speech: PretendSpeech, policy: Policy) -> I
         prompt = tuple(request.tokens)
         answer = made_up(prompt, request.max_tokens, request.seed)
         decoded = policy.ask(speech, prompt, answer)
-        yield Record(prompt, answer, decoded, 0.0, 0.0, "", None, None)
+        yield Record(prompt, answer, decoded)
         try:
             request = conversation.send(Answer(answer, str))
         except StopIteration:

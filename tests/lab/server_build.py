@@ -18,8 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from llamahybrid.engine import build, patched, process, sdist, series, storage
-from llamahybrid.engine.process import Progress
-from llamahybrid.engine.progress import display
+from llamahybrid.engine.process import Progress, display
 from llamahybrid.engine.recipe import CMAKE_ARGS, Recipe, short_name
 from llamahybrid.errors import EngineError
 
@@ -86,7 +85,7 @@ def make(progress: Progress) -> Servers:
     )
     if not home.is_dir():
         wheel, engine = build.wheel(progress), patched.make(progress)
-        with storage.workshop(home, lambda: progress(0, 0, build.WAITING)) as scratch:
+        with storage.locked_build_dir(home, lambda: progress(0, 0, build.WAITING)) as scratch:
             if not home.is_dir():
                 _make(wheel, engine.libraries, home, scratch, progress)
     return Servers(home / "stock" / _PROGRAM, home / "patched" / _PROGRAM)
@@ -147,7 +146,7 @@ def _tool(name: str) -> str | None:
 
 
 def _run(command: Sequence[str], progress: Progress, log: Path) -> None:
-    """One step of the build; its log is kept only if it fails."""
+    """Run a step of the build; the log of a failed one is kept."""
     process.run(command, progress, log, "llama-server did not build")
 
 

@@ -15,33 +15,19 @@ import httpx
 
 N_CTX = 4096
 PLAIN: dict[str, Any] = {"temperature": 0.0, "repeat_penalty": 1.0}
-WORDS = [
-    "the",
-    "a",
-    "some",
-    "tree",
-    "river",
-    "stone",
-    "light",
-    "and",
-    "or",
-    "but",
-    "sees",
-    "takes",
-    "gives",
-    "leaves",
-    "under",
-    "over",
-    "when",
-]
+WORDS = "the a some tree river stone light and or but sees takes gives leaves under over when"
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 RESET = struct.pack("ii", 1, 0)
 """Has a socket say so when it is closed (SO_LINGER)."""
 
+NOTES = [f"a note of {what}" for what in ("rivers", "stones", "light", "trees and what lies under them")]
+PROMPTS = 300
+"""Few enough that the cache knows all paths after the first half of the requests, and grows no more."""
+
 
 @dataclass(frozen=True)
 class Said:
-    """An answer."""
+    """An answer and its request."""
 
     path: str
     asked: dict[str, Any]
@@ -53,7 +39,7 @@ class Said:
 
 @dataclass
 class Load:
-    """What was seen."""
+    """Answers, counts and errors of all clients."""
 
     answers: list[Said] = field(default_factory=list)
     prompt_tokens: int = 0
@@ -68,7 +54,7 @@ class Load:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def answered(self, said: Said, usage: dict[str, Any]) -> None:
-        """One more."""
+        """Count an answer."""
         with self.lock:
             self.answers.append(said)
             self.prompt_tokens += usage["prompt_tokens"]
@@ -81,12 +67,12 @@ class Load:
 
 
 def words(chance: random.Random, n: int) -> str:
-    """So many."""
-    return " ".join(chance.choice(WORDS) for _ in range(n))
+    """Return `n` random words."""
+    return " ".join(chance.choice(WORDS.split()) for _ in range(n))
 
 
 def talk(client: httpx.Client, load: Load, number: int, turns: int, seed: int) -> list[dict[str, str]]:
-    """One client's conversation: whole, streamed, and hung up on in between; its messages."""
+    """Hold a conversation of answers that are read whole, streamed or left; return its messages."""
     chance = random.Random(f"{seed} {number}")
     system = "You are a " + words(random.Random(number % 2), 30)
     messages = [{"role": "system", "content": system}]
@@ -138,7 +124,7 @@ def ask(
 
 
 def leave(client: httpx.Client, load: Load, path: str, asked: dict[str, Any], chunks: int) -> None:
-    """Read so many chunks of a stream, and go."""
+    """Read `chunks` chunks of a stream and close it."""
     pieces = []
     try:
         with client.stream("POST", path, json={**asked, **PLAIN, "stream": True}) as response:
@@ -158,7 +144,7 @@ def leave(client: httpx.Client, load: Load, path: str, asked: dict[str, Any], ch
 
 
 def texts(chunk: dict[str, Any]) -> list[str]:
-    """What a chunk adds."""
+    """Return the text of each choice of a chunk."""
     return [c.get("text") or c.get("delta", {}).get("content") or "" for c in chunk["choices"]]
 
 
@@ -189,3 +175,32 @@ def hang_up(port: int, path: str, asked: dict[str, Any], chance: random.Random) 
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         connection.sendall(said)
         time.sleep(chance.random() ** 3 * 0.3)
+
+
+def embed(client: httpx.Client, texts: list[str]) -> list[Any]:
+    """Return the vectors of texts. Raises AssertionError."""
+    answer = client.post("/v1/embeddings", json={"input": texts})
+    assert answer.status_code == 200, answer.text
+    return [each["embedding"] for each in answer.json()["data"]]
+
+
+def request(client: httpx.Client, load: Load, vectors: dict[str, Any], number: int, seed: int) -> None:
+    """Send a chat, a stream, a completion, texts to embed, or a request that is hung up on."""
+    chance = random.Random(f"{seed} request {number}")
+    kind = chance.choices(("chat", "stream", "text", "embed", "hang up"), (2, 1, 1, 1, 5))[0]
+    pool = random.Random(chance.randrange(PROMPTS))
+    system = {"role": "system", "content": words(random.Random(number % 5), 40)}
+    question = {"role": "user", "content": words(pool, pool.randrange(1, 20))}
+    if kind == "embed":
+        texts = chance.sample(NOTES, chance.randrange(1, len(NOTES)))
+        if embed(client, texts) != [vectors[each] for each in texts]:
+            load.failed(f"other vectors of {texts}")
+    elif kind == "hang up":
+        prompt = {"prompt": words(chance, chance.randrange(1, 400)), "max_tokens": 200}
+        hang_up(int(client.base_url.port or 0), TEXT, {**prompt, "stream": chance.random() < 0.5}, chance)
+    elif kind == "text":
+        asked = {"prompt": words(pool, pool.randrange(1, 60)), "max_tokens": chance.randrange(1, 12)}
+        ask(client, load, TEXT, asked)
+    else:
+        asked = {"messages": [system, question], "max_tokens": chance.randrange(1, 12)}
+        ask(client, load, CHAT, asked, stream=kind == "stream")

@@ -1,11 +1,11 @@
-"""A server under load: conversations, crowds, clients that hang up, and kill -9.
+"""A server under load: conversations, crowds, clients that hang up, embeddings, kill -9, two models in turn.
 
-``python -m tests.lab.server_load [--turns 50] [--hangups 1000] [--kills 3] [--arch qwen35] [--seed 1]``
+``python -m tests.lab.server_load [--turns 50] [--requests 2000] [--kills 3] [--rounds 100] [--seed 1]``
 
-A process of `llamahybrid serve` on a tiny model. Each answer, and what was read of streams that were left in
-the middle, is compared with that of a fresh stock context: text, tokens and end; a difference must be a tie.
-Then nobody may be in, and the second half of the clients that hang up adds no memory, threads or files: the
-first fills thread pools, malloc's arenas and the cache.
+A process of `llamahybrid serve` on a tiny model. Each answer, and the beginning of each stream that was left,
+is compared with a fresh stock context's: text, tokens and end; a difference must be a tie. Vectors are those
+of the text alone. At the end no request is in, and the second half of the requests adds no memory, threads or
+files: the first half fills thread pools, malloc's arenas and the cache.
 """
 
 from __future__ import annotations
@@ -31,7 +31,20 @@ from llamahybrid import tiny
 from tests.lab.differential import Mismatch
 from tests.lab.quiet import silence
 from tests.lab.reference import Reference, Setting
-from tests.lab.server_clients import CHAT, N_CTX, PLAIN, TEXT, Load, Said, ask, hang_up, talk, words
+from tests.lab.server_clients import (
+    CHAT,
+    N_CTX,
+    NOTES,
+    PLAIN,
+    TEXT,
+    Load,
+    Said,
+    ask,
+    embed,
+    request,
+    talk,
+    words,
+)
 from tests.lab.serving import ServerProcess, wait_until
 
 SETTING = Setting("server", {"n_ctx": N_CTX})
@@ -40,7 +53,7 @@ SETTING = Setting("server", {"n_ctx": N_CTX})
 
 
 def judge(model: Path, load: Load, every: int = 1) -> None:
-    """Compare answers, or each so many'th, with those of fresh stock contexts. Raises Mismatch."""
+    """Compare answers, or one in `every`, with those of fresh stock contexts. Raises Mismatch."""
     reference = Reference(model, SETTING)
     try:
         for said in load.answers[::every]:
@@ -65,7 +78,7 @@ def judge(model: Path, load: Load, every: int = 1) -> None:
 
 
 def _tie(reference: Reference, prompt: list[int], said: Said, tokens: list[int], ends: list[int]) -> float:
-    """How far another answer's tokens, and its end, lie under a fresh context's best; see `Load.worst`."""
+    """Return the distance of an answer's tokens and end from a fresh context's best; see `Load.worst`."""
     whole = said.asked["max_tokens"]
     wrong = said.tokens != whole if said.finish == "length" else said.tokens >= whole
     if said.finish and (wrong or len(tokens) != said.tokens):
@@ -94,7 +107,7 @@ def watched(llm: Any) -> list[list[int]]:
 
 
 def settle(server: ServerProcess) -> None:
-    """Nobody is in and nobody waits, soon. Raises AssertionError."""
+    """Wait until no request runs or waits. Raises AssertionError."""
     names = ("llamacpp:requests_processing", "llamacpp:requests_deferred", "llamahybrid:slots_busy")
 
     def free() -> bool:
@@ -106,7 +119,7 @@ def settle(server: ServerProcess) -> None:
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a server's process holds."""
+    """Resources of a server's process."""
 
     mib: float
     """Of memory, less what its cache says it holds."""
@@ -141,14 +154,17 @@ def crowd(work: Callable[[int], Any], n: int, at_once: int) -> list[Any]:
 # -- the campaign -----------------------------------------------------------------------------------
 
 
+ROUNDS = 100
+
+
 @dataclass(frozen=True)
 class Plan:
-    """How much of each."""
+    """Sizes of a campaign."""
 
     clients: int = 8
     turns: int = 50
     connections: int = 64
-    hangups: int = 1000
+    requests: int = 2000
     kills: int = 3
     judge_every: int = 1
 
@@ -156,7 +172,7 @@ class Plan:
 def campaign(model: Path, folder: Path, plan: Plan, seed: int, say: Callable[[str], None] = print) -> Load:
     """All of it on one model. Raises Mismatch, AssertionError."""
     kept = ("--ram-bytes", str(64 << 20), "--disk-dir", str(folder / "kept"))
-    options = ("--n-ctx", str(N_CTX), "--n-parallel", "4", "--max-queue", "32", *kept)
+    options = ("--n-ctx", str(N_CTX), "--n-parallel", "4", "--max-queue", "32", "--embedding", "True", *kept)
     server, load = ServerProcess(model, folder / "log", *options), Load()
     try:
         clock = time.monotonic()
@@ -174,21 +190,14 @@ def campaign(model: Path, folder: Path, plan: Plan, seed: int, say: Callable[[st
         settle(server)
         say(f"{plan.connections} connections at once: {load.refused} told to come later")
 
-        chances = [random.Random(f"{seed} hang up {i}") for i in range(plan.hangups)]
-
-        def hung_up(i: int) -> None:
-            chance = chances[i]
-            prompt = {"prompt": words(chance, chance.randrange(1, 400)), "max_tokens": 200}
-            hang_up(server.port, TEXT, {**prompt, "stream": chance.random() < 0.5}, chance)
-
+        vectors = {note: embed(server.client, [note])[0] for note in NOTES}
         held = [Footprint.of(server)]
-        for half in (range(plan.hangups // 2), range(plan.hangups // 2, plan.hangups)):
-            crowd(lambda i, half=half: hung_up(half[i]), len(half), 16)  # type: ignore[misc]
+        for half in (range(plan.requests // 2), range(plan.requests // 2, plan.requests)):
+            crowd(lambda i, half=half: request(server.client, load, vectors, half[i], seed), len(half), 16)  # type: ignore[misc]
             settle(server)
             held.append(Footprint.of(server))
-        assert ask(server.client, load, TEXT, {"prompt": "And then", "max_tokens": 8}) is not None
-        say(f"{plan.hangups} hung up at random moments: {', '.join(map(str, held))}")
-        if plan.hangups >= Plan.hangups:  # fewer are all warm-up
+        say(f"{plan.requests} requests of all kinds: {', '.join(map(str, held))}")
+        if plan.requests >= Plan.requests:  # fewer are all warm-up
             held[2].require_level(held[1])
 
         for number in range(plan.kills):
@@ -208,8 +217,43 @@ def campaign(model: Path, folder: Path, plan: Plan, seed: int, say: Callable[[st
     return load
 
 
+def in_turn(models: list[Path], folder: Path, rounds: int, seed: int, say: Callable[[str], None]) -> None:
+    """Two models, of which one is open at a time, each with a conversation that goes on. Raises Mismatch."""
+    common = {"n_ctx": N_CTX, "n_threads": 1, "n_threads_batch": 1, "n_parallel": 2}
+    settings = [{"model": str(path), "model_alias": path.stem, **common} for path in models]
+    loads = {path.stem: Load() for path in models}
+    chats = {name: [{"role": "system", "content": words(random.Random(name), 60)}] for name in loads}
+    server, held = ServerProcess({"models": settings, "models_bytes": 1}, folder / "log"), list[Footprint]()
+    try:
+        for number in range(rounds):
+            for name, messages in chats.items():
+                messages.append(
+                    {"role": "user", "content": words(random.Random(f"{seed} {number} {name}"), 12)}
+                )
+                asked = {"model": name, "messages": list(messages), "max_tokens": 8}
+                said = ask(server.client, loads[name], CHAT, asked)
+                messages.append({"role": "assistant", "content": said or ""})
+                if len(messages) > 21:
+                    del messages[1:]
+            if number % (rounds // 4) == rounds // 4 - 1:
+                settle(server)
+                held.append(Footprint.of(server))
+    finally:
+        printed = server.end(signal.SIGTERM)
+    assert "Traceback" not in printed, printed[printed.index("Traceback") :][:3000]
+    say(f"{rounds} rounds of two models: {held}")
+    for path in models:
+        load = loads[path.stem]
+        assert not load.errors, load.errors[:5]
+        for answer in load.answers:
+            answer.asked.pop("model")
+        judge(path, load)
+    if rounds >= ROUNDS:  # fewer are all warm-up
+        held[3].require_level(held[1])
+
+
 def wait_for_writes(folder: Path, quiet: float = 3.5, most: float = 40.0) -> None:
-    """Until nothing has been added to a folder for so many seconds: a path that stands still is written."""
+    """Return once a folder has not grown for `quiet` seconds: idle paths are then written."""
     seen, since, end = -1, time.monotonic(), time.monotonic() + most
     while time.monotonic() < min(since + quiet, end):
         size = sum(file.stat().st_size for file in folder.rglob("*.val"))
@@ -254,20 +298,22 @@ def main(
     clients: Annotated[int, typer.Option(help="That talk at once.")] = Plan.clients,
     turns: Annotated[int, typer.Option(help="Of each.")] = Plan.turns,
     connections: Annotated[int, typer.Option(help="Opened at once.")] = Plan.connections,
-    hangups: Annotated[int, typer.Option(help="Clients that leave at random moments.")] = Plan.hangups,
+    requests: Annotated[int, typer.Option(help="Of all kinds; half of them hang up.")] = Plan.requests,
     kills: Annotated[int, typer.Option(help="Times that the server is killed.")] = Plan.kills,
-    arch: Annotated[str, typer.Option(help="Architecture.")] = "qwen35",
+    rounds: Annotated[int, typer.Option(help="That two models take turns.")] = ROUNDS,
     seed: Annotated[int, typer.Option(help="Of what clients say and do.")] = 1,
 ) -> None:
     """A server under load."""
     silence()
-    plan = Plan(clients, turns, connections, hangups, kills)
-    with tempfile.TemporaryDirectory() as folder:
-        model = tiny.make(arch, Path(folder, "model.gguf"))
+    plan = Plan(clients, turns, connections, requests, kills)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        models = [tiny.make(arch, folder / f"{arch}.gguf") for arch in ("qwen35", "gemma3")]
         try:
-            campaign(model, Path(folder), plan, seed)
+            campaign(models[0], folder, plan, seed)
+            in_turn(models, folder, rounds, seed, print)
         except (Mismatch, AssertionError) as error:
-            Console().print(f"{arch}, seed {seed}: {error}", style="red", markup=False)
+            Console().print(f"seed {seed}: {error}", style="red", markup=False)
             raise typer.Exit(1) from error
 
 

@@ -20,7 +20,8 @@ import pytest
 
 from llamahybrid.capi.calls import NativeContext
 from llamahybrid.llama import Llama
-from llamahybrid.server.app import app_of, loader_of
+from llamahybrid.server.app import app_of
+from llamahybrid.server.loading import load
 from llamahybrid.server.serve import Server, server_of
 from llamahybrid.server.service import Service
 from llamahybrid.server.settings import ModelSettings, ServerSettings
@@ -200,7 +201,7 @@ def serving(
         for each in models
     ]
     settings = ServerSettings(**{"shutdown_seconds": 5.0, **server})
-    service = Service(settings, opened, loader or loader_of(settings))
+    service = Service(settings, opened, loader or load)
     # asyncio sends at once on sockets that say they are TCP; with create_server's each answer took 40 ms more
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listening:
         listening.bind(("127.0.0.1", 0))

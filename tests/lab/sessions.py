@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx
 
-from llamahybrid.evaluate.conversation import Record
-from llamahybrid.evaluate.counters import DecodeCounter
+from llamahybrid.harness.counters import DecodeCounter
+from tests.lab.in_process import Record
 from tests.lab.serving import Serving
 
 FOLDER = Path(__file__).parents[1] / "server" / "sessions"
@@ -26,7 +26,7 @@ def session(name: str, **more: Any) -> list[dict[str, Any]]:
 
 @contextmanager
 def watched(server: Serving) -> Iterator[list[Record]]:
-    """What each request of a server decodes inside the block, one after the other."""
+    """Record the tokens that each request of a server decodes inside the block, one after the other."""
     llm = server.llm
     counter, generate, records = DecodeCounter(llm), llm.generate, list[Record]()
 
@@ -37,7 +37,7 @@ def watched(server: Serving) -> Iterator[list[Record]]:
                 said.append(int(token))
                 yield token
         finally:
-            records.append(Record(tuple(tokens), tuple(said), counter.take(), 0.0, 0.0, "", None, None))
+            records.append(Record(tuple(tokens), tuple(said), counter.take()))
 
     llm.generate = noting  # type: ignore[method-assign]
     try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llamahybrid.evaluate.compare import Comparer
+from tests.lab.in_process import Comparer
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Subject:
 
     @property
     def name(self) -> str:
-        """It among the others."""
+        """The subject's name."""
         return f"{self.arch}-full" if self.full else self.arch
 
     def comparer(self, model: Path) -> Comparer:

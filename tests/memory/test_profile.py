@@ -1,10 +1,10 @@
-"""What the trial finds out about each kind of memory."""
+"""The trial's result for each kind of memory."""
 
 import llama_cpp
 import pytest
 
 from llamahybrid import Llama
-from llamahybrid.memory.profile import NO_MEMORY, probe
+from llamahybrid.memory.profile import probe
 
 from .conftest import PROMPT
 
@@ -42,18 +42,11 @@ def test_each_kind_of_memory_is_recognised(tiny_model, arch, cuttable, checkpoin
     )
 
 
-def test_memory_whose_size_follows_no_line_is_not_restored(tiny_model):
+def test_memory_of_irregular_size_is_not_restored(tiny_model):
     found = profile_of(tiny_model("deepseek4"))
     assert found.has_memory
     assert not found.linear
     assert not found.needs_checkpoints
-
-
-def test_an_embedding_model_without_memory_stays_out(tiny_model):
-    llm = llama_cpp.Llama(
-        str(tiny_model("bert", vocab="bert-bge")), n_ctx=64, n_threads=1, embedding=True, verbose=False
-    )
-    assert probe(llm._ctx, True) == NO_MEMORY
 
 
 @pytest.mark.parametrize("n_batch", [1, 3])

@@ -168,7 +168,8 @@ def changed(offset: int, value: int, front: bool = False) -> Callable[..., Any]:
     """Write an int32 at `offset` behind the cells' metadata, or behind the head."""
 
     def change(cells: Any, layout: Any) -> Any:
-        start = layout.head_bytes + (0 if front else 20 * layout.cell_bytes) + offset
+        (head, *_), ((_, cell_bytes), *_) = layout.fixed, layout.planes
+        start = head + (0 if front else 20 * cell_bytes) + offset
         cells[start : start + 4] = np.array([value], np.int32).view(np.uint8)
         return cells
 
@@ -195,9 +196,9 @@ def test_an_unknown_layout_is_not_learnt(
     layout, written = live.profile.pager.layout, payload(live, 5, 25)
 
     def learn(change: Callable[..., Any]) -> Any:
-        cells, rest = np.split(written.copy(), [written.nbytes - layout.rest_bytes])
+        cells, rest = np.split(written.copy(), [written.nbytes - layout.fixed[-1]])
         whole = np.concatenate([change(cells, layout), rest])
-        return SegmentLayout.learn(whole, 20, layout.head_bytes, layout.rest_bytes)
+        return SegmentLayout.learn(whole, 20, layout.fixed[0], layout.fixed[-1])
 
     assert learn(lambda cells, _: cells) == layout
     assert learn(DAMAGE[damage]) is None

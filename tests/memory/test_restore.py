@@ -10,8 +10,8 @@ import pytest
 
 from llamahybrid.capi.calls import NativeContext
 from llamahybrid.errors import DecodeError, SnapshotError
-from llamahybrid.memory.paging import seal_segment
 from llamahybrid.memory.restore import apply_plan, recover, restore
+from llamahybrid.memory.segment import seal_segment
 from llamahybrid.prompt_cache.base import Plan
 
 from .conftest import PROMPT, decode, foreign_decode, ids, new
@@ -193,13 +193,13 @@ def test_a_decode_that_left_other_memory_than_ordered_is_an_error(
     live: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live.native, "positions", lambda: (5, 5))
-    with pytest.raises(DecodeError, match="not what it should be"):
+    with pytest.raises(DecodeError, match="wrong after a decode"):
         live.decode(ids([1]), "last")
     assert live.state.is_invalid
 
 
 def test_a_state_that_was_not_saved_whole_is_no_snapshot(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live.native, "save_partial", lambda out: None)
+    monkeypatch.setattr(live.native, "save_partial", lambda out: False)
     assert live.snapshot(new) is None
 
 
@@ -232,7 +232,7 @@ def test_a_plan_that_memory_does_not_follow_is_a_fault(plain: Any, monkeypatch: 
     assert "bytes" in apply_plan(plain, live_plan(40), LIVE)
 
 
-def test_stored_logits_are_the_tips_or_it_is_a_fault(plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_logits_become_the_tips_or_a_fault(plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = np.arange(plain.n_vocab, dtype=np.float32)
     assert apply_plan(plain, live_plan(len(PROMPT), wanted), LIVE) is None
     assert np.array_equal(plain.row.logits(), wanted)
@@ -240,7 +240,7 @@ def test_stored_logits_are_the_tips_or_it_is_a_fault(plain: Any, monkeypatch: py
     assert "no output row" in apply_plan(plain, live_plan(len(PROMPT), wanted), LIVE)
 
 
-def test_a_plan_from_nothing_removes_content_that_nobody_knew_of(llm: Any) -> None:
+def test_a_plan_from_nothing_removes_unknown_content(llm: Any) -> None:
     foreign_decode(llm, [5], 0)
     live = llm.runner.live
     assert apply_plan(live, live_plan(0), LIVE) is None

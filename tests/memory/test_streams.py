@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from llamahybrid import PromptCache
 from llamahybrid.errors import LlamaHybridError
 from llamahybrid.memory.paging import RangePager
 from llamahybrid.memory.restore import restore
@@ -29,7 +27,7 @@ def segments_of(llm: Any) -> int:
 
 @pytest.mark.parametrize("options", [{}, {"flash_attn": False}])
 @pytest.mark.parametrize("arch", ["qwen35", "gemma3", "llama"])
-def test_what_one_slot_stored_is_loaded_into_another_behind_what_both_have(
+def test_segments_of_one_slot_are_loaded_into_another_behind_a_common_prefix(
     open_model: Opener, arch: str, options: dict[str, bool]
 ) -> None:
     one, two = sequences(open_model(arch, n_ctx=256, n_parallel=2, **options))
@@ -63,14 +61,6 @@ def test_attention_that_is_costly_to_read_is_stored_once_another_chat_comes(open
     assert segments_of(llm)
     take(llm, [*PROMPT, 3])
     assert llm.last_request.cached >= len(PROMPT)
-
-
-def test_attention_is_stored_at_once_where_another_process_may_ask_for_it(
-    open_model: Opener, tmp_path: Path
-) -> None:
-    llm = open_model(n_parallel=2, prompt_cache=PromptCache(1 << 26, tmp_path))
-    take(llm, PROMPT)
-    assert segments_of(llm)
 
 
 def test_sequences_of_slots_are_not_copied_by_hand(open_model: Opener) -> None:

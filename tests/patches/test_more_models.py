@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llamahybrid.hazards.catalogue import find
+from llamahybrid.harness.hazards.catalogue import find
 
 WINDOWS = ("window-without-attention", "window-ahead-of-attention", "cut-behind-window", "copy-behind-window")
 EMPTY = ("empty-state", "empty-state-stream")
@@ -15,6 +15,6 @@ CASES = [
 
 
 @pytest.mark.parametrize(("probe_id", "arch"), CASES)
-def test_a_probe_finds_what_it_finds_on_other_models(catalogued, more_model, probe_id, arch):
+def test_probes_have_their_outcome_on_more_models(catalogued, more_model, probe_id, arch):
     probe, outcome = find(probe_id), catalogued(probe_id, more_model(arch))
     assert (outcome.verdict, outcome.detail) == (probe.patched, probe.says)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llamahybrid.engine import sdist, series
-from llamahybrid.hazards.catalogue import PROBES
+from llamahybrid.harness.hazards.catalogue import PROBES
 from tests.lab.patched_library import marks
 
 HERE = Path(__file__).parent

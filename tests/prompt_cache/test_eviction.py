@@ -7,9 +7,9 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import pytest
 
-from llamahybrid.evaluate.crowds import CROWDS
-from llamahybrid.evaluate.oracle import least_decodes
-from llamahybrid.evaluate.workloads import TOKEN_WORKLOADS, Workload
+from llamahybrid.harness.oracle import least_decodes
+from llamahybrid.harness.workloads.multi_user import CROWDS
+from llamahybrid.harness.workloads.tokens import TOKEN_WORKLOADS, Workload
 from llamahybrid.prompt_cache import CacheStats, PromptCache, eviction
 from llamahybrid.prompt_cache.base import Segment
 from llamahybrid.prompt_cache.eviction import (

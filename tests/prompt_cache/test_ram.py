@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from llamahybrid.prompt_cache import ram
-from tests.lab.soak import resident_bytes
+from tests.lab.fuzz import resident_bytes
 
 MIB = 1 << 20
 

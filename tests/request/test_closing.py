@@ -1,7 +1,6 @@
-"""What closes, collects or forks a model: who still reads it is waited for, who comes later is refused."""
+"""Closed, collected and forked models: running native calls are waited for, later ones are refused."""
 
 import gc
-import os
 import threading
 import weakref
 from itertools import islice
@@ -70,7 +69,7 @@ def test_open_stream_of_a_closed_model_is_refused_and_told_of_once(opened):
 
 
 @pytest.mark.parametrize("slots", [1, 3])
-def test_closing_ends_what_others_run(opened, slots):
+def test_closing_ends_running_streams(opened, slots):
     llm, ended, started = opened(n_parallel=slots), [], threading.Semaphore(0)
 
     def run(seed):
@@ -86,12 +85,13 @@ def test_closing_ends_what_others_run(opened, slots):
     for _ in range(3 * slots):
         assert started.acquire(timeout=DEADLINE)
     llm.close()
+    assert llm.ctx is None
     for thread in threads:
         thread.join(DEADLINE)
     assert len(ended) == slots
 
 
-def test_nobody_waits_for_a_closed_model(opened, patient):
+def test_closing_ends_waiting_requests(opened, patient):
     llm, raised = opened(), []
     held, _ = begin(llm, WORDS[:60])
 
@@ -162,7 +162,7 @@ def test_request_cannot_close_its_own_model(opened, where):
     assert llm.create_completion([5], max_tokens=1), "nothing was closed"
 
 
-def test_model_is_freed_when_nobody_uses_it(tiny_model):
+def test_unused_model_is_freed(tiny_model):
     llm = Llama(str(tiny_model("qwen35")), n_ctx=512, n_threads=1, verbose=False)
     list(islice(llm.generate(WORDS[:60], temp=0.0), 2))
     gone = weakref.ref(llm)
@@ -179,19 +179,3 @@ def test_tokenizer_of_a_model_that_is_gone(tiny_model):
     gc.collect()
     with pytest.raises(ModelClosed):
         tokenizer.tokenize(b"x")
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
-@pytest.mark.xdist_group("serial")
-def test_fork_waits_for_no_thread_of_its_parent(opened, stock):
-    """The child gives up what it inherited, and the parent goes on."""
-    llm = opened(n_parallel=2)
-    stream, said = begin(llm, WORDS[:60], 6)
-    if (pid := os.fork()) == 0:
-        threading.Timer(DEADLINE, os._exit, (1,)).start()
-        stream.close()
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    said += islice(stream, 3)
-    assert said == stock()(WORDS[:60], 9)

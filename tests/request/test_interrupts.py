@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import signal
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 
@@ -17,7 +15,9 @@ import llamahybrid
 from llamahybrid import PromptCache
 from llamahybrid.capi import shim
 from llamahybrid.capi.calls import NativeContext
-from tests.request.asking import ARCHS, DEADLINE, WORDS, Batches, begin, in_thread, take
+from llamahybrid.client import completion, requests
+from llamahybrid.core import admission, loop, messages
+from tests.request.asking import ARCHS, WORDS, Batches, begin, in_thread, take
 
 pytestmark = [
     pytest.mark.xdist_group("serial"),
@@ -121,7 +121,7 @@ def test_interrupt_in_a_restore(opened, stock, monkeypatch, tmp_path, arch, call
 
 @needs_shim
 def test_interrupt_costs_idle_slots_nothing(opened, stock):
-    llm = opened(n_parallel=3, flash_attn=True)  # else idle slots give way to others
+    llm = opened(n_parallel=3, flash_attn=True)  # else idle slots are preempted
     take(llm, WORDS[:40])
     stream, _ = begin(llm, WORDS[100:150], 6)
     interrupt(batches := Batches(llm), 0, before=False)
@@ -136,55 +136,17 @@ def test_interrupt_costs_idle_slots_nothing(opened, stock):
     assert take(llm, WORDS[100:150]) == right(WORDS[100:150])
 
 
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers")
-@pytest.mark.parametrize("arch", ARCHS)
-def test_interrupts_of_one_thread_leave_others_alone(opened, stock, arch):
-    llm, right, over = opened(arch, n_parallel=3, n_ctx=2048), stock(arch), threading.Event()
-
-    def client(seed):
-        chance, wrong = random.Random(seed), []
-        while not over.is_set():
-            prompt, n = WORDS[: chance.randrange(20, 150)], chance.randrange(1, 8)
-            if (said := take(llm, prompt, n)) != right(prompt, n):
-                wrong.append((len(prompt), said))
-        return wrong
-
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupted)
-    chance, hits = random.Random(5), 0
-    with ThreadPoolExecutor(2) as pool:
-        others = [pool.submit(client, seed) for seed in range(2)]
-        try:
-            for _ in range(25):
-                prompt, said = WORDS[: chance.randrange(20, 150)], []
-                try:
-                    try:
-                        signal.setitimer(signal.ITIMER_REAL, 10 ** chance.uniform(-3.5, -1.5))
-                        for token in islice(llm.generate(prompt, temp=0.0), 8):
-                            said.append(token)
-                    finally:
-                        signal.setitimer(signal.ITIMER_REAL, 0)
-                except KeyboardInterrupt:
-                    hits += 1
-                assert said == right(prompt, 8)[: len(said)]
-        finally:
-            signal.signal(signal.SIGALRM, before)
-            over.set()
-        assert [other.result(DEADLINE) for other in others] == [[], []]
-    assert hits > 3
+PACKAGE = (str(Path(llamahybrid.__file__).parent),)
+TURN = tuple(str(module.__file__) for module in (completion, requests, loop, admission, messages))
+"""Modules through which a request takes its turn."""
 
 
-PACKAGE = str(Path(llamahybrid.__file__).parent)
-
-
-def at_line(number, work):
-    """Run `work()` with Ctrl-C before line `number` of the package's that this thread runs; lines it ran."""
+def at_line(number, work, files=PACKAGE):
+    """Run `work()` with Ctrl-C before line `number` of these files; return how many lines it ran."""
     count = [0]
 
     def trace(frame, event, _):
-        if not frame.f_code.co_filename.startswith(PACKAGE):
+        if not frame.f_code.co_filename.startswith(files):
             return None
         if event in ("line", "return"):
             count[0] += 1
@@ -202,20 +164,32 @@ def at_line(number, work):
     return count[0]
 
 
-@pytest.mark.parametrize("step", [37, pytest.param(1, marks=pytest.mark.full)])
+def stream(llm):
+    with contextlib.closing(llm.generate(FIRST, temp=0.0)) as tokens:
+        list(islice(tokens, 2))
+
+
+def complete(llm):
+    llm.create_completion(FIRST, max_tokens=2, temperature=0.0)
+
+
+@pytest.mark.parametrize(
+    ("ask", "files", "step"),
+    [
+        (stream, PACKAGE, 37),
+        (complete, TURN, 1),
+        pytest.param(stream, PACKAGE, 1, marks=pytest.mark.full),
+    ],
+    ids=["package", "turn", "package, each line"],
+)
 @pytest.mark.parametrize("slots", [1, 2])
-def test_interrupt_at_any_line_leaves_the_model_usable(opened, stock, impatient, slots, step):
+def test_interrupt_at_any_line_leaves_the_model_usable(opened, stock, impatient, slots, ask, files, step):
     llm, right = opened(n_parallel=slots), stock()
-
-    def ask():
-        with contextlib.closing(llm.generate(FIRST, temp=0.0)) as stream:
-            list(islice(stream, 2))
-
-    ask()
-    lines = at_line(0, ask)
-    assert lines > 300
+    ask(llm)
+    lines = at_line(0, lambda: ask(llm), files)
+    assert lines > 50
     for number in range(1, lines, step):
-        at_line(number, ask)
+        at_line(number, lambda: ask(llm), files)
         for other in (True, False) if number % 2 else (False, True):
             answer = in_thread(take, llm, SECOND, 2) if other else take(llm, SECOND, 2)
             assert answer == right(SECOND, 2), (number, other)
@@ -228,12 +202,7 @@ def test_interrupt_at_any_line_of_a_models_first_request_leaves_it_usable(opened
     lines = number = 1
     while number <= lines:
         llm = opened(n_parallel=slots)
-
-        def ask(llm=llm):
-            with contextlib.closing(llm.generate(FIRST, temp=0.0)) as stream:
-                list(islice(stream, 2))
-
-        lines = max(lines, at_line(number, ask) if number > 1 else at_line(0, ask))
+        lines = max(lines, at_line(number if number > 1 else 0, lambda llm=llm: stream(llm)))
         assert take(llm, SECOND, 2) == stock()(SECOND, 2), number
         llm.close()
         number += step

@@ -3,7 +3,6 @@
 import contextvars
 import gc
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 import llama_cpp
@@ -39,8 +38,9 @@ def in_turns(streams, order):
 
 
 @every_arch
-def test_streams_by_turns(opened, stock, arch):
-    llm, right = opened(arch), stock(arch)
+@pytest.mark.parametrize("slots", [1, 2])
+def test_streams_by_turns(opened, stock, arch, slots):
+    llm, right = opened(arch, n_parallel=slots), stock(arch)
     said = in_turns([llm.generate(p, temp=0.0) for p in PROMPTS], ORDER)
     assert said == [right(p, len(s)) for p, s in zip(PROMPTS, said, strict=True)]
 
@@ -74,7 +74,7 @@ def test_drafts_by_turns(opened, stock, arch):
     assert said == [stock(arch)(p, len(s)) for p, s in zip(prompts, said, strict=True)]
 
 
-def test_what_a_draft_had_ahead_is_not_handed_out_to_another(opened, stock):
+def test_guessed_tokens_are_handed_to_their_own_stream_alone(opened, stock):
     """A stream loses its place while tokens that were guessed, and are right, wait to be handed out."""
     llm, right = opened(), stock()
     prompt, other = words(1), words(2)
@@ -128,8 +128,9 @@ def test_a_chat_that_grows_keeps_its_array_of_rows(opened, arch):
 
 
 @every_arch
-def test_operations_between_two_tokens_of_a_stream(opened, stock, arch):
-    llm = opened(arch)
+@pytest.mark.parametrize("slots", [1, 3])
+def test_operations_between_two_tokens_of_a_stream(opened, stock, arch, slots):
+    llm = opened(arch, n_parallel=slots)
     stream, said = begin(llm, words(1))
     state = llm.save_state()
     said.append(next(stream))
@@ -137,6 +138,7 @@ def test_operations_between_two_tokens_of_a_stream(opened, stock, arch):
     llm.eval(words(2, 20))
     said.append(next(stream))
     llm.load_state(state)
+    assert llm.input_ids[: llm.n_tokens].tolist() == words(1)
     said += islice(stream, 5)
     assert said == stock(arch)(words(1))
 
@@ -154,7 +156,7 @@ def test_prompt_continued_without_reset_is_its_own(opened, stock, arch):
     assert said == right([*known, *more], 5)
 
 
-def test_stream_with_tokens_sent_into_it_is_not_guessed_at(opened):
+def test_stream_that_lost_sent_tokens_is_superseded(opened):
     llm = opened(logits_all=True)
     stream, _ = begin(llm, words(1))
     stream.send([3, 4])
@@ -166,30 +168,17 @@ def test_stream_with_tokens_sent_into_it_is_not_guessed_at(opened):
 # -- threads ---------------------------------------------------------------------------------------
 
 
-@every_arch
-@pytest.mark.parametrize("workers", [1, 2])
-def test_streams_on_the_threads_of_a_pool(opened, stock, impatient, arch, workers):
-    """As servers do it: every `next` runs on whichever worker is idle."""
-    llm, prompts = opened(arch), [words(seed) for seed in range(4)]
-    streams = [llm.generate(p, temp=0.0) for p in prompts]
-    with ThreadPoolExecutor(workers) as pool:
-        said = [[pool.submit(next, s).result(DEADLINE)] for s in streams]
-        for _ in range(4):
-            steps = [pool.submit(next, s) for s in streams]
-            for answer, step in zip(said, steps, strict=True):
-                answer.append(step.result(DEADLINE))
-    assert said == [stock(arch)(p, 5) for p in prompts]
-
-
-def test_stream_whose_thread_died_does_not_shut_others_out(opened, stock):
-    llm, right = opened(), stock()
-    stream, said = in_thread(begin, llm, words(1))
+@pytest.mark.parametrize("slots", [1, 2])
+def test_streams_of_dead_threads_give_their_slots_up(opened, stock, impatient, slots):
+    llm, right = opened(n_parallel=slots), stock()
+    left = [in_thread(begin, llm, words(1)) for _ in range(slots + 1)]
     assert in_thread(take, llm, words(2), 4) == right(words(2), 4)
-    assert [*said, next(stream)] == right(words(1), 2)
+    stream, said = left[0]
+    assert [*said, *islice(stream, 3)] == right(words(1), 4)
 
 
 @pytest.mark.parametrize("bad", [-1, 10**6])
-def test_bad_token_shuts_nobody_out(opened, stock, bad):
+def test_bad_token_frees_its_slot(opened, stock, bad):
     llm = opened(wait=False)
     with pytest.raises(DecodeError):
         in_thread(lambda: take(llm, [1, 2, bad], 1))
@@ -248,7 +237,7 @@ def test_collected_stream_keeps_its_progress(opened, arch):
 
 @pytest.mark.parametrize("how", ["closed", "dropped", "collected"])
 @pytest.mark.parametrize("slots", [1, 2])
-def test_stream_that_is_given_up_is_ended_at_once_and_keeps_nobody_out(opened, patient, how, slots):
+def test_given_up_stream_ends_at_once_and_frees_its_slot(opened, patient, how, slots):
     llm, seen = opened(n_parallel=slots, wait=False), []
     llm.on_request = seen.append
 
@@ -269,7 +258,7 @@ def test_stream_that_is_given_up_is_ended_at_once_and_keeps_nobody_out(opened, p
 # -- callbacks and handlers ------------------------------------------------------------------------
 
 
-def test_on_request_may_not_use_its_model_and_disturbs_nobody(opened, stock):
+def test_on_request_may_not_use_its_model(opened, stock):
     llm, raised = opened(), []
 
     def told(report):
@@ -290,7 +279,7 @@ def test_on_request_may_not_use_its_model_and_disturbs_nobody(opened, stock):
     assert len(raised) == 2
 
 
-def test_what_on_request_raises_for_a_dropped_stream_fails_no_other(opened, stock):
+def test_error_of_on_request_for_a_dropped_stream_fails_no_other(opened, stock):
     llm = opened()
 
     def told(report):
@@ -307,7 +296,7 @@ def test_what_on_request_raises_for_a_dropped_stream_fails_no_other(opened, stoc
 
 
 def test_chat_handler_has_the_model_to_itself(opened, impatient):
-    """It resets, evaluates piece by piece and completes what is there; a stream goes on meanwhile."""
+    """The handler resets, evaluates in pieces and completes them, while a stream goes on."""
     llm = opened()
     pieces, seen, over = [words(1, 20), words(3, 20)], [], threading.Event()
     came = threading.Event()
@@ -395,7 +384,7 @@ def test_stream_that_is_forgotten_while_it_waits_goes_on_and_is_not_stored(opene
     assert llm.last_request.cached == 0
 
 
-def test_warmed_prompt_changes_nothing_that_is_said(opened):
+def test_warmed_prompt_leaves_the_seed_alone(opened):
     """A request without a seed draws it from what the last one drew."""
     text = "When does the boat leave? " * 4
     messages, said = [{"role": "user", "content": text}], []

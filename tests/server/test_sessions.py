@@ -1,4 +1,4 @@
-"""Sessions of agents, as they are recorded in `sessions/`, replayed on both APIs."""
+"""Sessions of agents, as they are recorded in `sessions/`, replayed on three APIs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from llamahybrid import Llama
-from llamahybrid.evaluate.oracle import oracle_ratio
+from tests.lab.in_process import oracle_ratio
 from tests.lab.real_costs import decide_by
 from tests.lab.serving import Serving, serving
 from tests.lab.sessions import replay, session, watched
@@ -17,16 +17,10 @@ from tests.lab.sessions import replay, session, watched
 TinyModel = Callable[..., Path]
 
 
-APIS: dict[str, dict[str, Any]] = {
-    "llama_cpp": {"model": {"n_ctx": 12288}},  # bytes, and a template that takes two system messages
-    "upstream": {"model": {"n_ctx": 4096, "api_config": "qwen3.5-0.8b"}, "api": "upstream"},
-}
-
-
 @pytest.fixture(scope="module")
-def api(request: pytest.FixtureRequest, tiny_model: TinyModel) -> Iterator[Serving]:
-    vocab = "tiny" if request.param == "llama_cpp" else "qwen35"
-    with serving(tiny_model("qwen35", vocab=vocab), **APIS[request.param]) as server:
+def api(tiny_model: TinyModel) -> Iterator[Serving]:
+    """A server with room for the longest session in bytes, which are the tokens of this vocabulary."""
+    with serving(tiny_model("qwen35"), model={"n_ctx": 12288}) as server:
         decide_by(server.llm)  # the ratio follows from what a snapshot costs, and that from the machine
         yield server
 
@@ -50,9 +44,6 @@ def check(server: Serving, path: str, requests: list[dict[str, Any]]) -> list[li
     return told
 
 
-@pytest.mark.parametrize(
-    "api", ["llama_cpp", pytest.param("upstream", marks=pytest.mark.full)], indirect=True
-)
 def test_an_opencode_shaped_session(api: Serving) -> None:
     requests = session("opencode", repeat_penalty=1.0)
     told = check(api, "/v1/chat/completions", requests)
@@ -64,7 +55,6 @@ def test_an_opencode_shaped_session(api: Serving) -> None:
     assert told[-1][-1]["usage"]["prompt_tokens_details"]["cached_tokens"] > 1000
 
 
-@pytest.mark.parametrize("api", ["upstream"], indirect=True)
 def test_a_codex_shaped_session(api: Serving) -> None:
     requests = session("codex", temperature=0.0, max_output_tokens=24)
     told = check(api, "/v1/responses", requests)
@@ -78,9 +68,6 @@ def test_a_codex_shaped_session(api: Serving) -> None:
     assert usage["input_tokens"] - usage["input_tokens_details"]["cached_tokens"] < 400
 
 
-@pytest.mark.parametrize(
-    "api", ["llama_cpp", pytest.param("upstream", marks=pytest.mark.full)], indirect=True
-)
 def test_a_claude_code_shaped_session(api: Serving) -> None:
     requests = session("claude-code", temperature=0.0)
     counted = []
@@ -100,9 +87,5 @@ def test_a_claude_code_shaped_session(api: Serving) -> None:
     turns = [events[0]["message"]["usage"]["cache_read_input_tokens"] for events in (told[0], *told[2:])]
     prompts = [counted[0], *counted[2:]]
     assert turns[0] < prompts[0]
-    if (
-        api.service.settings.api == "upstream"
-    ):  # its template takes thinking out of the history at each user text
-        return
     for cached, before in zip(turns[1:], prompts, strict=False):
         assert cached >= before - 16, "a turn reads the prompt before it from the cache"

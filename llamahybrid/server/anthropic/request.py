@@ -1,4 +1,4 @@
-"""Requests: from `/v1/messages` and its token counts to the chat that they mean."""
+"""Requests of `/v1/messages` and of its token counts, and the chats that they become."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from llamahybrid.server.request_fields import Route
 from llamahybrid.server.settings import in_one_line
 
 _BILLING = re.compile(r"x-anthropic-billing-header:(\s*\w+=[^;\n]*;)+\s*")
-"""Claude Code's first words, for Anthropic's servers. `cch` is another one in each request, so that nothing
-behind it would be found in the cache (llama.cpp, tools/server/server-chat.cpp, and its PR 21793)."""
+"""Claude Code's first words, for Anthropic's servers. `cch` changes with each request, and no cached prompt
+would match behind it (llama.cpp, tools/server/server-chat.cpp, and its PR 21793)."""
 
 _EFFORTS = {"xhigh": "high", "max": "high"}
-"""Efforts that templates do not know."""
+"""Efforts that chat templates do not know."""
 
 _SAME = {"model", "stream", "temperature", "top_p", "top_k", "min_p", "repeat_penalty", "seed", "cache_salt"}
 _SAME |= {"chat_template_kwargs", "grammar"}
-"""Fields that chats have, too."""
+"""Fields that pass through to the chat."""
 
 
 class CountTokensRequest(BaseModel):
@@ -53,7 +53,7 @@ class CountTokensRequest(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _bounded(cls, said: Any) -> Any:
-        """Leave nulls out. Raise ValueError for more messages than are looked at one by one."""
+        """Leave out nulls. Raise ValueError for too many messages."""
         if not isinstance(said, dict):
             return said
         require_few(said.get("messages"))
@@ -69,15 +69,13 @@ class CountTokensRequest(BaseModel):
             raise ValueError("tool_choice.name is missing")
         return self
 
-    def chat(self, kind: type[Any]) -> Any:
-        """The chat that this means. Raises ValueError where that type does not take it."""
+    def chat(self) -> ChatCompletionRequest:
+        """Return the chat. Raises ValueError for an impossible one."""
         given = self.model_fields_set & _SAME & type(self).model_fields.keys()
         said: dict[str, Any] = {name: getattr(self, name) for name in given}
-        said.setdefault("repeat_penalty", 1.0)  # Anthropic's have none, and upstream's default is 1.1
+        said.setdefault("repeat_penalty", 1.0)  # Anthropic has no such penalty; upstream's default is 1.1
         said["messages"] = normalized([*_system(self.system), *_chat_messages(self.messages)])
         if isinstance(self.messages[-1], types.AssistantMessage):
-            if kind is not ChatCompletionRequest:
-                raise ValueError("messages: the last one is the user's; an answer cannot be begun here")
             said["continue_final_message"] = True
         if self.tools:
             said["tools"] = [_tool(tool) for tool in self.tools]
@@ -88,18 +86,15 @@ class CountTokensRequest(BaseModel):
             schema = {"name": "answer", "schema": form.schema_}
             said["response_format"] = {"type": "json_schema", "json_schema": schema}
         with in_one_line():
-            return kind.model_validate({**said, **self._bounds()})
+            return ChatCompletionRequest.model_validate({**said, **self._bounds()})
 
     def _bounds(self) -> dict[str, Any]:
         return {}
 
-    def set_thinking(self, llm: Llama, chat: Any) -> None:
-        """Have a chat tell thinking apart, and think as this asks where its template has a switch."""
+    def set_thinking(self, llm: Llama, chat: ChatCompletionRequest) -> None:
+        """Separate thinking from content in a chat's answers, and switch it if the template can."""
         kind = self.thinking and self.thinking.type
         effort = "none" if kind == "disabled" else self.output_config and self.output_config.effort
-        if not isinstance(chat, ChatCompletionRequest):  # the other API's, which leaves it to the template
-            chat.reasoning_effort = _EFFORTS.get(effort, effort) if effort else None
-            return
         chat.reasoning_format = "auto"
         idle = unread(llm, ("reasoning_effort", "enable_thinking"))
         given = chat.chat_template_kwargs or {}
@@ -134,7 +129,7 @@ class MessagesRequest(CountTokensRequest):
 
     @property
     def stops(self) -> list[str]:
-        """The stop sequences that say something."""
+        """The stop sequences that are not empty."""
         return [stop for stop in self.stop_sequences if stop]
 
     def _bounds(self) -> dict[str, Any]:
@@ -142,7 +137,7 @@ class MessagesRequest(CountTokensRequest):
 
 
 def _parts(messages: Any) -> list[Any]:
-    """The parts of messages, as they come."""
+    """Return the parts of messages before validation."""
     listed = messages if isinstance(messages, list) else ()
     contents = [each.get("content") for each in listed if isinstance(each, dict)]
     return [part for content in contents if isinstance(content, list) for part in content]
@@ -168,7 +163,7 @@ def _chat_messages(messages: Sequence[types.Message]) -> Iterator[dict[str, Any]
 
 
 def _user(blocks: Sequence[types.UserBlock]) -> Iterator[dict[str, Any]]:
-    """The messages that a user's blocks are: each result of a call is one of its own."""
+    """Yield the messages of a user's blocks; each result of a call is a message of its own."""
     parts: list[dict[str, Any]] = []
     for block in blocks:
         if not isinstance(block, types.ToolResultBlock):

@@ -1,1 +1,0 @@
-"""What is under test: llama_cpp's class, ours, one of yours, a llama-server, any OpenAI-compatible URL."""

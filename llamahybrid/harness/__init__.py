@@ -1,0 +1,1 @@
+"""Maintainers' harness: check, bench, compare, hazards, record and replay, as commands and from Python."""

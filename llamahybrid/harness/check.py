@@ -1,0 +1,299 @@
+"""A check: each target, model by model, through directed probes and workloads, into one report."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from llamahybrid.errors import LlamaHybridError
+from llamahybrid.files import distinct_names
+from llamahybrid.harness import directed
+from llamahybrid.harness.collecting import Collector, Progress
+from llamahybrid.harness.figures import workload_figures
+from llamahybrid.harness.plan import Plan, measured, plan
+from llamahybrid.harness.report import PROBE, Report, Verdict, WorkloadFigures
+from llamahybrid.harness.runner import RequestResult, WorkloadRunner, suits
+from llamahybrid.harness.targets.base import ModelFile, Session, Shape, Target
+from llamahybrid.harness.workloads.agents import AGENTS
+from llamahybrid.harness.workloads.chats import CHAT_WORKLOADS
+from llamahybrid.harness.workloads.multi_user import CROWDS, four_users
+from llamahybrid.harness.workloads.tokens import TOKEN_WORKLOADS, Workload, long_prompt, thinking_stripped
+
+PARALLEL_BOUND = 1.5
+"""Oracle ratio of several clients at once, whose order depends on threads."""
+
+PARALLEL = (
+    Workload("4 clients: thinking stripped", thinking_stripped, bound=PARALLEL_BOUND, clients=4),
+    Workload("4 clients: four users each", four_users, bound=PARALLEL_BOUND, clients=4),
+)
+
+WORKLOADS: tuple[Workload, ...] = (
+    *(w for w in TOKEN_WORKLOADS if w.start is not long_prompt),
+    *CROWDS,
+    *CHAT_WORKLOADS,
+    *AGENTS,
+    *PARALLEL,
+)
+
+
+def workloads_called(names: Sequence[str]) -> tuple[Workload, ...]:
+    """Return the workloads of these names, all without names. Raises ValueError for an unknown one."""
+    known = {each.name: each for each in WORKLOADS}
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"no workload called {', '.join(unknown)}; there are: {', '.join(known)}")
+    return tuple(known[name] for name in names) if names else WORKLOADS
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of memory, and the tiny model with it."""
+
+    arch: str
+    window: int | None = None
+    chats: bool = False
+
+    def make(self, folder: Path) -> ModelFile:
+        """Write the model."""
+        from llamahybrid import tiny
+
+        path = tiny.make(self.arch, folder / f"{self.arch}.gguf", window=self.window)
+        if self.window is None:
+            return ModelFile(self.arch, path, chats=self.chats)
+        # a windowed cache has room for the window and one batch, padded to 256: more are needed to lose any
+        options = {"swa_full": False, "n_ubatch": 32}
+        return ModelFile(self.arch, path, options, ("-ub", "32"), self.chats)
+
+
+KINDS = (Kind("qwen35", chats=True), Kind("gemma3", 16), Kind("llama"))
+"""Hybrid, sliding window, plain attention."""
+
+
+@contextmanager
+def models(
+    given: Sequence[Path], gpu_layers: int = 0, make: bool = True, threads: int | None = None
+) -> Iterator[list[ModelFile]]:
+    """The models given, or tiny ones of each kind of memory; without `make` none.
+
+    `threads` None: all cores for the models given, one for tiny models.
+    Raises ValueError for a model that is given twice.
+    """
+    if given or not make:
+        yield [
+            model_file(name, path, gpu_layers, threads)
+            for name, path in zip(distinct_names(given), given, strict=True)
+        ]
+        return
+    with tempfile.TemporaryDirectory(prefix="llamahybrid-check-") as folder:
+        yield [kind.make(Path(folder)) for kind in KINDS]
+
+
+def model_file(name: str, path: Path, gpu_layers: int = 0, threads: int | None = None) -> ModelFile:
+    """Return a model with its options for `Llama` and for llama-server; `threads` None: all cores."""
+    n = threads or os.cpu_count() or 1
+    options, server = {"n_threads": n, "n_threads_batch": n}, ["-t", str(n)]
+    if gpu_layers:
+        options["n_gpu_layers"] = gpu_layers
+        server += ["-ngl", "999" if gpu_layers < 0 else str(gpu_layers)]
+    return ModelFile(name, path, options, server)
+
+
+MEMORY_SHARE = 0.1
+"""Of a target's time, for the requests between which its memory is measured."""
+MEMORY_REQUESTS = directed.WARM + directed.ROUNDS * directed.COUNTED
+COMPARING = 0.25
+"""Extra time, as a share of a target's time, in which answers are still compared."""
+LATE = "the time was over (see --minutes)"
+
+
+@dataclass(frozen=True)
+class _Time:
+    """Time of one target on one model: a plan, and deadlines as of `time.monotonic()`; None: no limit."""
+
+    plan: Plan = field(default_factory=Plan)
+    share: float | None = None
+    until: float | None = None
+    compare_until: float | None = None
+
+    @property
+    def over(self) -> bool:
+        return self.until is not None and time.monotonic() > self.until
+
+
+@dataclass
+class Check:
+    """A run of directed probes and workloads on targets and models."""
+
+    targets: Sequence[Target]
+    models: Sequence[ModelFile]
+    workloads: Sequence[Workload] = WORKLOADS
+    """Unless these are `WORKLOADS`, one that does not suit a target is reported as not run."""
+    hazards: Callable[[Target], tuple[Verdict, ...]] = field(default=lambda target: ())
+    progress: Progress = field(default=lambda text, done, of: None)
+    minutes: float | None = None
+    """Time for everything: workloads are shortened or left out to fit. None: no limit."""
+    found: Callable[[Report], None] = field(default=lambda report: None)
+    """Called with the report so far after each step."""
+    probes: bool = True
+    """Run the directed probes and measure memory, too."""
+
+    def run(self) -> Report:
+        """Run everything; a target that dies is reported, not raised.
+
+        KeyboardInterrupt and SystemExit end the run: the report is not `complete`.
+        """
+        self._plans: dict[str, Plan] = {}
+        self._planned: set[str] = set()
+        self._results = Collector(self.targets, self.models, self.found)
+        self._steps = 0
+        self._steps_a_model = self.probes * (len(directed.PROBES) + 1) + len(self.workloads)
+        self._pairs_left = sum(len(self._models_of(target)) for target in self.targets)
+        self._of = self._pairs_left * self._steps_a_model
+        self._end = None if self.minutes is None else time.monotonic() + 60 * self.minutes
+        return self._results.run(self._targets)
+
+    def _targets(self) -> bool:
+        for target in self.targets:
+            for model in self._models_of(target):
+                self._on_model(target, model)
+            try:
+                self._results.put_hazards(target, self.hazards(target))
+            except LlamaHybridError as error:
+                self._results.fail(target, f"hazards: {error}")
+            target.close()
+        return True
+
+    def _models_of(self, target: Target) -> Sequence[ModelFile | None]:
+        return self.models if target.needs_model else (None,)
+
+    def _on_model(self, target: Target, model: ModelFile | None) -> None:
+        """Run everything on one model; an error is reported and ends it."""
+        steps = self._steps
+        try:
+            for figures in self._figures(target, model):
+                self._results.put(target, figures, model)
+        except LlamaHybridError as error:
+            several = model is not None and len(self.models) > 1
+            self._results.fail(target, f"{model.name}: {error}" if model and several else str(error))
+        self._pairs_left -= 1
+        self._steps = steps + self._steps_a_model
+
+    def _figures(self, target: Target, model: ModelFile | None) -> Iterator[WorkloadFigures]:
+        name = f"{target.name}, {model.name}" if model else target.name
+        limit = self._time(target, model, name)
+        if self.probes:
+            yield from self._probes(target, model, name, limit)
+            limit = self._planned_again(target, model, name, limit)
+        for workload in self.workloads:
+            if workload.template and model is not None and not model.chats:
+                continue
+            self._step(f"{name}: {workload.name}")
+            if workload.name in limit.plan.left_out or limit.over:
+                seconds = limit.plan.seconds.get(workload.name, 0.0)
+                yield left_out(workload.name, f"{LATE}; it takes about {seconds:.0f} s", workload.bound)
+                continue
+            with target.open(model, Shape(workload.n_ctx, workload.clients)) as session:
+                if suits(session, workload):
+                    yield self._played(session, workload, f"{name}: {workload.name}", limit)
+                elif self.workloads is not WORKLOADS:
+                    chats = workload.template
+                    why = "there is no chat template" if chats else "the target takes no token ids"
+                    yield left_out(workload.name, why, workload.bound)
+
+    def _probes(
+        self, target: Target, model: ModelFile | None, name: str, limit: _Time
+    ) -> Iterator[WorkloadFigures]:
+        bad: set[str] = set()
+        for probe in directed.PROBES:
+            self._step(f"{name}: {probe.about}")
+            if limit.over and not bad:
+                yield left_out(f"{PROBE}{probe.about}", LATE)
+                continue
+            with target.open(model, directed.SHAPE) as session:
+                done = directed.run(session, probe, bad, limit.plan.script_scale)
+            bad |= {verdict.name for verdict in done.verdicts if verdict.outcome == "bad"}
+            yield done
+        self._step(f"{name}: memory")
+        with target.open(model, directed.SHAPE) as session:
+            requests = MEMORY_REQUESTS * limit.plan.slowest_request
+            fits = 1.0 if limit.share is None else MEMORY_SHARE * limit.share / max(requests, 1e-6)
+            yield directed.memory(session, min(1.0, fits))
+
+    def _played(self, session: Session, workload: Workload, name: str, limit: _Time) -> WorkloadFigures:
+        asked = 0
+
+        def told(_: RequestResult) -> None:
+            nonlocal asked
+            asked += 1
+            self.progress(f"{name}, request {asked} done", self._steps - 1, self._of)
+
+        session.decoded()
+        player = WorkloadRunner(session, told, limit.until)
+        played = player.converse(workload, limit.plan.scale)
+        decoded = session.decoded()
+        self.progress(f"{name}, comparing answers", self._steps - 1, self._of)
+        return workload_figures(
+            session,
+            workload,
+            played,
+            decoded,
+            scale=limit.plan.scale,
+            until=limit.compare_until,
+            cut_short=player.cut_short,
+        )
+
+    def _time(self, target: Target, model: ModelFile | None, name: str) -> _Time:
+        """Return the time of a target on a model. Raises TargetError."""
+        if self._end is None:
+            return _Time()
+        share = max(0.0, self._end - time.monotonic()) / self._pairs_left
+        chosen = self._plan(target, model, name, share)
+        until = time.monotonic() + share
+        return _Time(chosen, share, until, until + COMPARING * share)
+
+    def _planned_again(self, target: Target, model: ModelFile | None, name: str, limit: _Time) -> _Time:
+        """Return the time with a plan by the faster of two measurements, before and after the probes.
+
+        The load of the machine may have slowed the first one. Raises TargetError.
+        """
+        key = target.name if model is None else model.name
+        if limit.share is None:
+            return limit
+        if key not in self._planned:
+            self._planned.add(key)
+            self._plans[key] = self._measured(target, model, name, limit.share, limit.plan)
+        return replace(limit, plan=self._plans[key])
+
+    def _plan(self, target: Target, model: ModelFile | None, name: str, share: float) -> Plan:
+        """Return the plan of a model, made by the first target that opens it. Raises TargetError."""
+        key = target.name if model is None else model.name
+        if key not in self._plans:
+            self._plans[key] = self._measured(target, model, name, share)
+        return self._plans[key]
+
+    def _measured(
+        self, target: Target, model: ModelFile | None, name: str, share: float, before: Plan | None = None
+    ) -> Plan:
+        """Measure the model's speed and return the plan. Raises TargetError."""
+        self.progress(f"{name}: measuring the model's speed", self._steps, self._of)
+        with target.open(model, directed.SHAPE) as session:
+            speed, request = measured(session)
+            suited = [each for each in self.workloads if suits(session, each)]
+        if before is not None and before.speed is not None:
+            speed = speed.or_faster(before.speed)
+        found = plan(suited, speed, share * (1 - MEMORY_SHARE), request)
+        return found if before is None else replace(found, script_scale=before.script_scale)
+
+    def _step(self, text: str) -> None:
+        self.progress(text, self._steps, self._of)
+        self._steps += 1
+
+
+def left_out(name: str, why: str, bound: float | None = None) -> WorkloadFigures:
+    """Return the figures of a workload that did not run."""
+    verdict = Verdict("runs", "cannot tell", f"it did not run: {why}")
+    return WorkloadFigures(name, bound=bound, verdicts=(verdict,))

@@ -1,0 +1,38 @@
+"""Conversations: generators that yield a `Request` and are sent the `Answer`, as a client works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+Message: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A client's request: token ids or chat messages."""
+
+    max_tokens: int
+    tokens: Sequence[int] = ()
+    messages: Sequence[Message] = ()
+    tools: Sequence[dict[str, Any]] = ()
+    seed: int | None = None
+    """None: greedy; otherwise temperature 1 with this seed."""
+    chat: str = ""
+    """Name of the chat, in workloads with several."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The sampled tokens, and their text, whole or in part."""
+
+    tokens: tuple[int, ...]
+    detokenize: Callable[[Sequence[int]], str] = field(repr=False, compare=False)
+
+    def text(self, start: int = 0, stop: int | None = None) -> str:
+        """Return the text of the answer's tokens [start, stop)."""
+        return self.detokenize(self.tokens[start:stop])
+
+
+Conversation: TypeAlias = Generator[Request, Answer, None]

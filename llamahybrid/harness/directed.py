@@ -1,0 +1,298 @@
+"""Directed probes: short scripts that each show one kind of fault.
+
+Each runs in a session of its own. Workloads detect faults; directed probes name them.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from llamahybrid.harness import figures
+from llamahybrid.harness.conversation import Message
+from llamahybrid.harness.figures import UNKNOWN_BEFORE, Checked
+from llamahybrid.harness.report import RequestFigures, Verdict, WorkloadFigures
+from llamahybrid.harness.runner import RequestResult, WorkloadRunner
+from llamahybrid.harness.targets.base import Ask, Reply, Session, Shape
+
+SHAPE = Shape(2048)
+
+
+class Script:
+    """Sends pieces to a session: as token ids if it takes them, else as messages."""
+
+    def __init__(self, session: Session, seed: int = 0, scale: float = 1.0) -> None:
+        self.session = session
+        self.scale = scale
+        self.player = WorkloadRunner(session)
+        self._random = random.Random(f"probe/{session.nonce}/{seed}")
+        self._words = session.vocabulary.words if session.vocabulary else range(10_000)
+
+    @property
+    def ids(self) -> bool:
+        """True if the session takes token ids."""
+        return self.session.takes_tokens
+
+    def words(self, n: int) -> list[int]:
+        """Return a piece of `n` tokens, or a sentence of about that many."""
+        n = n if self.scale == 1.0 else max(1, round(n * self.scale))
+        return self._random.choices(self._words, k=n if self.ids else max(1, n // 3))
+
+    def ask(self, *pieces: Sequence[int], n: int = 12, chat: str = "0", salt: str = "") -> Reply:
+        """Send a prompt of these pieces, each a message if there are no token ids."""
+        if self.ids:
+            return self.player.ask(Ask(n, tuple(t for piece in pieces for t in piece), salt=salt), chat)
+        messages: list[Message] = [{"role": "user", "content": _text(piece)} for piece in pieces]
+        return self.player.ask(Ask(n, messages=tuple(messages), salt=salt), chat)
+
+
+def _text(piece: Sequence[int]) -> str:
+    return " ".join(f"w{word}" for word in piece)
+
+
+@dataclass
+class Found:
+    """The requests of a probe, for its judge."""
+
+    played: Sequence[RequestResult]
+    checked: Sequence[Checked]
+    requests: Sequence[RequestFigures]
+    bad: set[str] = field(default_factory=set)
+    """Verdicts of earlier probes that were bad."""
+
+    def wrong(self, since: int = 0) -> str | None:
+        """Return the fault of the first wrong answer from request `since` on."""
+        return next((said for same, said in self.checked[since:] if same == "different"), None)
+
+    def unknown(self, since: int = 0) -> str | None:
+        """Return the reason why an answer from `since` on cannot be judged."""
+        return next((said for same, said in self.checked[since:] if same == "unknown"), None)
+
+    def reused(self, number: int) -> int | None:
+        """Return the tokens that request `number` reused, by counters, else as reported."""
+        reused = self.played[number].reply.reused
+        return self.requests[number].cached if reused is None else reused
+
+    def over(self) -> bool:
+        """Tell whether more was reused than the common prefix."""
+        pairs = zip(self.played, self.requests, strict=True)
+        return any(figures._over(each, found) for each, found in pairs)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A script and its judge."""
+
+    name: str
+    """Name of the verdict."""
+    about: str
+    run: Callable[[Script], None]
+    judge: Callable[[Found], Verdict]
+    ids: bool = False
+    """Needs token ids."""
+
+
+def hits(script: Script) -> None:
+    """A prompt, and that prompt with more at its end."""
+    head = script.words(160)
+    reply = script.ask(head)
+    script.ask(head, [*(reply.tokens or ()), *script.words(20)])
+
+
+def _judge_hits(found: Found) -> Verdict:
+    total, cached = found.requests[0].total, found.reused(1)
+    if cached is None or total is None:
+        return Verdict("hits", "cannot tell", "the target does not say what it reused")
+    said = f"a prompt of {total} tokens went on: {cached} of them were reused"
+    return Verdict("hits", "ok" if cached >= total // 2 else "bad", said)
+
+
+def beside(script: Script) -> None:
+    """A long prompt; then one that shares its first half; then its text behind another start."""
+    half, rest = script.words(110), script.words(110)
+    script.ask(half, rest)
+    script.ask(half, script.words(130))
+    script.ask(script.words(8), half, rest, chat="1")
+
+
+def _judge_beside(found: Found) -> Verdict:
+    return figures.prefix_verdict(found.played, found.requests, found.checked)
+
+
+def cut(script: Script) -> None:
+    """A history, then one that parts from it far before its end and is shorter."""
+    first, second = script.words(60), script.words(60)
+    script.ask(first, second, script.words(120))
+    script.ask(first, second, script.words(30))
+    script.ask(first, script.words(40))
+
+
+def rollback(script: Script) -> None:
+    """The last few tokens removed, again and again, as rollback planes of a recurrent memory allow."""
+    history = script.words(150)
+    for back in (1, 2, 3, 2):
+        reply = script.ask(history, n=16)
+        history = [*history, *(reply.tokens or ())[: -1 - back], *script.words(12)]
+    script.ask(history, n=16)
+
+
+def interleaved(script: Script) -> None:
+    """Two conversations with nothing in common, at the same positions, in turn."""
+    first, second = script.words(150), script.words(190)
+    one = script.ask(first, n=12, chat="a")
+    two = script.ask(second, n=12, chat="b")
+    first = [*first, *(one.tokens or ())]
+    second = [*second, *(two.tokens or ())]
+    script.ask(first, script.words(16), chat="a")
+    script.ask(second, script.words(16), chat="b")
+
+
+def _exact(name: str, right: str, since: int = 1, blamed: str = "") -> Callable[[Found], Verdict]:
+    """Return a judge of answers from request `since` on; `blamed`: a fault that explains this one, too."""
+
+    def judge(found: Found) -> Verdict:
+        if wrong := found.wrong(since):
+            if found.over():
+                return Verdict(name, "cannot tell", f"more was reused than there was in common; {wrong}")
+            if blamed in found.bad:
+                return Verdict(name, "cannot tell", f"{blamed!r} is bad, which shows here, too; {wrong}")
+            return Verdict(name, "bad", wrong)
+        if unknown := found.unknown(since):
+            return Verdict(name, "cannot tell", unknown)
+        return Verdict(name, "ok", right)
+
+    return judge
+
+
+def salted(script: Script) -> None:
+    """A prompt under one salt, twice, then under another."""
+    head = script.words(400)
+    one, two = uuid.uuid4().hex, uuid.uuid4().hex
+    script.ask(head, salt=one)
+    script.ask(head, script.words(9), salt=one)
+    script.ask(head, script.words(9), salt=two)
+
+
+_APART = "salts are not kept apart, or cache_salt is not known"
+
+
+def _judge_salted(found: Found) -> Verdict:
+    name = "salt-kept-apart"
+    same, other = found.reused(1), found.reused(2)
+    if same is None or other is None:
+        return Verdict(name, "cannot tell", "the target does not say what it reused")
+    if other > UNKNOWN_BEFORE:
+        return Verdict(name, "bad", f"{other} tokens of another salt's prompt were reused: {_APART}")
+    if same <= UNKNOWN_BEFORE:
+        return Verdict(name, "cannot tell", "nothing is reused under one salt either")
+    return Verdict(name, "ok", f"{same} tokens were reused under one salt, {other} under another")
+
+
+def reported(script: Script) -> None:
+    """Two prompts with nothing in common; then the second again."""
+    script.ask(script.words(300), chat="0")
+    other = script.words(300)
+    script.ask(other, chat="1")
+    script.ask(other, chat="1")
+
+
+def _judge_reported(found: Found) -> Verdict:
+    name = "reports-what-it-reused"
+    for number, each in enumerate(found.requests[:2]):
+        if each.matched is None and each.cached is not None and each.cached > UNKNOWN_BEFORE:
+            said = f"{each.cached} of {each.total} tokens reused of a prompt that nobody had asked before"
+            return Verdict(name, "bad", f"request {number}: {said}")
+    verdict = figures.reports_verdict(found.played, found.requests, found.checked)
+    known = all(each.matched is None and each.cached is not None for each in found.requests)
+    if verdict.outcome == "cannot tell" and known:
+        return Verdict(
+            name, "cannot tell", "nothing for prompts that are new; beyond that it cannot be checked"
+        )
+    return verdict
+
+
+PROBES = (
+    Probe("hits", "a prompt that goes on", hits, _judge_hits),
+    Probe("reports-what-it-reused", "prompts with nothing in common", reported, _judge_reported),
+    Probe("restores-a-prefix", "a longer history that is no prefix", beside, _judge_beside),
+    Probe(
+        "cuts-the-tail",
+        "a history cut far back",
+        cut,
+        _exact("cuts-the-tail", "answers after long cuts are those of fresh contexts"),
+    ),
+    Probe(
+        "rolls-back-to-its-position",
+        "the last tokens taken back",
+        rollback,
+        _exact("rolls-back-to-its-position", "answers after short cuts are right", blamed="cuts-the-tail"),
+        ids=True,
+    ),
+    Probe(
+        "own-attention",
+        "two conversations at the same positions",
+        interleaved,
+        _exact("own-attention", "answers of conversations in turn are right"),
+    ),
+    Probe("salt-kept-apart", "a prompt under two salts", salted, _judge_salted),
+)
+
+
+def run(session: Session, probe: Probe, bad: set[str], scale: float = 1.0) -> WorkloadFigures:
+    """Run one probe in a fresh session, its prompts shortened by `scale`; `bad`: verdicts so far.
+
+    Raises TargetError.
+    """
+    name = f"probe: {probe.about}"
+    if probe.ids and not session.takes_tokens:
+        return _none(name, Verdict(probe.name, "cannot tell", "the target takes no token ids"))
+    if probe.run is salted and session.salts is False:
+        return _none(name, Verdict(probe.name, "cannot tell", "the target has no salts"))
+    script = Script(session, len(bad), scale)
+    probe.run(script)
+    played = script.player.played
+    checked = figures.checks(session, played)
+    found = Found(played, checked, figures.requests(session, name, played, checked), bad)
+    verdicts = (probe.judge(found),)
+    return WorkloadFigures(name, tuple(found.requests), verdicts=verdicts, scale=scale)
+
+
+def _none(name: str, verdict: Verdict) -> WorkloadFigures:
+    return WorkloadFigures(name, verdicts=(verdict,))
+
+
+WARM, COUNTED, ROUNDS = 24, 40, 4
+"""Requests before memory is measured, between two measurements, and number of further measurements."""
+
+
+def memory(session: Session, share: float = 1.0) -> WorkloadFigures:
+    """Measure memory during two prompts in turn, which give it no reason to grow.
+
+    The median of several measurements counts, because an allocator takes pages by chance.
+    `share` of the requests are made, and of the prompts' length. Raises TargetError.
+    """
+    name, verdict_name = "probe: the same two prompts, over and over", "memory-flat"
+    first, state = session.resident(), session.state_bytes
+    if first is None or state is None:
+        return _none(name, Verdict(verdict_name, "cannot tell", "its memory, or a state's size, is not told"))
+    script = Script(session, scale=max(0.25, share))
+    prompts = script.words(120), script.words(120)
+    warm, counted = (max(4, round(n * share)) for n in (WARM, COUNTED))
+
+    def say(count: int) -> None:
+        for number in range(count):
+            script.ask(prompts[number % 2], n=2)
+
+    say(warm)
+    looks = [session.resident() or 0]
+    for _ in range(ROUNDS):
+        say(counted)
+        looks.append(session.resident() or 0)
+    growth = int(statistics.median(b - a for a, b in pairwise(looks)) / counted)
+    said = f"{growth:,} bytes a request; a conversation's state takes {state:,}"
+    verdict = Verdict(verdict_name, "bad" if growth > state // 2 else "ok", said)
+    return WorkloadFigures(name, memory_growth=growth, verdicts=(verdict,))

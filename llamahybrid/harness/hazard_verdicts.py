@@ -1,0 +1,102 @@
+"""The hazards of a libllama as verdicts, and as a report of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from llamahybrid.files import without_home
+from llamahybrid.harness.hazards.case import Probe
+from llamahybrid.harness.hazards.catalogue import PROBES
+from llamahybrid.harness.hazards.outcome import Verdict as Found
+from llamahybrid.harness.hazards.runner import Library, Result, cure, expected, library, run
+from llamahybrid.harness.report import Outcome, Report, TargetFigures, Verdict
+
+
+@cache
+def verdicts(path: str) -> tuple[Verdict, ...]:
+    """Return the verdicts of all probes on the libllama at `path`. Raises EngineError."""
+    under_test = library(Path(path) if path else None)
+    return tuple(verdict(result, under_test.patches) for result in run(PROBES, under_test))
+
+
+def verdict(result: Result, patches: frozenset[str] | None) -> Verdict:
+    """Return a result as a verdict named "hazard:<probe>"; `patches`: those of the library.
+
+    The detail has the outcome in its first line, then steps, place in llama.cpp and sound behaviour. A hazard
+    that the library's patches do not cure is "cannot tell", because that is their known limit.
+    """
+    probe, found = result.probe, result.outcome
+    lacking = expected(result, patches)
+    unknown = lacking or found.verdict in (Found.NOT_APPLICABLE, Found.FAILED)
+    outcome: Outcome = "cannot tell" if unknown else "ok" if found.verdict.sound else "bad"
+    said = [f"{probe.title}: {found.verdict.value}"]
+    if found.detail:
+        said.append(f"{result.model.name}: {found.detail}")
+    if found.difference:
+        said.append(f"logits off by {found.difference:.2g}")
+    if not found.verdict.sound and probe.patches:
+        said.append(f"cured by the set {cure(probe)} ({' '.join(probe.patches)})")
+    steps = f"{probe.done} ({probe.site}) A sound library {probe.sound}."
+    return Verdict(f"hazard:{probe.id}", outcome, f"{'; '.join(said)}\n{steps}")
+
+
+def report_of(results: Sequence[Result], under_test: Library, complete: bool = True) -> Report:
+    """Return the report on a library; failed probes, and a lack of any that applies, are its error."""
+    failed = [result.probe.id for result in results if result.outcome.verdict is Found.FAILED]
+    error = f"{len(failed)} probes failed: {', '.join(failed)}" if failed else None
+    if results and all(result.outcome.verdict is Found.NOT_APPLICABLE for result in results):
+        error = "no hazard applies to this library and model: nothing is known"
+    name = f"hazards of {without_home(under_test.path)}"
+    found = tuple(verdict(result, under_test.patches) for result in results)
+    target = TargetFigures(name, "libllama", {"system": under_test.system}, hazards=found, error=error)
+    return Report.now([target], dict.fromkeys(result.model.name for result in results), complete)
+
+
+def report(
+    probes: Sequence[Probe],
+    under_test: Library,
+    *,
+    arch: str | None = None,
+    gpu_layers: int = 0,
+    rpc: str = "",
+    jobs: int = 2,
+    seconds: float = 60.0,
+    done: Callable[[Sequence[Result]], None] = lambda results: None,
+) -> tuple[Report, list[Result]]:
+    """Run probes on a library; `done` is called with the results so far after each.
+
+    KeyboardInterrupt and SystemExit end the run: the report is not `complete`.
+    Raises UnknownArchitecture if there is no tiny model of `arch`.
+    """
+    results: list[Result] = []
+
+    def add(result: Result) -> None:
+        results.append(result)
+        done(results)
+
+    with suppress(KeyboardInterrupt, SystemExit):
+        run(
+            probes,
+            under_test,
+            arch=arch,
+            gpu_layers=gpu_layers,
+            rpc=rpc,
+            jobs=jobs,
+            seconds=seconds,
+            done=add,
+        )
+    order = [probe.id for probe in probes]
+    results.sort(key=lambda each: order.index(each.probe.id))
+    return report_of(results, under_test, complete=len(results) == len(probes)), results
+
+
+def surprises(results: Sequence[Result]) -> list[str]:
+    """Return a line for each verdict that is not the known one of stock llama-cpp-python 0.3.36."""
+    return [
+        f"{result.probe.id}: {result.outcome.verdict.value}, stock is known as {result.probe.stock.value}"
+        for result in results
+        if result.outcome.verdict != result.probe.stock
+    ]

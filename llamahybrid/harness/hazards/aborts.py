@@ -1,0 +1,294 @@
+"""The memory after stopped decodes."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import partial
+
+from llama_cpp import llama_cpp as lib
+
+from llamahybrid.harness.hazards.case import CONTROL, LLAMA, MENDED, Model, on, probe, probes_in
+from llamahybrid.harness.hazards.context import ABORTED, PARTIAL, THREE, TWO, Context
+from llamahybrid.harness.hazards.model import ModelUnderTest
+from llamahybrid.harness.hazards.outcome import NotApplicable, Outcome, Verdict, all_sound, went_on, wrong
+from llamahybrid.harness.hazards.steps import all_go_on, next_prompt, stop
+
+_SITE = "llama-context.cpp: llama_context::decode"
+_PARTS = (0.1, 0.5, 0.97)
+_EIGHT = {0: 8, 1: 8, 2: 8}
+_Evaluate = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
+
+
+def _context(tested: ModelUnderTest, held: int, planes: int, **params: object) -> Context:
+    """A context that holds `held` tokens."""
+    return (tested.with_planes(planes, **params) if planes else tested.context(**params)).grown(held)
+
+
+def _stop(context: Context, fed: int, part: float) -> None:
+    """Decode `fed` more tokens and stop after `part` of the polls that this takes."""
+    held = context.last() + 1
+    twin = _context(context.tested, held, 0, **context.params)
+    polls = twin.polls_of(lambda: twin.feed(held, held + fed))
+    if not polls:
+        raise NotApplicable("the backend does not poll the abort callback")
+    stop(context, polls, part, lambda: context.feed(held, held + fed))
+
+
+def _after(context: Context, said: str) -> Outcome:
+    """Go on where the context says that it ends."""
+    end = context.last() + 1
+    return went_on(context.goes_on(end), f"{said}, {end} tokens left")
+
+
+def _stopped(
+    tested: ModelUnderTest, held: int, fed: int, part: float, planes: int = 0, **params: object
+) -> Outcome:
+    """Hold `held` tokens, stop while decoding `fed` more, go on where the context says that it ends.
+
+    If that is refused, remove everything and start another prompt.
+    """
+    tested.need_recurrent()
+    context = _context(tested, held, planes, **params)
+    _stop(context, fed, part)
+    outcome = _after(context, "the decode returned 2")
+    if outcome.verdict is not Verdict.REFUSED:
+        return outcome
+    context.rm(0, -1, -1)
+    again = next_prompt(context, 8, "after the removal of all")
+    return outcome if again.verdict is Verdict.EXACT else wrong(f"{outcome.detail}; {again.detail}")
+
+
+_abort = partial(
+    probe,
+    site=_SITE,
+    verdicts=(Verdict.WRONG, Verdict.REFUSED),
+    says="the decode returned 2, 0 tokens left; the next decode returned -2",
+    patches=("0002",),
+)
+"""Defaults of probes of a stopped decode."""
+
+
+@_abort(
+    "A decode stopped inside its only ubatch",
+    sound="drops what it spoiled, or leaves the state as it was",
+    also=on(Verdict.WRONG, "jamba", "lfm2", "mamba"),
+    otherwise={Model("mamba"): (Verdict.EXACT, "the decode returned 2, 0 tokens left")},
+)
+def abort_in_token(tested: ModelUnderTest) -> Outcome:
+    """Twelve tokens; stop after 10, 50 and 97 % of the next one; go on where the context says it ends."""
+    return all_sound(_stopped(tested, 12, 1, part) for part in _PARTS)
+
+
+@_abort(
+    "A decode stopped inside its only ubatch, with rollback planes",
+    sound="drops what it spoiled, or leaves the state as it was",
+)
+def abort_in_token_planes(tested: ModelUnderTest) -> Outcome:
+    """Four planes; twelve tokens; stop after 10, 50 and 97 % of the next; go on where the context ends."""
+    return all_sound(_stopped(tested, 12, 1, part, planes=4) for part in _PARTS)
+
+
+@_abort(
+    "A decode stopped in its second ubatch", sound="keeps the first ubatch exactly, or drops what it spoiled"
+)
+def abort_second_ubatch(tested: ModelUnderTest) -> Outcome:
+    """48 tokens in ubatches of 16; stop in the middle of the second; go on where the context says it ends."""
+    return _stopped(tested, 0, 48, 0.5, n_ubatch=16)
+
+
+@_abort(
+    "A decode stopped when its second ubatch is due",
+    sound="keeps the first ubatch exactly, and leaves no logits",
+    verdicts=MENDED,
+    says="the decode returned 2, 16 tokens left",
+    also=on(Verdict.WRONG, "jamba", "lfm2", "mamba"),
+)
+def abort_between_ubatches(tested: ModelUnderTest) -> Outcome:
+    """48 tokens in ubatches of 16; stop at the first poll after the first ubatch; go on at its end."""
+    tested.need_recurrent()
+    twin, context = tested.context(n_ubatch=16), tested.context(n_ubatch=16)
+    polls = twin.polls_of(lambda: twin.feed(0, 16))
+    status = context.stopped(polls + 1, lambda: context.feed(0, 48))
+    readable = context.has_logits()
+    outcome = _after(context, f"the decode returned {status}")
+    exact = outcome.verdict is Verdict.EXACT
+    return wrong(f"{outcome.detail}, and logits to sample from") if exact and readable else outcome
+
+
+@_abort(
+    "A stop that is there before the decode begins",
+    sound="leaves the state as it was",
+    verdicts=MENDED,
+    says="the decode returned 2, 12 tokens left",
+)
+def abort_at_once(tested: ModelUnderTest) -> Outcome:
+    """Twelve tokens; the first poll of the next decode says stop; go on where the context says it ends."""
+    tested.need_recurrent()
+    context = tested.context().grown(12)
+    status = context.stopped(1, lambda: context.feed(12, 20))
+    return _after(context, f"the decode returned {status}")
+
+
+@_abort(
+    "A decode of two sequences stopped beside a third",
+    sound="leaves the third as it was, or drops it",
+    says="stopped after 97%, 0 tokens left; the next decode returned -2",
+)
+def abort_bystander(tested: ModelUnderTest) -> Outcome:
+    """Three sequences; stop after 10, 50 and 97 % of a decode of the outer two; go on with the middle one."""
+    tested.need_recurrent()
+
+    def stopped(part: float) -> Outcome:
+        twin, context = tested.context(), tested.context(**THREE).filled(_EIGHT)
+        polls = twin.polls_of(lambda: twin.feed(0, 1))
+        stop(context, polls, part, lambda: _decode_around(context))
+        end = context.last(1) + 1
+        return went_on(context.goes_on(8, 1, text=1), f"stopped after {part:.0%}, {end} tokens left")
+
+    return all_sound(stopped(part) for part in _PARTS)
+
+
+@_abort(
+    "A stopped decode of tokens that two sequences share",
+    sound="leaves both sequences alike, and what starts afresh is exact",
+    verdicts=MENDED,
+    says="the decode returned 2, the sequences end at [-1, -1]",
+    model=LLAMA,
+)
+def abort_shared_tokens(tested: ModelUnderTest) -> Outcome:
+    """Stop half-way through a batch of eight tokens of two sequences; start both again where they end."""
+    tested.need_shared_tokens()
+    twin, context = tested.context(**TWO), tested.context(**TWO)
+    polls = twin.polls_of(lambda: twin.feed(0, 8))
+    both = [(tested.token(position), position, (0, 1)) for position in range(8)]
+    status = context.stopped(max(1, polls // 2), lambda: context.decode(both))
+    if status != ABORTED:
+        raise NotApplicable("the backend does not poll the abort callback")
+    ends = context.last_of()
+    said = f"the decode returned {status}, the sequences end at {ends}"
+    if ends != [-1, -1]:
+        return wrong(said)
+    return all_sound(went_on(context.goes_on(0, seq), said) for seq in (0, 1))
+
+
+@_abort(
+    "A decode stopped in the very first ubatch (control)",
+    sound="leaves nothing; the prompt starts again, exactly",
+    verdicts=CONTROL,
+    says="the decode returned 2, 0 tokens left",
+    patches=(),
+)
+def abort_first_ubatch(tested: ModelUnderTest) -> Outcome:
+    """An empty context; stop in the middle of twelve tokens; start again."""
+    return _stopped(tested, 0, 12, 0.4)
+
+
+@_abort(
+    "A snapshot restored after a stopped decode (control)",
+    sound="exact",
+    verdicts=CONTROL,
+    says="n_rs_seq = 4: the snapshot was restored",
+    also=on(Verdict.EXACT, "jamba", "lfm2", "mamba"),
+    patches=(),
+)
+def abort_restored(tested: ModelUnderTest) -> Outcome:
+    """Twelve tokens, snapshot; stop half-way through the next; restore the snapshot, cut at twelve, go on.
+
+    Once without rollback planes, and once with four where the model has them.
+    """
+    tested.need_recurrent()
+
+    def after(planes: int) -> Outcome:
+        context = tested.context(n_rs_seq=planes).grown(12)
+        snapshot = context.save(flags=PARTIAL)
+        _stop(context, 1, 0.5)
+        if not context.goes_back(snapshot, 12):
+            return wrong(f"n_rs_seq = {planes}: the snapshot or the cut was refused")
+        return went_on(context.goes_on(12), f"n_rs_seq = {planes}: the snapshot was restored")
+
+    return all_sound(after(planes) for planes in (0, 4))
+
+
+@_abort(
+    "The eval callback returns false in the middle of a graph",
+    site="ggml-backend.cpp: ggml_backend_sched_compute_splits",
+    sound="reports an abort and drops what it spoiled",
+    verdicts=MENDED,
+    says="the decode returned 2, the snapshot was restored",
+    patches=("0011",),
+    also=on(Verdict.WRONG, "jamba", LLAMA),
+)
+def eval_callback_stop(tested: ModelUnderTest) -> Outcome:
+    """Twelve tokens, snapshot; cb_eval returns false half-way through the next; go on at the reported end.
+
+    Then restore the snapshot, cut at twelve and go on.
+    """
+    seen, stop_at = 0, 0
+
+    def evaluate(_tensor: int, ask: bool, _user: int) -> bool:
+        nonlocal seen
+        seen += not ask
+        return ask or not stop_at or seen < stop_at
+
+    native = _Evaluate(evaluate)
+    callback = ctypes.cast(native, lib.ggml_backend_sched_eval_callback)
+    context = tested.context(cb_eval=callback).grown(12)
+    snapshot = context.save(flags=PARTIAL)
+    before = seen
+    context.feed(12, 13)
+    stop_at = seen + (seen - before) // 2
+    status = context.feed(13, 14)
+    stop_at = 0
+    said = f"the decode returned {status}"
+    outcome = _after(context, said)
+    if not outcome.verdict.sound:
+        return outcome
+    context.goes_back(snapshot, 12)
+    return went_on(context.goes_on(12), f"{said}, the snapshot was restored")
+
+
+@_abort(
+    "A decode of two sequences stopped where a third was removed",
+    site="llama-memory-recurrent.cpp: llama_memory_recurrent::find_slot",
+    sound="keeps what is exact or drops it; what starts afresh is exact",
+    verdicts=MENDED,
+    says="stopped 9 times",
+    patches=("0026",),
+    also={**on(Verdict.WRONG, "jamba", "lfm2"), **on(Verdict.EXACT, "mamba", "rwkv7")},
+)
+def abort_beside_free_cells(tested: ModelUnderTest) -> Outcome:
+    """Three sequences; remove the second, stop a decode of the others, remove those, start all three again.
+
+    Stopped once after each tenth of the polls that the decode takes.
+    """
+    tested.need_recurrent()
+    context, stopped = _hole(tested), 0
+    polls = context.polls_of(lambda: _decode_around(context))
+    outcome = Outcome(Verdict.FAILED, "the decode was never stopped")
+    for part in range(1, 10):
+        context = _hole(tested)
+        if context.stopped(max(2, polls * part // 10), partial(_decode_around, context)) != ABORTED:
+            continue
+        stopped += 1
+        for seq in (0, 2):
+            context.rm(seq, -1, -1)
+        context.filled({0: 8, 2: 8, 1: 8})
+        said = f"stopped {stopped} times"
+        outcome = all_go_on(went_on, context, said, {1: 8, 0: 8, 2: 8})
+        if outcome.verdict is not Verdict.EXACT:
+            return Outcome(outcome.verdict, f"{said}, last after {part}0 %", outcome.difference)
+    return outcome
+
+
+def _hole(tested: ModelUnderTest) -> Context:
+    """Two sequences of eight tokens, and room between them for another."""
+    context = tested.context(**THREE).filled(_EIGHT)
+    context.rm(1, -1, -1)
+    return context
+
+
+def _decode_around(context: Context) -> int:
+    return context.decode([(5, 8, (0,)), (6, 8, (2,))])
+
+
+PROBES = probes_in(vars())

@@ -1,0 +1,247 @@
+"""Copies between sequences, shifts and removals that are delayed or impossible."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from llama_cpp import llama_cpp as lib
+
+from llamahybrid.harness.hazards.case import LFM2, LLAMA, MENDED, on, probe, probes_in
+from llamahybrid.harness.hazards.context import BOTH, PARTIAL, SPLIT, TWO
+from llamahybrid.harness.hazards.model import ModelUnderTest
+from llamahybrid.harness.hazards.outcome import Outcome, Verdict, gap, granted, refused, went_on, wrong
+from llamahybrid.harness.hazards.steps import all_go_on, next_prompt
+
+_pending = partial(probe, sound="carries the copy out first", verdicts=MENDED, patches=("0010",))
+"""Defaults of probes of a copy or shift that is pending."""
+
+_ignored = partial(
+    probe, sound="changes nothing", verdicts=(Verdict.DIED, Verdict.REFUSED), patches=("0007",)
+)
+"""Defaults of probes of a request that cannot be met."""
+
+
+@_pending(
+    "Saving a sequence whose stream copy is pending",
+    site="llama-kv-cache.cpp: llama_kv_cache::seq_cp",
+    says="saved and restored",
+    also=on(Verdict.WRONG, LLAMA),
+)
+def pending_copy_saved(tested: ModelUnderTest) -> Outcome:
+    """Not unified: copy twelve tokens to the second sequence, save it at once, restore elsewhere, go on."""
+    tested.need_attention()
+    context = tested.context(**SPLIT).grown(12)
+    context.cp(0, 1)
+    other = tested.context(**SPLIT)
+    granted(other.load(context.save(1), 1), "the copy was not saved and restored")
+    return went_on(other.goes_on(12, 1), "saved and restored")
+
+
+@_pending(
+    "Restoring into a sequence whose stream copy is pending",
+    site="llama-kv-cache.cpp: llama_kv_cache::seq_cp",
+    says="restored",
+    also=on(Verdict.WRONG, LLAMA),
+)
+def pending_copy_restored_into(tested: ModelUnderTest) -> Outcome:
+    """Not unified: copy to the second sequence, remove that, restore another text into it, go on."""
+    tested.need_attention()
+    blob = tested.context(**SPLIT).grown(12, 1, text=1).save(1)
+    context = tested.context(**SPLIT).grown(12)
+    context.cp(0, 1)
+    context.rm(1, -1, -1)
+    granted(context.load(blob, 1), "the state was not restored")
+    return went_on(context.goes_on(12, 1, text=1), "restored")
+
+
+@_pending(
+    "Saving while a K-shift is pending",
+    site="llama-kv-cache.cpp: llama_kv_cache::update",
+    sound="carries the shift out first",
+    says="saved and restored",
+    model=LLAMA,
+    also=on(Verdict.WRONG, "qwen3"),
+)
+def pending_shift_saved(tested: ModelUnderTest) -> Outcome:
+    """Shift twelve tokens by five positions, save, restore elsewhere, and go on with both at position 17."""
+    tested.need_attention()
+    tested.need_multi_rope(False)
+    context = tested.context().grown(12)
+    granted(lib.llama_memory_can_shift(context.memory), "llama_memory_can_shift says no")
+    lib.llama_memory_seq_add(context.memory, 0, 0, -1, 5)
+    other = tested.context()
+    granted(other.load(context.save()), "the shifted sequence was not saved and restored")
+    if status := context.feed(17, 18) or other.feed(17, 18):
+        return went_on(status, "saved and restored")
+    return went_on(gap(other.logits(), context.logits()), "saved and restored")
+
+
+@_ignored(
+    "seq_add and seq_div on a model with M-RoPE",
+    site="llama-kv-cache.cpp: llama_kv_cache::seq_add",
+    says="the sequence ends at position 11",
+)
+def shift_under_m_rope(tested: ModelUnderTest) -> Outcome:
+    """Shift twelve tokens by five and halve their positions, which have several dimensions; go on at 12."""
+    tested.need_multi_rope(True)
+    context = tested.context().grown(12)
+    lib.llama_memory_seq_add(context.memory, 0, 0, -1, 5)
+    lib.llama_memory_seq_div(context.memory, 0, 0, -1, 2)
+    said = f"the sequence ends at position {context.last()}"
+    return refused(context.goes_on(12), said)
+
+
+@_ignored(
+    "Copying a range between streams",
+    site="llama-kv-cache.cpp: llama_kv_cache::seq_cp",
+    says="the copy ends at position -1",
+    also=on(Verdict.DIED, LLAMA),
+)
+def partial_stream_copy(tested: ModelUnderTest) -> Outcome:
+    """Not unified: copy positions [2, 5) of twelve tokens to the second sequence; go on with the first."""
+    tested.need_attention()
+    context = tested.context(**SPLIT).grown(12)
+    context.cp(0, 1, 2, 5)
+    said = f"the copy ends at position {context.last(1)}"
+    return refused(context.goes_on(12), said)
+
+
+@probe(
+    "seq_rm of all sequences by id -1",
+    site="llama-memory-recurrent.cpp: llama_memory_recurrent::seq_rm",
+    sound="removes them (stock always returns false)",
+    verdicts=(Verdict.REFUSED, Verdict.EXACT),
+    says="seq_rm returned true, the sequences end at [-1, -1]",
+    patches=("0005",),
+    also=on(Verdict.REFUSED, "mamba"),
+)
+def remove_all_sequences(tested: ModelUnderTest) -> Outcome:
+    """Two sequences of twelve tokens; seq_rm(-1, -1, -1); a fresh prompt in the second one.
+
+    If that was refused, go on with both.
+    """
+    context = tested.context(**TWO).filled(BOTH)
+    if context.rm(-1, -1, -1):
+        ends = context.last_of()
+        said = f"seq_rm returned true, the sequences end at {ends}"
+        return went_on(context.starts_over(12, 1), said) if ends == [-1, -1] else wrong(said)
+    return all_go_on(refused, context, "seq_rm returned false")
+
+
+@probe(
+    "Removing a part of all sequences of a recurrent memory",
+    site="llama-memory-recurrent.cpp: llama_memory_recurrent::seq_rm",
+    sound="refuses what it cannot forget, and changes nothing (stock refuses empty ranges too)",
+    verdicts=(Verdict.REFUSED, Verdict.REFUSED),
+    says="seq_rm returned [1, 1, 0, 0]",
+    patches=("0005",),
+    also=on(Verdict.REFUSED, "mamba"),
+)
+def remove_part_of_all(tested: ModelUnderTest) -> Outcome:
+    """Two sequences of twelve tokens; seq_rm of -1 from 12, of [5, 5), from 6, of [0, 6); go on with both."""
+    tested.need_recurrent()
+    context = tested.context(**TWO).filled(BOTH)
+    parts = ((12, -1), (5, 5), (6, -1), (0, 6))
+    answers = [int(context.rm(-1, *part)) for part in parts]
+    said = f"seq_rm returned {answers}"
+    return wrong(said) if any(answers[2:]) else all_go_on(refused, context, said)
+
+
+@probe(
+    "seq_rm of sequence -7",
+    site="llama-kv-cache.cpp: llama_kv_cache::seq_rm",
+    sound="removes all sequences, as the header says of any negative id, or refuses",
+    verdicts=(Verdict.DIED, Verdict.EXACT),
+    says="seq_rm returned true, the sequence ends at position -1",
+    patches=("0007",),
+    model=LLAMA,
+    also=on(Verdict.REFUSED, "qwen35"),
+)
+def remove_negative_sequence(tested: ModelUnderTest) -> Outcome:
+    """Twelve tokens; seq_rm(-7, -1, -1); then another prompt, or the old one where it was refused."""
+    context = tested.context().grown(12)
+    if not context.rm(-7, -1, -1):
+        return refused(context.goes_on(12), "seq_rm returned false")
+    said = f"seq_rm returned true, the sequence ends at position {context.last()}"
+    return next_prompt(context, 8, said)
+
+
+@probe(
+    "Removing a range out of the middle of a hybrid",
+    site="llama-memory-hybrid.cpp: llama_memory_hybrid::seq_rm",
+    sound="refuses: the recurrent state cannot forget it",
+    verdicts=(Verdict.WRONG, Verdict.REFUSED),
+    says="seq_rm returned [0, 0, 0, 1, 1, 1]",
+    patches=("0013",),
+    also=on(Verdict.WRONG, "jamba", "lfm2", LFM2),
+)
+def remove_inner_range(tested: ModelUnderTest) -> Outcome:
+    """Twelve tokens; seq_rm(0, 2, 5); go on, compared with a context that never saw those three tokens.
+
+    If positions may not have gaps, it is compared with all twelve. A library that refuses it has to refuse
+    [0, 5) and [0, 11), too; ranges without tokens ([5, 5), [5, 2), [12, 40)) may be granted.
+    """
+    tested.need_hybrid()
+    context = tested.context().grown(12)
+    if not context.rm(0, 2, 5):
+        ranges = ((2, 5), (0, 5), (-1, 11), (5, 5), (5, 2), (12, 40))
+        answers = [int(context.rm(0, *each)) for each in ranges]
+        said = f"seq_rm returned {answers}"
+        return wrong(said) if any(answers[:3]) else refused(context.goes_on(12), said)
+    if status := context.feed(12, 13):
+        return went_on(status, "seq_rm returned true")
+    without = tested.context()
+    places = [position for position in range(13) if not 2 <= position < 5]
+    gaps = not any(without.decode([(tested.token(position), position, (0,))]) for position in places)
+    wanted = without.logits() if gaps else tested.clean(12)
+    return went_on(gap(context.logits(), wanted), "seq_rm returned true")
+
+
+@probe(
+    "Attention appended to a sequence before its old tail is cut",
+    site="llama-kv-cache.cpp: llama_kv_cache::seq_cp",
+    sound="refuses the copy, the restore or the decode: every position would be there twice",
+    verdicts=MENDED,
+    says="all calls succeeded, the state is 0 bytes longer than a clean one",
+    patches=("0017",),
+    also=on(Verdict.WRONG, "jamba", "lfm2", LLAMA),
+)
+def append_before_cut(tested: ModelUnderTest) -> Outcome:
+    """Live: 24 tokens of another text; append [10, 20) of the wanted one, restore its snapshot, cut at 20.
+
+    All calls succeed and the positions come out right.
+    """
+    tested.need_attention()
+
+    def wanted(position: int) -> int:
+        return tested.token(position, 0 if position < 10 else 1)
+
+    def feed(begin: int, end: int) -> bool:
+        return not donor.decode([(wanted(position), position, (0,)) for position in range(begin, end)])
+
+    donor = tested.context(**TWO)
+    if not (feed(0, 10) and feed(10, 20)):
+        raise RuntimeError("a clean context refused a batch")
+    snapshot = donor.save(flags=PARTIAL)
+    donor.cp(0, 1, 10, 20)
+    segment = donor.save(1)
+    donor.rm(1, -1, -1)
+    size = len(donor.save())
+    feed(20, 21)
+
+    context = tested.context(**TWO).grown(24)
+    granted(context.load(segment, 1), "the segment was not restored")
+    context.cp(1, 0)
+    context.rm(1, -1, -1)
+    apart = lib.llama_model_is_hybrid(tested.model) or lib.llama_model_n_swa(tested.model)
+    back = context.goes_back(snapshot, 20) if apart else context.rm(0, 20, -1)
+    granted(back, "the snapshot or the cut was refused")
+    more = len(context.save()) - size
+    said = f"all calls succeeded, the state is {more} bytes longer than a clean one"
+    if status := context.decode([(wanted(20), 20, (0,))]):
+        return went_on(status, said)
+    outcome = went_on(gap(context.logits(), donor.logits()), said)
+    return wrong(said) if more and outcome.verdict is Verdict.EXACT else outcome
+
+
+PROBES = probes_in(vars())

@@ -1,0 +1,134 @@
+"""A model under test: contexts, clean runs for comparison, and properties.
+
+Loads libllama when it is imported. Struct layouts are those that llama_cpp mirrors; functions are called at
+their addresses in the library that llama_cpp has loaded.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import sys
+from pathlib import Path
+from typing import Any
+
+from llama_cpp import llama_cpp as lib
+
+from llamahybrid.devices.offload import Offload
+from llamahybrid.devices.rpc import endpoints
+from llamahybrid.engine import installed
+from llamahybrid.harness.hazards.context import Context
+from llamahybrid.harness.hazards.outcome import Logits, NotApplicable
+
+_ERROR = 4  # ggml_log_level
+_UNSHARED = (b"qwen4exp",)
+"""Architectures that assert that each token is of one sequence (src/models/qwen4exp.cpp, set_input)."""
+
+_MULTI_ROPE = (8, 40)  # LLAMA_ROPE_TYPE_MROPE, LLAMA_ROPE_TYPE_IMROPE
+
+
+def _log(level: int, text: bytes, _: int | None) -> None:
+    """Let errors through: the last one is part of the report when the process dies."""
+    if level == _ERROR:
+        sys.stderr.write(text.decode(errors="replace"))
+        sys.stderr.flush()
+
+
+_LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(_log)
+
+
+class ModelUnderTest:
+    """A model under test and its properties."""
+
+    def __init__(self, path: str, gpu_layers: int = 0, rpc: str = "") -> None:
+        """`rpc`: servers that layers go to, as `Llama` takes them."""
+        lib.llama_log_set(_LOG, None)
+        lib.llama_backend_init()
+        self.path = path
+        params = lib.llama_model_default_params()
+        params.n_gpu_layers = gpu_layers
+        self.offload = Offload(endpoints(rpc), watched=False)
+        self.offload.ask_for(params)
+        self.model = lib.llama_model_load_from_file(path.encode(), params)
+        if not self.model:
+            raise RuntimeError(f"llama_model_load_from_file made no model of {path}")
+        self.words = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self.model)))
+
+    def token(self, position: int, text: int = 0) -> int:
+        """The token at a position of one of the test texts."""
+        return (7 * position + 31 * text + 1) % min(self.words, 128)
+
+    def context(self, **params: Any) -> Context:
+        """A fresh context; keywords are fields of `llama_context_params`."""
+        return Context(self, params)
+
+    def clean(self, length: int, *, text: int = 0, alone: int = 0, **params: Any) -> Logits:
+        """Logits at position `length` in a context that saw that text only, its last `alone` apart."""
+        params.pop("cb_eval", None)
+        context = self.context(**params).grown(length - alone, text=text)
+        if context.feed(length - alone, length + 1, text=text, chunk=1):
+            raise RuntimeError("a clean context refused to go on")
+        return context.logits()
+
+    def split(self) -> ModelUnderTest:
+        """The model again, each tensor in two parts: the CPU serves as two devices.
+
+        The CPU holds such tensors but cannot compute with them: states come from a context on the whole
+        model. Raises NotApplicable if the model cannot be split.
+        """
+        if lib.llama_model_is_recurrent(self.model):  # for rwkv7 llama-model.cpp aborts while it loads
+            raise NotApplicable("purely recurrent models are not split over devices")
+        ggml = installed.library(Path(lib._lib._name).parent, "ggml")
+        if ggml is None:
+            raise NotApplicable("no libggml beside libllama")
+        device = ctypes.CDLL(str(ggml)).ggml_backend_dev_by_type
+        device.restype = ctypes.c_void_p
+        cpu = device(0)  # GGML_BACKEND_DEVICE_TYPE_CPU
+        params = lib.llama_model_default_params()
+        devices = (ctypes.c_void_p * 3)(cpu, cpu, None)
+        params.devices = ctypes.cast(devices, ctypes.c_void_p)
+        params.split_mode, params.n_gpu_layers = 3, 99  # LLAMA_SPLIT_MODE_TENSOR
+        other = copy.copy(self)
+        other.model = lib.llama_model_load_from_file(self.path.encode(), params)
+        if not other.model:
+            raise NotApplicable("tensors of this architecture cannot be split over devices")
+        return other
+
+    def with_planes(self, count: int = 4, **params: Any) -> Context:
+        """A context with `count` rollback planes; raises NotApplicable where the model has none."""
+        context = self.context(n_rs_seq=count, **params)
+        if lib.llama_n_rs_seq(context.ctx) != count:
+            raise NotApplicable("the architecture has no rollback planes")
+        return context
+
+    def need_recurrent(self) -> None:
+        """Raise NotApplicable unless the model keeps a recurrent state."""
+        if not (lib.llama_model_is_recurrent(self.model) or lib.llama_model_is_hybrid(self.model)):
+            raise NotApplicable("the architecture keeps no recurrent state")
+
+    def need_attention(self) -> None:
+        """Raise NotApplicable for a purely recurrent model."""
+        if lib.llama_model_is_recurrent(self.model):
+            raise NotApplicable("the architecture keeps no attention KV")
+
+    def need_hybrid(self) -> None:
+        """Raise NotApplicable unless the model keeps both."""
+        if not lib.llama_model_is_hybrid(self.model):
+            raise NotApplicable("the architecture is no hybrid")
+
+    def need_window(self) -> None:
+        """Raise NotApplicable unless the model attends through a sliding window."""
+        if not lib.llama_model_n_swa(self.model):
+            raise NotApplicable("the model has no sliding window")
+
+    def need_shared_tokens(self) -> None:
+        """Raise NotApplicable where a token is of one sequence only."""
+        name = ctypes.create_string_buffer(64)
+        lib.llama_model_meta_val_str(self.model, b"general.architecture", name, len(name))
+        if name.value in _UNSHARED:
+            raise NotApplicable("a token of two sequences ends the process on purpose (GGML_ASSERT)")
+
+    def need_multi_rope(self, yes: bool) -> None:
+        """Raise NotApplicable unless positions are (`yes`) or are not M-RoPE's."""
+        if (lib.llama_model_rope_type(self.model) in _MULTI_ROPE) != yes:
+            raise NotApplicable(f"positions are {'not ' if yes else ''}M-RoPE's")

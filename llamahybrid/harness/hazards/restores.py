@@ -1,0 +1,299 @@
+"""Restores of files, of states that do not fit, over shared cells, and without memory."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from llama_cpp import llama_cpp as lib
+
+from llamahybrid.harness.hazards.case import CONTROL, GEMMA3, LLAMA, Model, on, probe, probes_in
+from llamahybrid.harness.hazards.context import FULL, PARTIAL, TWO, Context
+from llamahybrid.harness.hazards.model import ModelUnderTest
+from llamahybrid.harness.hazards.outcome import (
+    NotApplicable,
+    Outcome,
+    Verdict,
+    all_sound,
+    refused,
+    went_on,
+    wrong,
+)
+from llamahybrid.harness.hazards.process import memory_left
+from llamahybrid.harness.hazards.steps import after_failure, failed_restore, still_there
+
+_FILE = "llama-context.cpp: llama_context::state_seq_load_file"
+_READ = "llama-kv-cache.cpp: llama_kv_cache::state_read"
+_LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+_shrinks = partial(
+    probe,
+    sound="drops what is half replaced",
+    verdicts=(Verdict.WRONG, Verdict.REFUSED),
+    patches=("0009",),
+    model=GEMMA3,
+    also=on(Verdict.REFUSED, LLAMA, "qwen35"),
+)
+"""Defaults of probes of a file that is truncated while it is read."""
+_beside_copy = partial(
+    probe, site=_READ, verdicts=CONTROL, also=on(Verdict.EXACT, LLAMA, "jamba", "lfm2", "mamba")
+)
+"""Defaults of probes of a restore over a sequence whose cells a copy shares."""
+
+
+class _File:
+    """A state in a file: of sequence 0, or of the whole context."""
+
+    def __init__(self, path: Path, whole: bool) -> None:
+        self.path, self.whole = path, whole
+        self._tokens = (lib.llama_token * 64)()
+
+    def save(self, context: Context) -> None:
+        """Write it, with four prompt tokens."""
+        name, tokens = str(self.path).encode(), self._tokens
+        if self.whole:
+            done = lib.llama_state_save_file(context.ctx, name, tokens, 4)
+        else:
+            done = lib.llama_state_seq_save_file(context.ctx, name, 0, tokens, 4)
+        if not done:
+            raise RuntimeError("the state was not written")
+
+    def load(self, context: Context) -> bool:
+        """Return the library's result of reading it."""
+        name, tokens, count = str(self.path).encode(), self._tokens, ctypes.c_size_t()
+        if self.whole:
+            return bool(lib.llama_state_load_file(context.ctx, name, tokens, 64, ctypes.byref(count)))
+        return bool(lib.llama_state_seq_load_file(context.ctx, name, 0, tokens, 64, ctypes.byref(count)))
+
+
+@contextmanager
+def _file(whole: bool) -> Iterator[_File]:
+    with tempfile.TemporaryDirectory(prefix="llamahybrid-hazard-") as folder:
+        yield _File(Path(folder) / "state", whole)
+
+
+@failed_restore(
+    "A damaged state file over a live sequence",
+    site=_FILE,
+    verdicts=(Verdict.DIED, Verdict.REFUSED),
+    says="8 restores returned 0, 20 tokens left with the same bytes",
+    patches=("0009", "0029"),
+    also=on(Verdict.DIED, LLAMA, Model("lfm2")),
+)
+def failed_file_restore(tested: ModelUnderTest) -> Outcome:
+    """Twenty live tokens; files of thirty others, of a sequence and whole; go on at twenty.
+
+    They lack 8 bytes, 2,000 bytes, all but 60, or have eight more. A sound file is restored first.
+    """
+    context = tested.context().grown(20)
+    before = context.save()
+    donor = tested.context().grown(30, text=3)
+    for whole in (False, True):
+        with _file(whole) as file:
+            file.save(donor)
+            good = file.path.read_bytes()
+            other = tested.context().grown(5)
+            if not file.load(other) or other.save() != donor.save():
+                return wrong("a sound file was refused")
+            for damaged in (good[:-8], good[:-2000], good[:60], good + b"\0" * 8):
+                file.path.write_bytes(damaged)
+                if file.load(context):
+                    return wrong(f"{len(damaged)} of {len(good)} bytes were accepted")
+    return still_there(context, before, 20, "8 restores returned 0")
+
+
+def _shrinking(tested: ModelUnderTest, whole: bool) -> Outcome:
+    """A file loses the end of its last tensor between being parsed and its data being read.
+
+    State replaced by then is lost. A message in the log gives the moment.
+    """
+    if sys.platform == "win32":
+        raise NotApplicable("a file that is open cannot be cut here")
+    donor = tested.context(**TWO).grown(200, text=3)
+    context = tested.context(**TWO).filled({0: 20, 1: 15})
+    beside = context.save(1)
+    with _file(whole) as file:
+        file.save(donor)
+        end = file.path.stat().st_size - 256
+
+        def log(_level: int, text: bytes, _data: object) -> None:
+            if b"cell_count" in text or b"reading memory" in text:
+                os.truncate(file.path, end)
+
+        callback = _LOG(log)
+        lib.llama_log_set(callback, None)
+        read = file.load(context)
+        lib.llama_log_set(_LOG(), None)
+        if file.path.stat().st_size != end:
+            raise NotApplicable("the library does not say when it has parsed a file")
+    if read:
+        return wrong("a file that lost its end was accepted")
+    ends = context.last_of()
+    said = f"the restore returned 0, the sequences end at {ends}"
+    if not whole and context.save(1) != beside:
+        return wrong(f"{said}, the second one with other bytes")
+    if ends[0] >= 0:
+        return refused(context.goes_on(ends[0] + 1), said)
+    return refused(context.starts_over(20, text=2), said)
+
+
+@_shrinks(
+    "A state file that loses its end while its data is read",
+    site=_FILE,
+    sound="drops what is half replaced, and leaves other sequences alone",
+    says="the restore returned 0, the sequences end at [-1, 14]",
+)
+def file_shrinks(tested: ModelUnderTest) -> Outcome:
+    """Two sequences; restore a file over the first, cut it before its last tensor is read; start again."""
+    return _shrinking(tested, whole=False)
+
+
+@_shrinks(
+    "A whole-context state file that loses its end while its data is read",
+    site="llama-context.cpp: llama_context::state_load_file",
+    says="the restore returned 0, the sequences end at [-1, -1]",
+)
+def file_shrinks_whole(tested: ModelUnderTest) -> Outcome:
+    """Two sequences; restore a whole file, cut it before its last tensor is read; start again."""
+    return _shrinking(tested, whole=True)
+
+
+def _over(context: Context, blob: bytes, flags: int, what: str, seq: int = 0) -> Outcome:
+    """Offer a blob that does not belong here over twenty live tokens of sequence 0, and go on with them."""
+    before = context.save()
+    if context.load(blob, seq, flags):
+        return went_on(context.goes_on(20), f"{what} was accepted")
+    return still_there(context, before, 20, f"{what} was refused")
+
+
+@failed_restore(
+    "A state with more cells than the context has",
+    site="llama-kv-cache.cpp: llama_kv_cache::state_read_meta",
+    says="a state of 400 tokens was refused, 20 tokens left with the same bytes",
+    also={**on(Verdict.REFUSED, LLAMA), **on(Verdict.WRONG, "jamba")},
+)
+def restore_too_long(tested: ModelUnderTest) -> Outcome:
+    """n_ctx = 256; twenty live tokens; restore the state of 400 others; go on at twenty."""
+    tested.need_attention()
+    blob = tested.context().grown(400, text=3).save()
+    return _over(tested.context(n_ctx=256).grown(20), blob, FULL, "a state of 400 tokens")
+
+
+@failed_restore(
+    "A state whose attention has another number type",
+    site="llama-kv-cache.cpp: llama_kv_cache::state_read_data",
+    says="a state in F32 was refused, 20 tokens left with the same bytes",
+    also={**on(Verdict.REFUSED, LLAMA), **on(Verdict.WRONG, "jamba")},
+)
+def restore_other_type(tested: ModelUnderTest) -> Outcome:
+    """Twenty live tokens in F16; restore the state of thirty others that were computed in F32; go on."""
+    tested.need_attention()
+    blob = tested.context(type_k=0, type_v=0).grown(30, text=3).save()
+    return _over(tested.context().grown(20), blob, FULL, "a state in F32")
+
+
+@failed_restore(
+    "A full state restored as PARTIAL, and the other way round",
+    site="llama-context.cpp: llama_context::state_seq_set_data",
+    says="PARTIAL as full was refused, 20 tokens left with the same bytes",
+    also=on(Verdict.WRONG, "jamba"),
+)
+def restore_other_flags(tested: ModelUnderTest) -> Outcome:
+    """Twenty live tokens; offer states of thirty others under the wrong flags; go on at twenty."""
+    tested.need_hybrid()
+    donor = tested.context().grown(30, text=3)
+    return all_sound(
+        _over(tested.context().grown(20), donor.save(flags=saved), offered, said)
+        for saved, offered, said in ((FULL, PARTIAL, "full as PARTIAL"), (PARTIAL, FULL, "PARTIAL as full"))
+    )
+
+
+def _beside(tested: ModelUnderTest, cut: int | None) -> Outcome:
+    """Restore thirty tokens of another text over a sequence whose cells a copy shares; go on with both."""
+    blob = tested.context(**TWO).grown(30, text=3).save()
+    context = tested.context(**TWO).grown(20)
+    context.cp(0, 1)
+    read = context.load(blob[:cut])
+    said = f"the restore returned {'success' if read else 0}"
+    copied = went_on(context.goes_on(20, 1), f"{said}, the copy goes on")
+    if not read and context.last() < 19:
+        return copied
+    restored = context.goes_on(30, text=3) if read else context.goes_on(20)
+    return all_sound((copied, went_on(restored, f"{said}, both go on")))
+
+
+@_beside_copy(
+    "A state restored over a sequence that shares its cells",
+    sound="leaves the other sequence as it was",
+    says="the restore returned success, both go on",
+)
+def restore_beside_copy(tested: ModelUnderTest) -> Outcome:
+    """Twenty tokens, copied to a second sequence; restore thirty others over the first; go on with both."""
+    return _beside(tested, None)
+
+
+@_beside_copy(
+    "A truncated state over a sequence that shares its cells",
+    sound="refuses, and leaves the other sequence as it was",
+    says="the restore returned 0, both go on",
+    patches=("0009",),
+)
+def failed_restore_beside_copy(tested: ModelUnderTest) -> Outcome:
+    """Twenty tokens, copied to a second sequence; restore a state without its last eight bytes; go on."""
+    return _beside(tested, -8)
+
+
+@probe(
+    "A state restored over a pending rollback",
+    site="llama-memory-recurrent.cpp: llama_memory_recurrent::state_read",
+    sound="goes on from what was restored",
+    verdicts=CONTROL,
+    says="the restore returned success",
+    also=on(Verdict.EXACT, "lfm2"),
+)
+def restore_over_rollback(tested: ModelUnderTest) -> Outcome:
+    """Four planes; twelve tokens, of which two are rolled back; restore twenty of another text; go on."""
+    blob = tested.with_planes().grown(20, text=3).save()
+    context = tested.with_planes().grown(12)
+    context.rm(0, 10, -1)
+    if not context.load(blob):
+        return wrong("a sound state was refused")
+    return went_on(context.goes_on(20, text=3), "the restore returned success")
+
+
+@probe(
+    "No memory for a restore",
+    site=_READ,
+    sound="restores, or refuses and the live state stays (or is dropped whole)",
+    verdicts=CONTROL,
+    says="each restore succeeded, or was refused without damage",
+    also=on(Verdict.EXACT, LLAMA),
+)
+def restore_no_memory(tested: ModelUnderTest) -> Outcome:
+    """2,000 live tokens; restore as many others with 0 and with 256 KiB left to the process; go on."""
+    shape: dict[str, Any] = {"n_ctx": 2048, "n_batch": 2048}
+    blob = tested.context(**shape).grown(2000, text=1, chunk=2000).save()
+    buffer = (ctypes.c_uint8 * len(blob)).from_buffer_copy(blob)
+
+    def restored(left: int) -> Outcome:
+        context = tested.context(**shape).grown(2000, chunk=2000)
+        with memory_left(left):
+            read = lib.llama_state_seq_set_data_ext(context.ctx, buffer, len(blob), 0, FULL)
+        if read:
+            return went_on(context.goes_on(2000, text=1), f"{left >> 10} KiB: the restore returned success")
+        return after_failure(context, 2000)
+
+    outcome = all_sound(restored(left) for left in (0, 1 << 18))
+    if not outcome.verdict.sound:
+        return outcome
+    # how much suffices depends on what the process has freed before
+    return Outcome(Verdict.EXACT, "each restore succeeded, or was refused without damage", outcome.difference)
+
+
+PROBES = probes_in(vars())

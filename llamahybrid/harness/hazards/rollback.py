@@ -1,0 +1,288 @@
+"""Rollback planes: which cuts are granted, and where a pending rollback goes."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from llama_cpp import llama_cpp as lib
+
+from llamahybrid.harness.hazards.case import CONTROL, MENDED, on, probe, probes_in
+from llamahybrid.harness.hazards.context import PARTIAL, THREE, TWO, Context
+from llamahybrid.harness.hazards.model import ModelUnderTest
+from llamahybrid.harness.hazards.outcome import (
+    Outcome,
+    Verdict,
+    all_sound,
+    gap,
+    granted,
+    refused,
+    went_on,
+    wrong,
+)
+from llamahybrid.harness.hazards.steps import cut
+
+_SITE = "llama-memory-recurrent.cpp: llama_memory_recurrent::seq_rm"
+
+
+def _pending(tested: ModelUnderTest, **params: Any) -> Context:
+    """Twelve tokens in one batch, of which two are rolled back."""
+    context = tested.with_planes(**params).grown(12)
+    if not context.rm(0, 10, -1):
+        raise RuntimeError("a rollback of two within one batch was refused")
+    return context
+
+
+def _pending_copied(tested: ModelUnderTest) -> Context:
+    """The same, copied to a second sequence while that rollback is pending."""
+    context = _pending(tested, **TWO)
+    context.cp(0, 1)
+    return context
+
+
+_rollback = partial(probe, site=_SITE, verdicts=(Verdict.WRONG, Verdict.REFUSED), patches=("0001",))
+"""Defaults of probes of a cut: stock grants cuts that cannot be right."""
+
+_stale = partial(probe, sound="starts the next prompt clean", verdicts=MENDED, patches=("0001",))
+"""Defaults of probes of a rollback that is pending after it should have ended."""
+
+
+@_rollback(
+    "Rollback within one batch (control)",
+    sound="grants it, exactly",
+    verdicts=CONTROL,
+    says="seq_rm to 8 of 12 tokens returned true",
+    also=on(Verdict.EXACT, "lfm2", "nemotron_h"),
+    patches=(),
+)
+def rollback_one_batch(tested: ModelUnderTest) -> Outcome:
+    """Four planes; twelve tokens in one batch; roll back five, which is refused; roll back four."""
+    context = tested.with_planes().grown(12)
+    if context.rm(0, 7, -1):
+        return wrong("seq_rm to 7 of 12 tokens returned true")
+    return cut(context, 8, 12)
+
+
+@_rollback(
+    "Rollback across single-token decodes",
+    sound="refuses: a one-token batch leaves one valid plane",
+    says="seq_rm to 8 of 12 tokens returned false",
+    also=on(Verdict.WRONG, "lfm2", "nemotron_h"),
+)
+def rollback_single_tokens(tested: ModelUnderTest) -> Outcome:
+    """Four planes; twelve one-token decodes; roll back four."""
+    return cut(tested.with_planes().grown(12, chunk=1), 8, 12)
+
+
+@_rollback(
+    "Rollback of one token decoded after a batch",
+    sound="refuses, or keeps the plane before the batch",
+    says="seq_rm to 11 of 12 tokens returned false",
+)
+def rollback_last_token(tested: ModelUnderTest) -> Outcome:
+    """Four planes; eleven tokens in one batch, then one; roll back that one."""
+    context = tested.with_planes().grown(11)
+    context.feed(11, 12)
+    return cut(context, 11, 12)
+
+
+@_rollback(
+    "Rollback, decode, rollback",
+    sound="refuses the second rollback",
+    says="seq_rm to 9 of 11 tokens returned false",
+)
+def rollback_twice(tested: ModelUnderTest) -> Outcome:
+    """Roll back two of twelve tokens, decode one, roll back two."""
+    context = _pending(tested)
+    context.feed(10, 11)
+    return cut(context, 9, 11)
+
+
+@_rollback(
+    "Rollback right after a state restore",
+    site="llama-memory-recurrent.cpp: llama_memory_recurrent::state_read_meta",
+    sound="refuses: a restore fills the first plane only",
+    says="seq_rm to 10 of 12 tokens returned false",
+)
+def rollback_after_restore(tested: ModelUnderTest) -> Outcome:
+    """Restore twelve tokens over twenty others of another text; roll back two."""
+    blob = tested.with_planes().grown(12).save()
+    context = tested.with_planes().grown(20, text=1)
+    if not context.load(blob):
+        raise RuntimeError("a sound state was refused")
+    return cut(context, 10, 12)
+
+
+@_rollback(
+    "Rollback with embeddings on",
+    sound="refuses: every ubatch is split to where few planes are filled",
+    says="seq_rm to 7 of 10 tokens returned false",
+)
+def rollback_embeddings(tested: ModelUnderTest) -> Outcome:
+    """embeddings=True, ubatches of eight; ten tokens in one batch; roll back three."""
+    return cut(tested.with_planes(n_ubatch=8, embeddings=True, pooling_type=0).grown(10), 7, 10)
+
+
+@_rollback(
+    "Rollback of a sequence while others decoded",
+    sound="refuses: the others' batch moved its row",
+    says="seq_rm to 6 of 8 tokens returned false",
+)
+def rollback_bystander(tested: ModelUnderTest) -> Outcome:
+    """Three unified sequences of eight tokens; decode one more of the outer two; roll the middle one back."""
+    context = tested.with_planes(**THREE).filled({0: 8, 1: 8, 2: 8})
+    context.decode([(5, 8, (0,)), (6, 8, (2,))])
+    return cut(context, 6, 8, 1)
+
+
+@_rollback(
+    "Rollback of one of two sequences that share their state",
+    sound="refuses (both share a row), or moves that sequence alone",
+    says="seq_rm returned false, sequence 0 goes on",
+)
+def rollback_shared(tested: ModelUnderTest) -> Outcome:
+    """Twelve tokens; copy the sequence; roll the original back by two; go on with both."""
+    context = tested.with_planes(**TWO).grown(12)
+    context.cp(0, 1)
+    if context.rm(0, 10, -1):
+        said = f"seq_rm returned true, the copy ends at position {context.last(1)}"
+        if context.last(1) != 11:
+            return wrong(said)
+        return all_sound(went_on(context.goes_on(end, seq), said) for end, seq in ((12, 1), (10, 0)))
+    return all_sound(
+        refused(context.goes_on(12, seq), f"seq_rm returned false, sequence {seq} goes on") for seq in (1, 0)
+    )
+
+
+@_rollback(
+    "A draft rejected whole: rollback to before its batch",
+    sound="refuses, and goes on from the snapshot that was taken before the draft",
+    verdicts=MENDED,
+    says="the rollback was refused, snapshot and cut were granted",
+    patches=("0001", "0020"),
+)
+def rollback_to_batch_start(tested: ModelUnderTest) -> Outcome:
+    """Four planes, twelve tokens, snapshot; decode a draft of four in one batch; roll back those four.
+
+    If that is refused, restore the snapshot, cut to twelve and go on. llama-server relies on this when a
+    draft model with a recurrent memory takes its target back to before the batch.
+    """
+    context = tested.with_planes().grown(12)
+    snapshot = context.save(flags=PARTIAL)
+    context.feed(12, 16)
+    if context.rm(0, 12, -1):
+        return went_on(context.goes_on(12), "seq_rm to 12 of 16 tokens returned true")
+    if not context.goes_back(snapshot, 12):
+        return wrong("the rollback was refused, and so were the snapshot or its cut")
+    return went_on(context.goes_on(12), "the rollback was refused, snapshot and cut were granted")
+
+
+@_rollback(
+    "A draft rejected in part by a memory without planes",
+    sound="refuses the cut, and goes on from the snapshot that was taken before the draft",
+    verdicts=CONTROL,
+    says="the cut was refused, 17 tokens left, snapshot and cut were granted",
+    also=on(Verdict.EXACT, "jamba", "mamba", "rwkv7"),
+    patches=(),
+)
+def draft_rejected_recurrent(tested: ModelUnderTest) -> Outcome:
+    """Twelve tokens, snapshot; decode a draft of five; cut to 14, which is refused, and not in half.
+
+    Then restore the snapshot, cut to twelve, decode the two accepted tokens again and go on.
+    """
+    tested.need_recurrent()
+    context = tested.context().grown(12)
+    snapshot = context.save(flags=PARTIAL)
+    context.feed(12, 17)
+    if context.rm(0, 14, -1):
+        return went_on(context.goes_on(14), "seq_rm to 14 of 17 tokens returned true")
+    left = context.last() + 1
+    if not context.goes_back(snapshot, 12):
+        return wrong("the cut was refused, and so were the snapshot or its cut")
+    status = context.feed(12, 14)
+    said = f"the cut was refused, {left} tokens left, snapshot and cut were granted"
+    return went_on(status or context.goes_on(14), said)
+
+
+@_stale(
+    "A pending rollback outlives seq_rm with a finite end",
+    site="llama-memory-recurrent.cpp: llama_memory_recurrent::seq_rm",
+    says="seq_rm(0, 0, 100) returned true",
+)
+def stale_rollback_finite_removal(tested: ModelUnderTest) -> Outcome:
+    """Roll back two of twelve tokens, remove [0, 100), decode a fresh prompt."""
+    context = _pending(tested)
+    said = f"seq_rm(0, 0, 100) returned {context.rm(0, 0, 100)}".lower()
+    return went_on(context.goes_on(0), said)
+
+
+@_stale(
+    "A pending rollback outlives seq_keep of another sequence",
+    site="llama-memory-recurrent.cpp: llama_memory_recurrent::seq_keep",
+    says="seq_keep, 3 tokens decoded",
+)
+def stale_rollback_keep(tested: ModelUnderTest) -> Outcome:
+    """Roll back two of twelve tokens, keep only the empty second sequence, decode a fresh prompt."""
+    context = _pending(tested, **TWO)
+    lib.llama_memory_seq_keep(context.memory, 1)
+    found = context.starts_over(2)
+    return went_on(found, f"seq_keep, {context.last() + 1} tokens decoded")
+
+
+@_stale(
+    "Copying a sequence while its rollback is pending",
+    site="llama-memory-recurrent.cpp: llama_memory_recurrent::seq_cp",
+    sound="copies the rolled-back state",
+    says="seq_cp, sequence 0 from position 10",
+)
+def stale_rollback_copy(tested: ModelUnderTest) -> Outcome:
+    """Roll back two of twelve tokens, copy the sequence, go on with the copy, then with the original."""
+    context = _pending_copied(tested)
+    return all_sound(
+        went_on(context.goes_on(10, seq), f"seq_cp, sequence {seq} from position 10") for seq in (1, 0)
+    )
+
+
+@_stale(
+    "Saving a copy made while a rollback was pending",
+    site="llama-memory-recurrent.cpp: llama_memory_recurrent::seq_cp",
+    sound="saves what the original would save",
+    says="the copy saved other bytes than the original",
+)
+def stale_rollback_copy_saved(tested: ModelUnderTest) -> Outcome:
+    """Roll back two of twelve tokens, copy the sequence, save the copy, restore it elsewhere, go on."""
+    context = _pending_copied(tested)
+    blob = context.save(1)
+    other = tested.context()
+    granted(other.load(blob), "the copy could not be saved and restored")
+    same = "the same bytes" if blob == context.save(0) else "other bytes than the original"
+    return went_on(other.goes_on(10), f"the copy saved {same}")
+
+
+@_rollback(
+    "Whole-state size while a shared cell has differing rollbacks",
+    site="llama-memory-recurrent.cpp: llama_memory_recurrent::state_write",
+    sound="saves it, or returns 0",
+    verdicts=(Verdict.DIED, Verdict.EXACT),
+    says="saved and restored, from the live state",
+)
+def stale_rollback_whole_state(tested: ModelUnderTest) -> Outcome:
+    """Roll back two of twelve tokens, copy the sequence, save the whole state, restore it, go on."""
+    context = _pending_copied(tested)
+    blob = context.save_whole()
+    if not blob:
+        return refused(context.goes_on(10), "the whole state was not saved")
+    other = tested.with_planes(**TWO)
+    granted(other.load_whole(blob), "the whole state was not restored")
+    if status := other.feed(10, 11):
+        return went_on(status, "saved and restored")
+    return all_sound(
+        went_on(found, f"saved and restored, {said}")
+        for found, said in (
+            (gap(other.logits(), tested.clean(10)), "from the saved state"),
+            (context.goes_on(10), "from the live state"),
+        )
+    )
+
+
+PROBES = probes_in(vars())

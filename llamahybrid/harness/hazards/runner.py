@@ -1,0 +1,228 @@
+"""Runs each probe in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from llamahybrid import tiny
+from llamahybrid.children import python
+from llamahybrid.engine import installed, sdist, series
+from llamahybrid.errors import EngineError
+from llamahybrid.harness.hazards.case import Model, Probe
+from llamahybrid.harness.hazards.outcome import Outcome, Verdict
+
+_CHILD = python("llamahybrid.harness.hazards.child")
+_running: set[subprocess.Popen[str]] = set()
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of a probe on a model, and its seconds."""
+
+    probe: Probe
+    model: Model
+    outcome: Outcome
+    seconds: float
+
+
+def sound(results: Sequence[Result], patches: frozenset[str] | None = None) -> bool:
+    """Tell whether nothing went wrong and at least one probe applied.
+
+    `patches`: those of the library (`Library.patches`); see `expected`.
+    """
+    told = any(result.outcome.verdict is not Verdict.NOT_APPLICABLE for result in results)
+    return told and all(result.outcome.verdict.sound or expected(result, patches) for result in results)
+
+
+def expected(result: Result, patches: frozenset[str] | None) -> bool:
+    """Tell whether our engine was built without the patches for this and therefore behaves as stock."""
+    return (
+        patches is not None
+        and not patches.issuperset(result.probe.patches)
+        and result.outcome.verdict is result.probe.known.get(result.model)
+    )
+
+
+def cure(probe: Probe) -> str:
+    """Return the set of patches that cures a hazard; `stock`: it needs none."""
+    known = series.sets(sdist.PIN.version)
+    found = {known[number] for number in probe.patches}
+    return next((name for name in ("hardening", "server", "reuse") if name in found), "stock")
+
+
+@dataclass(frozen=True)
+class Library:
+    """A libllama as a child process sees it."""
+
+    path: str
+    """The file that was loaded."""
+    system: str
+    """Its build, as it reports it."""
+    environment: Mapping[str, str]
+    """Environment variables under which a process loads it."""
+    patches: frozenset[str] | None = None
+    """Numbers of its patches; None: not built by `engine build`, or from a checkout."""
+
+
+def library(path: Path | None = None) -> Library:
+    """Return the libllama at `path`, a file or its folder; None: the library that llama_cpp loads.
+
+    The library is loaded once in a process of its own as a test.
+
+    Raises:
+        EngineError: there is no library, or llama_cpp could not load it.
+    """
+    environment = {**os.environ, "GGML_NO_BACKTRACE": "1", "OMP_NUM_THREADS": "1"}
+    if path is not None:
+        folder = (path if path.is_dir() else path.parent).resolve()
+        if not path.exists() or installed.library(folder, "llama") is None:
+            raise EngineError(f"no libllama at {path}: give its file, or the folder that holds it")
+        environment.pop("LLAMAHYBRID_ENGINE", None)
+        environment |= {"LLAMA_CPP_LIB_PATH": str(folder), "MTMD_CPP_LIB": str(folder)}
+    try:
+        child = subprocess.run(
+            _CHILD, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise EngineError(f"the libllama at {path} hangs when it is loaded") from error
+    if child.returncode:
+        reason = _last_line(child.stderr) or f"exit status {child.returncode}"
+        raise EngineError(f"the libllama at {path or 'its default place'} cannot be loaded: {reason}")
+    about = json.loads(child.stdout.splitlines()[-1])
+    return Library(about["path"], about["system"], environment, _patches(Path(about["path"]).parent))
+
+
+def _patches(folder: Path) -> frozenset[str] | None:
+    """The numbers of the patches in an engine of ours."""
+    engine = installed.owner(folder)
+    return frozenset(map(series.number, engine.patches)) if engine and engine.patches else None
+
+
+def supervise(command: Sequence[str], environment: Mapping[str, str], seconds: float) -> Outcome:
+    """Run a child whose last line is an outcome; its death or a timeout are outcomes, too."""
+    pipe = subprocess.PIPE
+    child = subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True, errors="replace")
+    _running.add(child)
+    try:
+        said, log = child.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        log = child.communicate()[1]
+        return Outcome(Verdict.DIED, f"hung: killed after {seconds:g} s{_quoted(log)}")
+    finally:
+        _running.discard(child)
+    if child.returncode < 0:
+        return Outcome(Verdict.DIED, f"{_signal(-child.returncode)}{_quoted(log)}")
+    if child.returncode:
+        return Outcome(Verdict.FAILED, _last_line(log) or f"the child's exit status was {child.returncode}")
+    try:
+        return Outcome.from_json(json.loads(said.splitlines()[-1]))
+    except (ValueError, KeyError, IndexError, TypeError):
+        return Outcome(Verdict.FAILED, "the child ended without an outcome")
+
+
+def run_on(
+    file: Path,
+    probe: Probe,
+    under_test: Library,
+    *,
+    gpu_layers: int = 0,
+    rpc: str = "",
+    seconds: float = 60.0,
+) -> Outcome:
+    """Run a probe on a model file, in a process of its own."""
+    command = (*_CHILD, probe.id, str(file), str(gpu_layers), *([rpc] if rpc else []))
+    return supervise(command, under_test.environment, seconds)
+
+
+def run(
+    probes: Iterable[Probe],
+    under_test: Library,
+    *,
+    arch: str | None = None,
+    known: bool = False,
+    gpu_layers: int = 0,
+    rpc: str = "",
+    jobs: int = 2,
+    seconds: float = 60.0,
+    done: Callable[[Result], Any] = lambda result: None,
+) -> list[Result]:
+    """Run `probes` against a library, `jobs` at a time, each for `seconds` at most; results in their order.
+
+    `arch` replaces the model that each probe names; with `known` it runs on every model that it knows
+    (`Probe.known`), not on its first one only. `rpc`: RPC servers that layers go to. `done` is
+    called with each result as it comes.
+
+    Raises:
+        UnknownArchitecture: `tiny` cannot make `arch`.
+    """
+    with tempfile.TemporaryDirectory(prefix="llamahybrid-hazards-") as folder:
+        chosen = [
+            (probe, replace(model, arch=arch) if arch else model)
+            for probe in probes
+            for model in (probe.known if known else (probe.model,))
+        ]
+        files = {model: _make(model, Path(folder)) for model in dict.fromkeys(model for _, model in chosen)}
+        # a probe that dies leaves its files behind
+        library_here = replace(under_test, environment={**under_test.environment, "TMPDIR": folder})
+
+        ended = threading.Event()
+
+        def run_one(pair: tuple[Probe, Model]) -> Result:
+            probe, model = pair
+            start = time.perf_counter()
+            outcome = run_on(
+                files[model], probe, library_here, gpu_layers=gpu_layers, rpc=rpc, seconds=seconds
+            )
+            result = Result(probe, model, outcome, time.perf_counter() - start)
+            if not ended.is_set():  # else this child was killed
+                done(result)
+            return result
+
+        with ThreadPoolExecutor(max(1, jobs)) as pool:
+            try:
+                return list(pool.map(run_one, chosen))
+            except BaseException:  # Ctrl-C does not wait for a probe that hangs
+                ended.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+                for child in tuple(_running):
+                    child.kill()
+                raise
+
+
+def _make(model: Model, folder: Path) -> Path:
+    """Write a tiny model."""
+    return tiny.make(model.arch, folder / f"{model.name}.gguf", window=model.window, embd=model.embd)
+
+
+def _signal(number: int) -> str:
+    """The name of a signal."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _last_line(text: str) -> str:
+    """The last line of a log that says something."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
+def _quoted(text: str) -> str:
+    """The last line of a log, shortened and without the path that a build machine left in it."""
+    line = _last_line(text)
+    where, found, rest = line.partition(": ")
+    line = f"{where.rpartition('/')[2]}{found}{rest}"
+    return f": {line[:160]}" if line else ""

@@ -1,0 +1,207 @@
+"""Sliding windows: cuts to where the window is gone, windows that do not fit the attention beside them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from llamahybrid.harness.hazards.case import CONTROL, GEMMA3, MENDED, Model, on, probe, probes_in
+from llamahybrid.harness.hazards.context import PARTIAL, TWO, Context, load_range, save_range
+from llamahybrid.harness.hazards.model import ModelUnderTest
+from llamahybrid.harness.hazards.outcome import (
+    NotApplicable,
+    Outcome,
+    Verdict,
+    all_sound,
+    granted,
+    refused,
+    went_on,
+    wrong,
+)
+from llamahybrid.harness.hazards.steps import cut, next_prompt
+
+_SITE = "llama-kv-cache-iswa.cpp: llama_kv_cache_iswa::seq_rm"
+_DECODE = "llama-kv-cache-iswa.cpp: llama_kv_cache_iswa::init_batch"
+_GEMMA2 = Model("gemma2", 16)
+_SMALL = {"swa_full": False, "n_ubatch": 32}
+
+
+def _grown(tested: ModelUnderTest) -> Context:
+    """400 tokens with a window whose first contents have long been overwritten."""
+    tested.need_window()
+    return tested.context(**_SMALL).grown(400, chunk=32)
+
+
+_window = partial(
+    probe, site=_DECODE, verdicts=(Verdict.WRONG, Verdict.REFUSED), patches=("0025",), model=GEMMA3
+)
+"""Defaults of probes of a window: stock decodes without the tokens that it needs."""
+
+
+@_window(
+    "A cut behind the sliding window",
+    site=_SITE,
+    sound="refuses: the window before the cut is gone",
+    says="seq_rm to 100 of 400 tokens returned false",
+    patches=("0012",),
+)
+def cut_behind_window(tested: ModelUnderTest) -> Outcome:
+    """swa_full=False; 400 tokens in batches of 32; cut to 100, of all sequences and of the first; go on."""
+    context = _grown(tested)
+    if context.rm(-1, 100, -1):
+        return went_on(context.goes_on(100), "seq_rm of all to 100 of 400 tokens returned true")
+    return cut(context, 100, 400)
+
+
+@_window(
+    "A cut inside the sliding window (control)",
+    site=_SITE,
+    sound="grants it, exactly (a hybrid: refuses)",
+    verdicts=CONTROL,
+    says="seq_rm to 398 of 400 tokens returned true",
+    patches=(),
+    also=on(Verdict.EXACT, _GEMMA2),
+)
+def cut_inside_window(tested: ModelUnderTest) -> Outcome:
+    """swa_full=False; 400 tokens in batches of 32; cut to 398; go on."""
+    return cut(_grown(tested), 398, 400)
+
+
+@_window(
+    "A window restored from a snapshot (control)",
+    site=_SITE,
+    sound="exact",
+    verdicts=CONTROL,
+    says="snapshot and cut were granted",
+    patches=(),
+    also=on(Verdict.EXACT, _GEMMA2),
+)
+def window_restored(tested: ModelUnderTest) -> Outcome:
+    """Snapshot at 100 tokens, grow to 400, restore the snapshot, cut at 100, go on."""
+    tested.need_window()
+    context = tested.context(**_SMALL).grown(100, chunk=32)
+    snapshot = context.save(flags=PARTIAL)
+    context.feed(100, 400, chunk=32)
+    granted(context.goes_back(snapshot, 100), "the snapshot or the cut was refused")
+    return went_on(context.goes_on(100), "snapshot and cut were granted")
+
+
+def _window_onto(tested: ModelUnderTest, held: int) -> Outcome:
+    """Restore the PARTIAL snapshot of 100 tokens into a context that holds `held`, go on at 100."""
+    tested.need_window()
+    snapshot = tested.context(**_SMALL).grown(100, chunk=32).save(flags=PARTIAL)
+    context = tested.context(**_SMALL).grown(held, chunk=32)
+    granted(context.load(snapshot, flags=PARTIAL), "the snapshot was refused")
+    return went_on(context.goes_on(100), f"the snapshot was restored beside {held} tokens of attention")
+
+
+@_window(
+    "A window restored into empty attention",
+    sound="refuses to decode: the layers without a window have nothing",
+    says="the snapshot was restored beside 0 tokens of attention; the next decode returned -2",
+)
+def window_without_attention(tested: ModelUnderTest) -> Outcome:
+    """swa_full=False; restore the PARTIAL snapshot of 100 tokens into an empty context; go on at 100."""
+    return _window_onto(tested, 0)
+
+
+@_window(
+    "A window restored beside attention that ends earlier",
+    sound="refuses to decode: the layers without a window lack tokens",
+    says="the snapshot was restored beside 50 tokens of attention; the next decode returned -2",
+)
+def window_ahead_of_attention(tested: ModelUnderTest) -> Outcome:
+    """swa_full=False; restore the PARTIAL snapshot of 100 tokens where 50 are live; go on at 100."""
+    return _window_onto(tested, 50)
+
+
+@_window(
+    "Attention of a range restored without its window",
+    sound="refuses to decode until the window is restored, then exact",
+    verdicts=(Verdict.NOT_APPLICABLE, Verdict.EXACT),
+    says="the range was restored, decodes returned [-2, -2] before its window was; removed, it starts again",
+    patches=("0015", "0025"),
+    also=on(Verdict.NOT_APPLICABLE, _GEMMA2),
+)
+def range_without_window(tested: ModelUnderTest) -> Outcome:
+    """swa_full=False; restore the range [0, 100) into an empty context; go on at 100; start at 0.
+
+    If both are refused, restore the PARTIAL snapshot of 100 tokens and go on; remove all and start again.
+    """
+    tested.need_window()
+    donor = tested.context(**_SMALL).grown(100, chunk=32)
+    part, snapshot = save_range(donor, 0, 100), donor.save(flags=PARTIAL)
+    context = tested.context(**_SMALL)
+    granted(load_range(context, part, 0, 100), "the range was refused")
+    statuses = []
+    for begin, text in ((100, 0), (0, 1)):
+        statuses.append(context.feed(begin, begin + 8, text=text))
+        if not statuses[-1]:
+            return went_on(context.goes_on(begin + 8, text=text), "the range was restored")
+    said = f"the range was restored, decodes returned {statuses} before its window was"
+    if not context.load(snapshot, flags=PARTIAL):
+        return wrong(f"{said}; the window of the range was refused")
+    restored = went_on(context.goes_on(100), said)
+    context.rm(0, -1, -1)
+    return all_sound((restored, next_prompt(context, 8, f"{said}; removed, it starts again")))
+
+
+@_window(
+    "A copy that ends behind the sliding window",
+    site="llama-kv-cache-iswa.cpp: llama_kv_cache_iswa::seq_cp",
+    sound="refuses to decode: the window before the copy's end is gone",
+    says="both copies were refused, the original goes on",
+)
+def copy_behind_window(tested: ModelUnderTest) -> Outcome:
+    """swa_full=False; 400 tokens in batches of 32; copy their first 100 to another sequence; go on there.
+
+    Then the same with 150; then go on with the original. The window cache holds the last 256.
+    """
+    tested.need_window()
+    context = tested.context(**_SMALL, **TWO).grown(400, chunk=32)
+
+    def copied(end: int) -> Outcome:
+        context.cp(0, 1, 0, end)
+        outcome = went_on(context.goes_on(end, 1), f"{end} of 400 tokens were copied")
+        context.rm(1, -1, -1)
+        return outcome
+
+    said = "both copies were refused, the original goes on"
+    outcome = all_sound(copied(end) for end in (100, 150))
+    return outcome if outcome.verdict is not Verdict.REFUSED else refused(context.goes_on(400), said)
+
+
+@_window(
+    "The PARTIAL state of an empty sequence restored over a window",
+    site="llama-kv-cache.cpp: llama_kv_cache::state_read_sinfo",
+    sound="drops the window: a cut is granted, and nothing is decoded before a snapshot is restored",
+    verdicts=MENDED,
+    says="empty state and cut were granted, the decode returned -2 before the snapshot was restored",
+    patches=("0027",),
+    also=on(Verdict.WRONG, _GEMMA2, Model("deepseek4", 16)),
+)
+def empty_window_restored(tested: ModelUnderTest) -> Outcome:
+    """swa_full=False; 400 tokens; restore an empty sequence's PARTIAL state, cut to 100, go on.
+
+    If that is refused, restore the PARTIAL snapshot of 100 tokens and go on.
+    """
+    tested.need_attention()  # not a window: llama_model_n_swa is 0 for deepseek4
+    context = tested.context(**_SMALL)
+    nothing = context.save(flags=PARTIAL)
+    context.grown(100, chunk=32)
+    snapshot = context.save(flags=PARTIAL)
+    if len(snapshot) == len(context.save()):
+        raise NotApplicable("a PARTIAL state is the whole state: the sequence is empty then, and says so")
+    context.feed(100, 400, chunk=32)
+    granted(context.load(nothing, flags=PARTIAL), "the empty state was refused")
+    if not context.rm(0, 100, -1):
+        return wrong("the empty state was restored, but the window is still there")
+    found = context.goes_on(100)
+    if not isinstance(found, int):
+        return went_on(found, "the empty state was restored and the cut granted")
+    if not context.load(snapshot, flags=PARTIAL):
+        return wrong("the snapshot was refused")
+    said = f"empty state and cut were granted, the decode returned {found} before the snapshot was restored"
+    return went_on(context.goes_on(100), said)
+
+
+PROBES = probes_in(vars())

@@ -1,0 +1,179 @@
+"""Selection of scripts and workloads, and their length, for a given time.
+
+A model's speed is measured by a few short requests. The cost of each script and workload is known from a run
+on a pretended session: every prompt decoded from its beginning, every answer, and both once more for the
+comparison with a context that reused nothing. All targets of a model get the same plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+from llamahybrid.harness import directed
+from llamahybrid.harness.report import Sameness
+from llamahybrid.harness.runner import RequestResult, WorkloadRunner
+from llamahybrid.harness.targets.base import Ask, Reply, Session
+from llamahybrid.harness.traces.trace import rendered
+from llamahybrid.harness.workloads.speech import Speech, Vocabulary
+from llamahybrid.harness.workloads.tokens import Workload
+
+SCALES = (1.0, 0.5, 0.25, 0.125)
+"""Possible lengths of messages and answers; few, so that two runs on a machine are often alike."""
+
+SHORTEST_SCRIPT = 0.5
+"""Scripts of directed probes are not shortened below this: a cache may keep nothing of very short prompts."""
+
+COMPARED = 2
+"""Each answer is computed twice, once for the comparison."""
+
+LETTERS_A_TOKEN = 4
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Tokens a second."""
+
+    prefill: float
+    decode: float
+
+    def seconds(self, cost: Cost) -> float:
+        """Return how long the work of `cost` takes."""
+        return cost.prompt / self.prefill + cost.answer / self.decode
+
+    def or_faster(self, other: Speed) -> Speed:
+        """Return the larger speeds of two measurements."""
+        return Speed(max(self.prefill, other.prefill), max(self.decode, other.decode))
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Tokens of all prompts, each decoded from its beginning, and of all answers."""
+
+    prompt: int
+    answer: int
+
+    def at(self, scale: float) -> Cost:
+        """Return the cost of prompts and answers that are shorter."""
+        return Cost(round(self.prompt * scale), round(self.answer * scale))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The length of scripts and workloads, and the seconds that each takes at most."""
+
+    scale: float = 1.0
+    script_scale: float = 1.0
+    """Length of the directed probes' scripts."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """By the name of a workload; empty where time does not matter."""
+    left_out: frozenset[str] = frozenset()
+    """Workloads for which there is no time."""
+    slowest_request: float = 0.0
+    """Seconds that a short request took when the speed was measured."""
+    speed: Speed | None = None
+    """The speed that the plan is made for."""
+
+
+QUICK = 1.0
+"""Seconds; shorter requests are measured several times, because load varies."""
+
+SLOW = 4.0
+"""Seconds; if 16 tokens and an answer of 4 take more, no longer request is measured."""
+
+
+def measured(session: Session) -> tuple[Speed, float]:
+    """Return the speed of a session's model, and the seconds of one short request. Raises TargetError."""
+    speech = Speech(session.vocabulary or PRETENDED, seed=f"speed/{session.nonce}")
+
+    def asked(words: int, answer: int) -> Reply:
+        message = {"role": "user", "content": speech.sentence(words)}
+        tokens = tuple(speech.words(words)) if session.takes_tokens else ()
+        return session.ask(Ask(answer, tokens, messages=() if tokens else (message,)))
+
+    asked(16, 4)  # reads the model's file, too
+    replies = [asked(16, 4)]
+    if replies[0].seconds < SLOW:
+        replies = [asked(96, 16)]
+    while replies[-1].seconds < QUICK and len(replies) < 4:
+        replies.append(asked(96, 16))
+    reply = min(replies, key=lambda each: each.seconds)
+    first = reply.ttft or reply.seconds / 2
+    made = max(1, (len(reply.tokens) if reply.tokens else 16) - 1)
+    rest = max(reply.seconds - first, 1e-6)
+    total = reply.total or len(reply.prompt or ()) or 96
+    return Speed(total / max(first, 1e-6), made / rest), reply.seconds
+
+
+def plan(workloads: Sequence[Workload], speed: Speed, seconds: float, request: float = 0.0) -> Plan:
+    """Return the longest scale at which everything takes `seconds` at most.
+
+    If even the shortest takes longer, workloads are chosen in their order until the time is used up.
+    """
+
+    def checked(scale: float) -> dict[str, float]:
+        return {each.name: COMPARED * speed.seconds(cost_of(each, scale)) for each in workloads}
+
+    def scripts(scale: float) -> float:
+        costs = (cost_of_script(each.run, max(SHORTEST_SCRIPT, scale)) for each in directed.PROBES)
+        return COMPARED * sum(map(speed.seconds, costs))
+
+    scale = fitting(lambda scale: scripts(scale) + sum(checked(scale).values()), seconds)
+    costs = checked(scale)
+    room, left_out = seconds - scripts(scale), set[str]()
+    for name, cost in costs.items():
+        if cost > room:
+            left_out.add(name)
+        else:
+            room -= cost
+    return Plan(scale, max(SHORTEST_SCRIPT, scale), costs, frozenset(left_out), request, speed)
+
+
+def fitting(seconds_at: Callable[[float], float], seconds: float) -> float:
+    """Return the longest scale at which something takes `seconds` at most, else the shortest."""
+    return next((scale for scale in SCALES if seconds_at(scale) <= seconds), SCALES[-1])
+
+
+@cache
+def cost_of(workload: Workload, scale: float) -> Cost:
+    """Return the cost of a workload at a scale."""
+    player = WorkloadRunner(_Pretended())
+    player.converse(workload, scale)
+    return _cost(player.played)
+
+
+@cache
+def cost_of_script(run: Callable[[directed.Script], None], scale: float) -> Cost:
+    """Return the cost of a directed probe's script at a scale."""
+    script = directed.Script(_Pretended(), scale=scale)
+    run(script)
+    return _cost(script.player.played)
+
+
+def _cost(played: Sequence[RequestResult]) -> Cost:
+    prompt = sum(len(each.ask.tokens) or len(rendered(each.ask)) // LETTERS_A_TOKEN for each in played)
+    return Cost(prompt, sum(each.ask.max_tokens for each in played))
+
+
+PRETENDED = Vocabulary(tuple(range(16, 1016)), 1, 2)
+
+
+class _Pretended(Session):
+    """A session that answers at once with `max_tokens` tokens."""
+
+    takes_chats = True
+    vocabulary = PRETENDED
+
+    def ask(self, ask: Ask) -> Reply:
+        """Return an answer of as many tokens as were asked for."""
+        tokens = PRETENDED.words[: ask.max_tokens]
+        return Reply("", 0.0, tokens=tokens, total=len(ask.tokens))
+
+    def sameness(self, ask: Ask, reply: Reply) -> tuple[Sameness, str]:
+        """Return that nothing is known."""
+        return "unknown", "pretended"
+
+    def spell(self, tokens: Sequence[int], special: bool = True) -> str:
+        """Return a text of about as many tokens."""
+        return "word" * len(tokens)

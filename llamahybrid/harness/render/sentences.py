@@ -1,0 +1,219 @@
+"""A report in sentences: the beginning of every rendering."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from llamahybrid.harness.report import (
+    PROBE,
+    Outcome,
+    Report,
+    RequestFigures,
+    TargetFigures,
+    Verdict,
+    WorkloadFigures,
+)
+
+HAZARD = "hazard:"
+"""Prefix of the names of native hazards."""
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A finding in words."""
+
+    outcome: Outcome
+    text: str
+
+
+_KNOWN: Mapping[str, tuple[str, str]] = {
+    "reuse": ("reuses decoded tokens", "decodes known tokens again"),
+    "exact": (
+        "answers as a context that reused nothing",
+        "answers differ from a context that reused nothing: reused state was wrong",
+    ),
+    "reports-what-it-reused": ("reports reused tokens correctly", "reports tokens as reused that were not"),
+    "memory-flat": ("memory does not grow from request to request", "memory grows with each request"),
+    "runs": ("runs every workload", "did not run every workload"),
+    "hits": ("reuses a prompt that goes on", "decodes a prompt that goes on again: the cache does not hit"),
+    "restores-a-prefix": (
+        "restores prefixes of the prompt only",
+        "restored state that is no prefix of the prompt",
+    ),
+    "cuts-the-tail": (
+        "answers correctly after a long cut",
+        "continues from removed tokens after a long cut: the tail was not cut",
+    ),
+    "rolls-back-to-its-position": (
+        "rolls the last tokens back",
+        "continues from a wrong state after a rollback of the last tokens",
+    ),
+    "own-attention": (
+        "keeps conversations at equal positions apart",
+        "answered a conversation from the attention of another one at equal positions",
+    ),
+    "salt-kept-apart": ("keeps users with different salts apart", "reused the prompt of another salt"),
+}
+"""Meaning of a verdict that is ok, and of one that is bad."""
+
+
+def described(name: str, outcome: Outcome) -> str:
+    """Return the meaning of a verdict's name and outcome, without its detail."""
+    if name.startswith(HAZARD):
+        hazard = repr(name.removeprefix(HAZARD))
+        ok, bad = f"safe from the memory hazard {hazard}", f"hit by the memory hazard {hazard}"
+    else:
+        ok, bad = _KNOWN.get(name) or (f"{name!r} holds", f"{name!r} does not hold")
+    return {"ok": ok, "bad": bad, "cannot tell": f"cannot tell: {ok}"}[outcome]
+
+
+def sentence(verdict: Verdict) -> Sentence:
+    """Return a verdict in words, with its detail."""
+    detail = f": {verdict.detail}" if verdict.detail else ""
+    return Sentence(verdict.outcome, _ended(described(verdict.name, verdict.outcome) + detail))
+
+
+def worst(outcomes: Iterable[Outcome]) -> Outcome:
+    """Return bad before cannot tell before ok; of nothing: cannot tell."""
+    found = set(outcomes) or {"cannot tell"}
+    return "bad" if "bad" in found else "cannot tell" if "cannot tell" in found else "ok"
+
+
+def verdicts(target: TargetFigures) -> list[Verdict]:
+    """Return all verdicts of a target: workload by workload, then hazards."""
+    return [*(verdict for w in target.workloads for verdict in w.verdicts), *target.hazards]
+
+
+def overall(found: Iterable[Verdict]) -> Outcome:
+    """Return bad if one is; ok if none is and one is ok."""
+    outcomes = {verdict.outcome for verdict in found}
+    return "bad" if "bad" in outcomes else "ok" if "ok" in outcomes else "cannot tell"
+
+
+def outcome(target: TargetFigures) -> Outcome:
+    """Return `overall` of a target's verdicts; bad if the target did not run to its end."""
+    return "bad" if target.error is not None else overall(verdicts(target))
+
+
+def faults(workload: WorkloadFigures) -> str:
+    """Return the outcome of a workload, with the names of bad verdicts."""
+    names = [verdict.name for verdict in workload.verdicts if verdict.outcome == "bad"]
+    return f"bad: {', '.join(names)}" if names else overall(workload.verdicts)
+
+
+def tabled(target: TargetFigures) -> list[WorkloadFigures]:
+    """Return the workloads of tables: those that ran, and of directed probes the bad ones."""
+    ran = [w for w in target.workloads if not any(verdict.name == "runs" for verdict in w.verdicts)]
+    return [w for w in ran if PROBE not in w.workload or overall(w.verdicts) == "bad"]
+
+
+def requests(target: TargetFigures) -> list[RequestFigures]:
+    """Return all requests of a target, workload by workload."""
+    return [request for workload in target.workloads for request in workload.requests]
+
+
+def headline(report: Report) -> str:
+    """Return the whole report in one sentence."""
+    stopped = "" if report.complete else "the run was stopped, or out of time, before its end"
+    if not any(target.error or verdicts(target) for target in report.targets):
+        return "; ".join(filter(None, (f"{_number(len(report.targets), 'target')} measured", stopped))) + "."
+    counted = Counter(outcome(target) for target in report.targets)
+    good = f"{counted['ok']} of {_number(len(report.targets), 'target')} without a fault"
+    bad = f"{counted['bad']} with faults" if counted["bad"] else ""
+    slow = sum(_only_slow(target) for target in report.targets)
+    if slow:
+        bad += f", {'all' if slow == counted['bad'] else slow} of them only by decoding more than necessary"
+    untold = f"{counted['cannot tell']} cannot be judged" if counted["cannot tell"] else ""
+    return "; ".join(filter(None, (good, bad, untold, stopped))) + "."
+
+
+def _only_slow(target: TargetFigures) -> bool:
+    """Tell whether nothing is bad but the number of decoded tokens."""
+    names = {verdict.name for verdict in verdicts(target) if verdict.outcome == "bad"}
+    return target.error is None and names == {"reuse"}
+
+
+def of_target(target: TargetFigures) -> list[Sentence]:
+    """Return a sentence for each kind of verdict on a target, faults first."""
+    said = (
+        [] if target.error is None else [Sentence("bad", _ended(f"did not run to its end: {target.error}"))]
+    )
+    names = dict.fromkeys(verdict.name for w in target.workloads for verdict in w.verdicts)
+    said += [_summed(target, name) for name in names]
+    said += _hazards(target.hazards)
+    order: Sequence[Outcome] = ("bad", "cannot tell", "ok")
+    return sorted(said, key=lambda one: order.index(one.outcome))
+
+
+def _summed(target: TargetFigures, name: str) -> Sentence:
+    """Return a sentence on all verdicts of one name."""
+    found = [(w.workload, each) for w in target.workloads for each in w.verdicts if each.name == name]
+    result = worst(verdict.outcome for _, verdict in found)
+    counted = [pair for pair in found if pair[1].outcome == result]
+    text = described(name, result)
+    if result == "cannot tell" and len(counted) < len(found):  # ok in the other workloads
+        text = (
+            f"{described(name, 'ok')} in {len(found) - len(counted)} of {_number(len(found), 'workload')}; "
+        )
+        text += f"cannot tell in {_quoted(where for where, _ in counted)}"
+    elif result == "ok":
+        text += _figures(target, name)
+    else:
+        text += f", in {len(counted)} of {_number(len(found), 'workload')}"
+        text += f" ({_quoted(where for where, _ in counted)})" if len(counted) < len(found) else ""
+        text += _figures(target, name)
+    detail = counted[0][1].detail
+    if result != "ok" and detail:
+        text += f". {'First' if len(counted) > 1 else 'There'}: {detail}"
+    return Sentence(result, _ended(text))
+
+
+def _figures(target: TargetFigures, name: str) -> str:
+    """Return the totals behind a kind of verdict, as far as known."""
+    if name == "reuse":
+        known = [
+            (w.decoded, w.least) for w in target.workloads if w.decoded is not None and w.least is not None
+        ]
+        decoded, least = (sum(figures) for figures in zip(*known, strict=True)) if known else (0, 0)
+        if least:
+            times = f"{decoded / least:.2f} times the least"
+            return f": {decoded:,} tokens decoded, the least possible is {least:,}, {times}"
+    if name == "exact":
+        counted = Counter(request.answer for request in requests(target))
+        ties = f", {counted['tie']} but for two tokens that were equally likely" if counted["tie"] else ""
+        told = sum(counted.values()) - counted["unknown"]
+        if told:
+            return f": {counted['same'] + counted['tie']} of {told} compared{ties}"
+    return ""
+
+
+def _hazards(found: Sequence[Verdict]) -> list[Sentence]:
+    """Return a sentence on all hazards."""
+    if not found:
+        return []
+    counted = Counter(verdict.outcome for verdict in found)
+    tried = f"{_number(len(found), 'hazard')} of the native memory"
+    if counted["bad"]:
+        hit = [v.name.removeprefix(HAZARD) for v in found if v.outcome == "bad"]
+        more = f" and {len(hit) - 3} more" if len(hit) > 3 else ""
+        return [Sentence("bad", f"{counted['bad']} of {tried} hit it: {', '.join(hit[:3])}{more}.")]
+    if counted["ok"]:
+        untold = f"; {counted['cannot tell']} cannot be judged" if counted["cannot tell"] else ""
+        return [Sentence("ok", f"None of {tried} hits it{untold}.")]
+    return [Sentence("cannot tell", f"Cannot tell: {tried}.")]
+
+
+def _quoted(names: Iterable[str], most: int = 3) -> str:
+    """Return the first names, in quotes."""
+    every = [f"“{name}”" for name in names]
+    return ", ".join(every[:most]) + (f" and {len(every) - most} more" if len(every) > most else "")
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _ended(text: str) -> str:
+    return text if text.endswith((".", "!", "?")) else f"{text}."

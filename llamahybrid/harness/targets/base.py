@@ -1,0 +1,188 @@
+"""Targets, sessions, requests and replies. None: the target hides the number."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from llamahybrid.harness.conversation import Message, Request
+from llamahybrid.harness.report import Sameness, Saving
+from llamahybrid.harness.workloads.speech import Vocabulary
+
+TOLERANCE = 5e-3
+"""Logits of two right runs lie at most so far apart, as a share of their range: batches cut elsewhere round
+differently (f32 weights on a CPU 1e-5 to 1e-4, f16 up to 1e-3). On quantized weights they lie further apart;
+`reference` and `http` measure how far."""
+
+LARGEST_TOLERANCE = 0.06
+"""Beyond this a tie cannot be told from a fault."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request: token ids, messages or a text."""
+
+    __pydantic_config__: ClassVar = {"strict": True, "extra": "forbid"}
+    max_tokens: int
+    tokens: tuple[int, ...] = ()
+    messages: tuple[Message, ...] = ()
+    tools: tuple[dict[str, Any], ...] = ()
+    text: str = ""
+    seed: int | None = None
+    """None: greedy; otherwise temperature 1 with this seed."""
+    salt: str = ""
+
+    @classmethod
+    def of(cls, request: Request) -> Ask:
+        """Return a workload's request."""
+        messages, tools = tuple(request.messages), tuple(request.tools)
+        return cls(request.max_tokens, tuple(request.tokens), messages, tools, seed=request.seed)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Ask:
+        """Return the request that `as_json` gave, after a way through JSON."""
+        lists = {name: tuple(data[name]) for name in ("tokens", "messages", "tools")}
+        return cls(**{**data, **lists})
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer, and the work for it as the target reports it."""
+
+    text: str
+    seconds: float
+    ttft: float | None = None
+    prompt: tuple[int, ...] | None = None
+    """Its token ids."""
+    tokens: tuple[int, ...] | None = None
+    """The answer's; the last one was never decoded."""
+    total: int | None = None
+    """Tokens of the prompt."""
+    reported: int | None = None
+    """Reused prompt tokens, as the target reports them."""
+    worked: int | None = None
+    """Decoded prompt tokens, as the target reports them."""
+    decoded: int | None = None
+    """Prompt and answer, by native counters."""
+    reason: str | None = None
+    """The target's own reason for reusing no more."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Data for `Session.sameness`."""
+
+    @property
+    def reused(self) -> int | None:
+        """Prompt tokens that were not decoded, by counters, else by the reported decoded tokens."""
+        if self.total is None:
+            return None
+        if self.decoded is not None and self.tokens:  # a request without an answer was not decoded completely
+            return self.total - (self.decoded - (len(self.tokens) - 1))
+        return None if self.worked is None else self.total - self.worked
+
+    @property
+    def cached(self) -> int | None:
+        """Reused tokens as reported, else by counters."""
+        return self.reused if self.reported is None else self.reported
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Context length and parallel clients that a target is opened for."""
+
+    n_ctx: int
+    parallel: int = 1
+    """Clients at once."""
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """A model under test and its options."""
+
+    name: str
+    path: Path
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of `Llama`."""
+    server: Sequence[str] = ()
+    """Arguments of llama-server."""
+    chats: bool = True
+    """Run workloads of messages, too; several models with one template need them once."""
+
+
+class Session(ABC):
+    """A running target for one workload, with an empty cache (unless it is a URL)."""
+
+    parallel: int = 1
+    """Requests at once."""
+    takes_tokens: bool = True
+    """Takes token ids; otherwise chats alone."""
+    takes_chats: bool = False
+    """Has a chat template."""
+    salts: bool | None = False
+    """Claims to keep conversations of different salts apart; None: not reported."""
+    vocabulary: Vocabulary | None = None
+    state_bytes: int | None = None
+    """Size of the state of a conversation of `STATE_TOKENS`."""
+    nonce: str = ""
+    """Part of all prompts, on servers whose cache may hold prompts of an earlier run."""
+
+    @abstractmethod
+    def ask(self, ask: Ask) -> Reply:
+        """Answer. Raises TargetError."""
+
+    @abstractmethod
+    def sameness(self, ask: Ask, reply: Reply) -> tuple[Sameness, str]:
+        """Compare `reply` with an answer to `ask` that reuses nothing; describe a difference in words.
+
+        The requests for that change the cache: call it after all measurements.
+        """
+
+    def resident(self) -> int | None:
+        """Return the resident bytes of the process."""
+        return None
+
+    def decoded(self) -> int | None:
+        """Return the tokens of all requests decoded since the last call, by native counters."""
+        return None
+
+    def saving(self, tokens: Sequence[int]) -> Saving | None:
+        """Measure saving and restoring the state of `tokens`; None: the target cannot.
+
+        Raises TargetError. The live state is lost.
+        """
+        return None
+
+    def spell(self, tokens: Sequence[int], special: bool = True) -> str | None:
+        """Return the text of tokens; `special`: with control tokens."""
+        return None
+
+
+STATE_TOKENS = 128
+"""Tokens of the conversation that `Session.state_bytes` is measured on."""
+
+
+class Target(ABC):
+    """A system under test, on which sessions are opened."""
+
+    name: str
+    kind: str
+    needs_model: bool = True
+    kept_in: str | None = None
+    """Folder in which new processes keep conversations, if the target can."""
+
+    @abstractmethod
+    def open(self, model: ModelFile | None, shape: Shape) -> AbstractContextManager[Session]:
+        """Open a fresh session. Raises TargetError."""
+
+    @abstractmethod
+    def versions(self) -> dict[str, str]:
+        """Return the versions that run, once a session was open."""
+
+    def close(self, patience: float = 20.0) -> None:  # noqa: B027 - most hold nothing between sessions
+        """Free processes and connections; kill a process after `patience` seconds."""

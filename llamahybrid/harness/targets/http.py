@@ -1,0 +1,326 @@
+"""Targets behind HTTP: llama-server's own interface where it is there, else OpenAI's."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+from llamahybrid.errors import TargetError
+from llamahybrid.harness.report import Sameness
+from llamahybrid.harness.targets.base import (
+    LARGEST_TOLERANCE,
+    TOLERANCE,
+    Ask,
+    ModelFile,
+    Reply,
+    Session,
+    Shape,
+    Target,
+)
+from llamahybrid.harness.workloads.speech import Vocabulary
+
+SECONDS = 600.0
+_PROBABILITIES = 4096
+"""Number of most likely tokens requested where two answers part."""
+
+
+def base_url(url: str) -> httpx.URL:
+    """Return the URL of a server without its "/v1". Raises TargetError unless it is one of HTTP."""
+    try:
+        found = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise TargetError(f"{url}: {error}") from error
+    if found.scheme not in ("http", "https") or not found.host:
+        raise TargetError(f"{url} is no http:// or https:// URL")
+    return found.copy_with(path=found.path.rstrip("/").removesuffix("/v1") or "/")
+
+
+def events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Yield the events of a server's stream. Raises TargetError for an error in it."""
+    for line in lines:
+        if line.startswith("error:"):
+            raise TargetError(line)
+        if line.startswith("data:") and line[5:].strip() != "[DONE]":
+            event = json.loads(line[5:])
+            if not isinstance(event, dict) or "error" in event:
+                raise TargetError(str(event.get("error") if isinstance(event, dict) else event))
+            yield event
+
+
+class Client:
+    """JSON over HTTP, with a connection for each request."""
+
+    def __init__(self, url: str, key: str | None = None) -> None:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        more: dict[str, Any] = {"timeout": SECONDS, "limits": limits, "trust_env": False}
+        self._client = httpx.Client(base_url=base_url(url), headers=headers, **more)
+
+    def json(self, path: str, body: object = None) -> Any:
+        """POST, or GET without a body. Raises TargetError."""
+        try:
+            with self._open(path, body) as response:
+                return json.loads(response.read())
+        except ValueError as error:
+            raise TargetError(f"{path}: no JSON came back") from error
+
+    def stream(self, path: str, body: object) -> Iterator[dict[str, Any]]:
+        """Yield the events of a stream. Raises TargetError."""
+        try:
+            with self._open(path, body) as response:
+                yield from events(response.iter_lines())
+        except ValueError as error:
+            raise TargetError(f"{path}: {error}") from error
+
+    @contextmanager
+    def _open(self, path: str, body: object) -> Iterator[httpx.Response]:
+        method = "GET" if body is None else "POST"
+        try:
+            with self._client.stream(method, path, json=body) as response:
+                if response.status_code != 200:
+                    said = response.read()[:400].decode(errors="replace")
+                    raise TargetError(f"{method} {path}: HTTP status {response.status_code}: {said}")
+                yield response
+        except httpx.HTTPError as error:
+            raise TargetError(f"{path}: {type(error).__name__}: {error}") from error
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+class HttpSession(Session):
+    """A running server. `native`: it has llama-server's interface, which takes and gives token ids."""
+
+    def __init__(self, client: Client, native: bool, vocabulary: Vocabulary | None, parallel: int) -> None:
+        self._client, self._native = client, native
+        self.parallel, self.vocabulary = parallel, vocabulary
+        self.takes_tokens = native and vocabulary is not None
+        self.takes_chats = True
+        self.salts = False if native else None
+        self.name = ""
+
+    def ask(self, ask: Ask) -> Reply:
+        """Answer. Raises TargetError."""
+        return self._ask(ask)
+
+    def _ask(self, ask: Ask, fresh: str = "") -> Reply:
+        """Answer; `fresh`: an unused salt, so that nothing stored is used."""
+        body: dict[str, Any] = {"stream": True, "temperature": 0.0 if ask.seed is None else 1.0}
+        if ask.seed is not None:
+            body["seed"] = ask.seed
+        if self._native:
+            body |= {"ignore_eos": True, "cache_prompt": not fresh}
+        if ask.salt or fresh:
+            body |= {"cache_salt": fresh or ask.salt}
+        if ask.messages:
+            return self._chat(ask, body)
+        if ask.tokens and self._native:
+            return self._completion(ask, body)
+        if ask.text:
+            return self._text(ask, body)
+        raise TargetError("takes no token ids")
+
+    def _completion(self, ask: Ask, body: dict[str, Any]) -> Reply:
+        body |= {"prompt": list(ask.tokens), "n_predict": ask.max_tokens, "return_tokens": True}
+        began, first, tokens, text = time.perf_counter(), None, [], []
+        last: dict[str, Any] = {}
+        for event in self._client.stream("/completion", body):
+            if event.get("tokens") and first is None:
+                first = time.perf_counter() - began
+            tokens += event.get("tokens", ())
+            text.append(event.get("content", ""))
+            last = event
+        timings = last.get("timings", {})
+        return Reply(
+            text="".join(text),
+            seconds=time.perf_counter() - began,
+            ttft=first,
+            prompt=ask.tokens,
+            tokens=tuple(tokens),
+            total=_number(last.get("tokens_evaluated")) or len(ask.tokens),
+            reported=_number(timings.get("cache_n")),
+            worked=_number(timings.get("prompt_n")),
+        )
+
+    def _chat(self, ask: Ask, body: dict[str, Any]) -> Reply:
+        body |= {"messages": list(ask.messages), "max_tokens": ask.max_tokens}
+        if self._native:
+            body["reasoning_format"] = "none"
+        if ask.tools:
+            body["tools"] = list(ask.tools)
+        reply = self._events("/v1/chat/completions", body, lambda choice: _said(choice.get("delta") or {}))
+        prompt = self._rendered(ask) if self._native else None
+        if prompt is not None and reply.total is not None and len(prompt) != reply.total:
+            prompt = None  # the server renders messages in another way
+        return Reply(**{**_fields(reply), "prompt": prompt})
+
+    def _text(self, ask: Ask, body: dict[str, Any]) -> Reply:
+        body |= {"prompt": ask.text, "max_tokens": ask.max_tokens}
+        return self._events("/v1/completions", body, lambda choice: str(choice.get("text") or ""))
+
+    def _events(self, path: str, body: dict[str, Any], said: Any) -> Reply:
+        body |= {"stream_options": {"include_usage": True}}
+        if self.name:
+            body["model"] = self.name
+        began, first, text = time.perf_counter(), None, []
+        usage: dict[str, Any] = {}
+        timings: dict[str, Any] = {}
+        for event in self._client.stream(path, body):
+            for choice in event.get("choices") or ():
+                piece = said(choice)
+                if piece and first is None:
+                    first = time.perf_counter() - began
+                text.append(piece)
+            usage = event.get("usage") or usage
+            timings = event.get("timings") or timings
+        cached, worked = _number(timings.get("cache_n")), _number(timings.get("prompt_n"))
+        details = usage.get("prompt_tokens_details") or {}
+        told = _number(details.get("cached_tokens"))
+        return Reply(
+            text="".join(text),
+            seconds=time.perf_counter() - began,
+            ttft=first,
+            total=_number(usage.get("prompt_tokens")),
+            reported=cached if told is None else told,
+            worked=worked,
+        )
+
+    def _rendered(self, ask: Ask) -> tuple[int, ...] | None:
+        """Return the token ids of a chat's prompt; None if the server does not tell."""
+        body: dict[str, Any] = {"messages": list(ask.messages)}
+        if ask.tools:
+            body["tools"] = list(ask.tools)
+        try:
+            prompt = self._client.json("/apply-template", body)["prompt"]
+            told = {"content": prompt, "add_special": True, "parse_special": True}
+            return tuple(self._client.json("/tokenize", told)["tokens"])
+        except (TargetError, KeyError, TypeError):
+            return None
+
+    def sameness(self, ask: Ask, reply: Reply) -> tuple[Sameness, str]:
+        """Compare with the same server, told to reuse nothing, if it reports that it did not."""
+        fresh = self._ask(ask, fresh=uuid.uuid4().hex)
+        if fresh.reported or fresh.reused:
+            return "unknown", f"it cannot be told to reuse nothing: {fresh.reported} tokens were"
+        if fresh.reported is None and fresh.reused is None:
+            return "unknown", "it does not say whether it reused anything"
+        if fresh.text == reply.text and fresh.tokens == reply.tokens:
+            return ("same", "") if reply.text or reply.tokens else ("unknown", "no token came, or no text")
+        if ask.seed is not None:
+            return "unknown", "sampled: a tie cannot be told from a fault"
+        if fresh.tokens is None or reply.tokens is None or reply.prompt is None:
+            if self._ask(ask, fresh=uuid.uuid4().hex).text != fresh.text:
+                return "unknown", "two fresh answers differ, too"
+            return "different", f"{_around(reply.text, fresh.text)}; token ids are not told, it may be a tie"
+        pairs = list(zip(fresh.tokens, reply.tokens, strict=False))
+        where = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
+        if pairs[where:] and self._tied(reply.prompt, reply.tokens[:where], pairs[where]):
+            return "tie", ""
+        return "different", f"token {where + 1} of the answer: {_around(reply.text, fresh.text)}"
+
+    def _tied(self, prompt: Sequence[int], answer: Sequence[int], pair: tuple[int, int]) -> bool:
+        """Tell whether two tokens are equally likely after `answer`, within the distance of two right runs.
+
+        Prompt and answer as one prompt are decoded in batches, the answer's tokens one by one: two right
+        runs, neither of which reuses anything.
+        """
+        batched = self._likely([*prompt, *answer], 0)
+        single = self._likely(prompt, len(answer)) if answer else batched
+        if batched is None or single is None or not set(pair) <= batched.keys():
+            return False
+        span = max(batched.values()) - min(batched.values())
+        both = batched.keys() & single.keys()
+        apart = max((abs(batched[token] - single[token]) for token in both), default=0.0)
+        tolerance = min(max(TOLERANCE * span, 2 * apart), LARGEST_TOLERANCE * span)
+        return abs(batched[pair[0]] - batched[pair[1]]) <= 2 * tolerance
+
+    def _likely(self, prompt: Sequence[int], place: int) -> dict[int, float] | None:
+        """Return log probabilities of the most likely tokens at a place of a fresh answer; None: not told."""
+        body = {"prompt": list(prompt), "n_predict": place + 1, "n_probs": _PROBABILITIES, "temperature": 0}
+        try:
+            reply = self._client.json("/completion", {**body, "cache_prompt": False, "ignore_eos": True})
+            top = reply["completion_probabilities"][place]["top_logprobs"]
+            return {each["id"]: float(each["logprob"]) for each in top}
+        except (TargetError, KeyError, IndexError, TypeError):
+            return None
+
+    def spell(self, tokens: Sequence[int], special: bool = True) -> str | None:
+        """Return the text of tokens; `special`: with control tokens."""
+        if not self._native:
+            return None
+        try:
+            return str(self._client.json("/detokenize", {"tokens": list(tokens)})["content"])
+        except (TargetError, KeyError):
+            return None
+
+
+def _said(delta: dict[str, Any]) -> str:
+    return str(delta.get("reasoning_content") or "") + str(delta.get("content") or "")
+
+
+def _fields(reply: Reply) -> dict[str, Any]:
+    return {name: getattr(reply, name) for name in reply.__dataclass_fields__}
+
+
+def _around(text: str, fresh: str) -> str:
+    """Quote the place where two texts part."""
+    pairs = zip(text, fresh, strict=False)
+    at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(text), len(fresh)))
+    return f"{text[at : at + 20]!r} where a fresh answer has {fresh[at : at + 20]!r}"
+
+
+class UrlTarget(Target):
+    """A running server; it may have other clients and a past."""
+
+    needs_model = False
+
+    def __init__(self, name: str, url: str, key: str | None = None) -> None:
+        self.name, self.kind = name, "url"
+        self._client = Client(url, key)
+        self._versions: dict[str, str] = {}
+
+    @contextmanager
+    def open(self, model: ModelFile | None, shape: Shape) -> Iterator[Session]:
+        """Open a session on the server as it is. Raises TargetError."""
+        session = HttpSession(self._client, self._native(), None, shape.parallel)
+        session.nonce = uuid.uuid4().hex
+        session.name = self._model()
+        yield session
+
+    def _native(self) -> bool:
+        """Tell whether the server has llama-server's interface."""
+        try:
+            props = self._client.json("/props")
+        except TargetError:
+            return False
+        if isinstance(props, dict) and "build_info" in props:
+            self._versions["llama-server"] = str(props["build_info"])
+            return True
+        return False
+
+    def _model(self) -> str:
+        """Return the name of its first model."""
+        try:
+            models = self._client.json("/v1/models")["data"]
+            return str(models[0]["id"])
+        except (TargetError, KeyError, IndexError, TypeError):
+            return ""
+
+    def versions(self) -> dict[str, str]:
+        """Return the versions that the server reports."""
+        return self._versions
+
+    def close(self, patience: float = 20.0) -> None:
+        """Close the connections."""
+        self._client.close()

@@ -1,0 +1,220 @@
+"""Targets that are Python classes: llama_cpp's, with and without its caches, ours, the user's."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import queue
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from llamahybrid.children import python
+from llamahybrid.engine import installed
+from llamahybrid.errors import TargetError
+from llamahybrid.harness.report import Sameness, Saving
+from llamahybrid.harness.targets.base import Ask, ModelFile, Reply, Session, Shape, Target
+from llamahybrid.harness.workloads.speech import Vocabulary
+
+DISK = "LLAMAHYBRID_DISK"
+SECONDS = 600.0
+"""Timeout of a request."""
+
+
+def library_environment(lib: Path | None, kind: str) -> dict[str, str]:
+    """Return the environment of a process that loads the libllama in `lib` (a file, or its folder).
+
+    None: the engine that llamahybrid chooses for ours, that of llama_cpp for the others. The user's folder of
+    conversations is left out. Raises TargetError if there is no libllama.
+    """
+    environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}
+    environment.pop(DISK, None)
+    if lib is None:
+        return environment if kind == "ours" else {**environment, "LLAMAHYBRID_ENGINE": "stock"}
+    folder = (lib if lib.is_dir() else lib.parent).resolve()
+    if not lib.exists() or installed.library(folder, "llama") is None:
+        raise TargetError(f"no libllama at {lib}: give its file, or the folder that holds it")
+    environment.pop("LLAMAHYBRID_ENGINE", None)
+    return environment | {"LLAMA_CPP_LIB_PATH": str(folder), "MTMD_CPP_LIB": str(folder)}
+
+
+class Process:
+    """A child process that answers calls."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed in `close`
+        self._folder = tempfile.TemporaryDirectory(prefix="llamahybrid-target-")
+        self._process = subprocess.Popen(
+            python("llamahybrid.harness.targets.child"),
+            env={**environment, "TMPDIR": self._folder.name},  # removed after a crash, too
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            encoding="utf-8",
+        )
+        self._numbers, self._lock, self._writing = itertools.count(), threading.Lock(), threading.Lock()
+        self._waiting: dict[int, queue.SimpleQueue[dict[str, Any]]] = {}
+        self._over = False
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def call(self, do: str, **more: Any) -> Any:
+        """Return the child's answer. Raises TargetError if it fails, dies or hangs."""
+        number, answer = next(self._numbers), queue.SimpleQueue[dict[str, Any]]()
+        with self._lock:
+            self._waiting[number] = answer
+            over = self._over
+        try:
+            if over:
+                raise OSError
+            assert self._process.stdin is not None
+            with self._writing:  # not the reader's lock, which a full pipe would block
+                self._process.stdin.write(json.dumps({"id": number, "do": do, **more}) + "\n")
+                self._process.stdin.flush()
+            reply = answer.get(timeout=SECONDS)
+        except (OSError, ValueError):
+            raise self._death() from None
+        except queue.Empty:
+            self._process.kill()
+            raise TargetError(f"no answer within {SECONDS:.0f} s") from None
+        finally:
+            with self._lock:
+                self._waiting.pop(number, None)
+        if "dead" in reply:
+            raise self._death()
+        if "error" in reply:
+            raise TargetError(reply["error"])
+        return reply["reply"]
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            try:
+                answer = json.loads(line)
+                number = answer["id"]
+            except (ValueError, TypeError, KeyError):
+                continue  # printed by a sitecustomize, say
+            with self._lock:
+                waiting = self._waiting.get(number)
+            if waiting is not None:
+                waiting.put(answer)
+        with self._lock:
+            self._over = True
+            for waiting in self._waiting.values():
+                waiting.put({"dead": True})
+
+    def _death(self) -> TargetError:
+        try:
+            status: object = self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            status = "none yet"
+        self._log.seek(0)
+        lines = [line for line in self._log.read()[-4000:].splitlines() if line.strip()]
+        return TargetError(
+            f"its process died, exit status {status}: {lines[-1] if lines else ''}".rstrip(": ")
+        )
+
+    def close(self, patience: float = 20.0) -> None:
+        """End the process; kill it after `patience` seconds."""
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(patience)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()
+        self._folder.cleanup()
+
+
+class LocalSession(Session):
+    """A class in a child process."""
+
+    def __init__(self, process: Process, opened: dict[str, Any]) -> None:
+        self._process = process
+        self.parallel = int(opened["parallel"])
+        self.takes_chats = bool(opened["template"])
+        self.salts = bool(opened["salts"])
+        self.vocabulary = Vocabulary.from_json(opened["vocabulary"])
+        self.state_bytes = opened["state_bytes"]
+
+    def ask(self, ask: Ask) -> Reply:
+        """Answer a request. Raises TargetError."""
+        data = self._process.call("ask", ask=ask.as_json())
+        return Reply(**{**data, "prompt": tuple(data["prompt"]), "tokens": tuple(data["tokens"])})
+
+    def sameness(self, ask: Ask, reply: Reply) -> tuple[Sameness, str]:
+        """Compare with a fresh context on the same library."""
+        same, detail = self._process.call("check", number=reply.extra["number"])
+        return same, detail
+
+    def resident(self) -> int | None:
+        """Return the resident bytes of the child."""
+        found: int | None = self._process.call("resident")
+        return found
+
+    def decoded(self) -> int | None:
+        """Return the tokens decoded since the last call."""
+        return int(self._process.call("decoded"))
+
+    def saving(self, tokens: Sequence[int]) -> Saving | None:
+        """Measure by the state functions of the class or of its cache. Raises TargetError."""
+        found = self._process.call("saving", tokens=list(tokens))
+        return None if found is None else Saving(**found)
+
+    def spell(self, tokens: Sequence[int], special: bool = True) -> str | None:
+        """Return the text of tokens; `special`: with control tokens."""
+        return str(self._process.call("spell", tokens=list(tokens), special=special))
+
+
+class LocalTarget(Target):
+    """`stock`, `stock+ram`, `stock+disk`, `ours`, `class:FILE:NAME`."""
+
+    def __init__(self, name: str, kind: str, lib: Path | None = None) -> None:
+        self.name, self.kind, self._lib = name, kind, lib
+        self._versions: dict[str, str] = {}
+        self.library = ""
+        """Path of the loaded libllama, once a session was open."""
+        self._process: Process | None = None
+
+    @contextmanager
+    def open(self, model: ModelFile | None, shape: Shape) -> Iterator[Session]:
+        """Open the model anew in this target's process. Raises TargetError."""
+        if model is None:
+            raise TargetError(f"{self.name} needs a model")
+        process = self._process = self._process or Process(self._environment())
+        try:
+            options = {"n_threads": 1, "n_threads_batch": 1, **model.options}
+            kind, path = self.kind, str(model.path)
+            opened = process.call(
+                "open", kind=kind, model=path, options=options, n_ctx=shape.n_ctx, parallel=shape.parallel
+            )
+            self._versions = self._versions or process.call("versions")
+            self.library = self.library or process.call("library")
+            yield LocalSession(process, opened)
+            if self.kind.startswith("class:"):  # the class or its module may keep state
+                self.close()
+        except BaseException as error:
+            # the next workload starts in a new process
+            self.close(20.0 if isinstance(error, Exception) else 1.0)
+            raise
+
+    def _environment(self) -> dict[str, str]:
+        kept = {} if self.kept_in is None else {DISK: self.kept_in}
+        return library_environment(self._lib, self.kind) | kept
+
+    def versions(self) -> dict[str, str]:
+        """Return versions of llama-cpp-python and of this package, and name and digest of the library."""
+        return self._versions
+
+    def close(self, patience: float = 20.0) -> None:
+        """End the process; kill it after `patience` seconds."""
+        if self._process is not None:
+            self._process.close(patience)
+            self._process = None

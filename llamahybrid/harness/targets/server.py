@@ -1,0 +1,112 @@
+"""A llama-server binary, started and stopped for each workload."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from llamahybrid.errors import TargetError
+from llamahybrid.harness.targets.base import ModelFile, Session, Shape, Target
+from llamahybrid.harness.targets.child import resident
+from llamahybrid.harness.targets.http import Client, HttpSession
+from llamahybrid.harness.targets.local import LocalTarget
+from llamahybrid.harness.workloads.speech import Vocabulary
+
+STARTS_WITHIN = 600.0
+"""Seconds, in which a large model is read from disk."""
+
+
+class ServerSession(HttpSession):
+    """A llama-server that the harness started."""
+
+    def __init__(self, pid: int, client: Client, vocabulary: Vocabulary, parallel: int) -> None:
+        super().__init__(client, True, vocabulary, parallel)
+        self._pid = pid
+
+    def resident(self) -> int | None:
+        """Bytes of memory of the process."""
+        return resident(self._pid)
+
+
+class ServerTarget(Target):
+    """`server:PATH`."""
+
+    def __init__(self, name: str, program: Path, options: Sequence[str] = ()) -> None:
+        if not program.is_file() or not os.access(program, os.X_OK):
+            raise TargetError(f"{program} is no program")
+        self.name, self.kind = name, "llama-server"
+        self._program, self._options = program, options
+        self._known: dict[Path, dict[str, Any]] = {}
+        self._versions: dict[str, str] = {}
+
+    @contextmanager
+    def open(self, model: ModelFile | None, shape: Shape) -> Iterator[Session]:
+        """Start a server on a free port. Raises TargetError if it does not answer."""
+        if model is None:
+            raise TargetError(f"{self.name} needs a model")
+        vocabulary, chats, state = self._about(model)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        slots = ("-np", str(shape.parallel), "-c", str(shape.n_ctx * shape.parallel))
+        # without flash attention, whose logits depend on the cut into batches
+        command = [str(self._program), "--model", str(model.path), "--host", "127.0.0.1", "--port", str(port)]
+        command += [*slots, "-t", "1", "-fa", "off", "--no-warmup", *model.server, *self._options]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("LLAMA_")}
+        with tempfile.TemporaryFile("w+", errors="replace") as log:
+            process = subprocess.Popen(
+                command, env={**environment, "GGML_NO_BACKTRACE": "1"}, stdout=log, stderr=log
+            )
+            client = Client(f"http://127.0.0.1:{port}")
+            try:
+                _await(client, process)
+                self._versions["llama-server"] = str(client.json("/props").get("build_info", ""))
+                session = ServerSession(process.pid, client, vocabulary, shape.parallel)
+                session.takes_chats, session.state_bytes = chats, state
+                yield session
+            except TargetError as error:
+                if process.poll() is None:
+                    raise
+                log.seek(0)
+                raise TargetError(f"llama-server died: {error}; {log.read()[-400:]}") from error
+            finally:
+                client.close()
+                process.kill()
+                process.wait()
+
+    def _about(self, model: ModelFile) -> tuple[Vocabulary, bool, int | None]:
+        """Return vocabulary, template and state size of the model by llama_cpp, since servers hide them."""
+        if model.path not in self._known:
+            about = LocalTarget("stock", "stock")
+            try:
+                with about.open(model, Shape(256)) as session:
+                    assert session.vocabulary is not None
+                    found = {"v": session.vocabulary, "c": session.takes_chats, "s": session.state_bytes}
+                    self._known[model.path] = found
+            finally:
+                about.close()
+        known = self._known[model.path]
+        return known["v"], known["c"], known["s"]
+
+    def versions(self) -> dict[str, str]:
+        """Return the version of the program."""
+        return self._versions
+
+
+def _await(client: Client, process: subprocess.Popen[bytes]) -> None:
+    until = time.monotonic() + STARTS_WITHIN
+    while True:
+        try:
+            client.json("/health")
+            return
+        except TargetError:
+            if process.poll() is not None or time.monotonic() > until:
+                raise TargetError("it does not answer") from None
+            time.sleep(0.03)

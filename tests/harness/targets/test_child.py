@@ -1,0 +1,59 @@
+"""The process in which a class is measured does not influence the measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from llamahybrid.harness.targets.base import Ask
+from llamahybrid.harness.targets.child import Child
+
+OPTIONS = {"n_threads": 1, "n_threads_batch": 1, "n_batch": 64, "seed": 7}
+
+
+@pytest.mark.parametrize("n_bytes", [None, 0])
+def test_llamahybrid_without_a_cache_has_no_salts(
+    n_bytes: int | None, tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LLAMAHYBRID_RAM", raising=False)
+    if n_bytes is not None:
+        monkeypatch.setenv("LLAMAHYBRID_RAM", str(n_bytes))
+    child = Child()
+    try:
+        about = child.open("ours", str(tiny_model("qwen35")), OPTIONS, 256, 1)
+        assert about["salts"] is (n_bytes is None)
+    finally:
+        child.close()
+
+
+def test_reported_reuse_may_be_any_integer_type(tiny_model: Callable[..., Path]) -> None:
+    child = Child()
+    try:
+        child.open("stock", str(tiny_model("qwen35")), OPTIONS, 256, 1)
+        ask = Ask(2, (5, 6, 7)).as_json()
+        child.llm.last_request = SimpleNamespace(cached=np.int64(0))
+        assert type(child.ask(ask)["reported"]) is int
+        child.llm.last_request = SimpleNamespace(cached=1.5)
+        with pytest.raises(TypeError):
+            child.ask(ask)
+    finally:
+        child.close()
+
+
+def test_session_reuses_nothing_of_an_earlier_session(
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`LLAMAHYBRID_RAM` gives a program one cache: prompts of one probe would be hits in the next."""
+    monkeypatch.setenv("LLAMAHYBRID_RAM", "16MiB")
+    child = Child()
+    try:
+        for _ in range(2):
+            child.open("ours", str(tiny_model("qwen35")), OPTIONS, 256, 1)
+            assert child.llm.prompt_cache.ram_bytes == 16 << 20
+            assert child.ask(Ask(2, tuple(range(5, 69))).as_json())["reported"] == 0
+    finally:
+        child.close()

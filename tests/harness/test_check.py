@@ -1,0 +1,108 @@
+"""A check of pretended targets: selected workloads, time limits, interrupted runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llamahybrid.errors import EngineError
+from llamahybrid.harness.check import KINDS, Check, models
+from llamahybrid.harness.report import PROBE, Report, TargetFigures, Verdict
+from llamahybrid.harness.targets.base import Ask, ModelFile, Shape, Target
+from llamahybrid.harness.workloads.tokens import Workload, exact_append, regenerate
+from tests.harness.pretended import PretendTarget
+from tests.harness.reports import verdict
+
+APPEND = Workload("append", exact_append)
+AGAIN = Workload("again", regenerate)
+
+
+def model(name: str, chats: bool = True) -> ModelFile:
+    return ModelFile(name, Path(name), chats=chats)
+
+
+def measured(target: TargetFigures) -> list[str]:
+    """Names of the workloads that ran, without the directed probes."""
+    return [each.workload for each in target.workloads if each.requests and PROBE not in each.workload]
+
+
+def test_failing_model_is_named_and_others_are_measured() -> None:
+    target, hazards = PretendTarget(), (verdict("hazard:x"),)
+    given = [model("one"), model("bad"), model("two")]
+    done = Check([target], given, (APPEND,), lambda _: hazards).run()
+    (found,) = done.targets
+    assert found.error == "bad: it died"
+    assert measured(found) == ["one: append", "two: append"]
+    assert (found.hazards, target.closed) == (hazards, 1)
+    assert (done.models, done.complete) == (("one", "bad", "two"), True)
+
+
+def test_failing_hazards_keep_the_measurements() -> None:
+    def hazards(target: Target) -> tuple[Verdict, ...]:
+        raise EngineError("it hangs when it is loaded")
+
+    (found,) = Check([PretendTarget()], [model("one")], (APPEND,), hazards).run().targets
+    assert found.error == "hazards: it hangs when it is loaded"
+    assert measured(found) == ["append"]
+
+
+def test_unsuitable_workloads_are_reported_as_left_out() -> None:
+    chat = Workload("a chat", exact_append, n_ctx=512, template=True, clients=3)
+    target, told = PretendTarget(), list[str]()
+    target.takes_tokens = False
+    given = [model("one"), model("two", chats=False)]
+    run = Check([target], given, (chat, APPEND), progress=lambda text, done, of: told.append(text))
+    (found,) = run.run().targets
+    assert ("one", Shape(512, 3)) in target.opened
+    assert "pretend, one: a chat" in told
+    assert "pretend, two: a chat" not in told
+    left_out = [each for each in found.workloads if each.workload.endswith("append")]
+    assert [each.workload for each in left_out] == ["one: append", "two: append"]
+    for each in left_out:
+        assert [(one.outcome, one.detail) for one in each.verdicts] == [
+            ("cannot tell", "it did not run: the target takes no token ids")
+        ]
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+def test_stopped_check_reports_what_it_found(stop: type[BaseException]) -> None:
+    def asked(ask: Ask) -> None:
+        if ask.seed == 3:  # the second workload is in its middle
+            raise stop
+
+    target, seen = PretendTarget(asked=asked), list[Report]()
+    done = Check([target], [model("one")], (APPEND, AGAIN), found=seen.append).run()
+    assert not done.complete
+    assert measured(done.targets[0]) == ["append"]
+    assert [measured(report.targets[0]) for report in seen][-1] == ["append"], "after each step"
+    assert target.closed
+
+
+def test_workloads_that_do_not_fit_into_the_time_are_named() -> None:
+    asked: list[Ask] = []
+    target = PretendTarget(asked=asked.append)
+    (found,) = Check([target], [model("one")], (APPEND, AGAIN), minutes=1e-9).run().targets
+    assert not measured(found)
+    (append,) = (each for each in found.workloads if each.workload == "append")
+    assert "the time was over (see --minutes)" in append.verdicts[0].detail
+    assert found.error is None
+
+
+def test_workloads_are_shortened_to_fit_into_the_time() -> None:
+    target = PretendTarget()
+    full, short = (
+        Check([target], [model("one")], (APPEND,), minutes=minutes).run().targets[0].workloads[-1]
+        for minutes in (None, 0.6)
+    )
+    assert full.scale == 1.0 > short.scale
+    assert len(full.requests) == len(short.requests), "as many turns"
+    assert sum(each.total or 0 for each in full.requests) > sum(each.total or 0 for each in short.requests)
+
+
+def test_temporary_models_are_removed() -> None:
+    with models([]) as made:
+        assert [each.name for each in made] == [kind.arch for kind in KINDS]
+        assert all(each.path.is_file() for each in made)
+        assert [each.options.get("swa_full") for each in made] == [None, False, None]
+    assert not any(each.path.exists() for each in made)

@@ -1,0 +1,146 @@
+"""Hazards of a libllama as verdicts, and `llamahybrid hazards`; the outcomes are made up."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from llamahybrid.cli.main import app
+from llamahybrid.harness import hazard_verdicts
+from llamahybrid.harness.hazard_verdicts import verdict
+from llamahybrid.harness.hazards import runner
+from llamahybrid.harness.hazards.case import QWEN35, Probe
+from llamahybrid.harness.hazards.catalogue import PROBES, find
+from llamahybrid.harness.hazards.outcome import Outcome, Verdict
+from llamahybrid.harness.hazards.runner import Library, Result
+from llamahybrid.harness.report import Report
+
+MENDED = find("rollback-to-batch-start")
+NAMES = (MENDED.id, "rollback-twice")
+LIBRARY = Library("/home/ada/bin/libllama.so", "CPU", {})
+CHOSEN = [word for name in NAMES for word in ("--probe", name)]
+
+
+def made(found: Verdict, detail: str = "no /home/ada/x [red]", probe: Probe = MENDED) -> Result:
+    return Result(probe, QWEN35, Outcome(found, detail, 0.25), 0.5)
+
+
+@pytest.fixture
+def finding(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`finding(verdict, stop_after)`: the verdict of each probe; Ctrl-C after `stop_after` probes."""
+
+    def prepare(found: Verdict, stop_after: int | None = None) -> None:
+        def run(
+            probes: Sequence[Probe], under_test: Library, *, done: Callable[[Result], Any], **_: object
+        ) -> None:
+            for probe in reversed(probes[:stop_after]):  # results come in any order
+                done(made(found, probe=probe))
+            if stop_after is not None:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(hazard_verdicts, "run", run)
+        monkeypatch.setattr(runner, "library", lambda path: LIBRARY)
+        monkeypatch.setattr(Path, "home", lambda: Path("/home/ada"))
+
+    return prepare
+
+
+def hazards(*arguments: object) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["hazards", *CHOSEN, *map(str, arguments)], env={"COLUMNS": "80"})
+    return done.exit_code, done.output
+
+
+@pytest.mark.parametrize(
+    ("found", "outcome"),
+    [
+        (Verdict.EXACT, "ok"),
+        (Verdict.REFUSED, "ok"),
+        (Verdict.WRONG, "bad"),
+        (Verdict.DIED, "bad"),
+        (Verdict.NOT_APPLICABLE, "cannot tell"),
+        (Verdict.FAILED, "cannot tell"),
+    ],
+)
+def test_result_becomes_a_verdict_that_names_its_cure(found: Verdict, outcome: str) -> None:
+    verdict_ = verdict(made(found), None)
+    assert (verdict_.name, verdict_.outcome) == (f"hazard:{MENDED.id}", outcome)
+    assert verdict_.detail.startswith(f"{MENDED.title}: {found.value}; qwen35: no /home/ada/x [red]")
+    assert (" ".join(MENDED.patches) in verdict_.detail) is not found.sound
+
+
+def test_hazard_that_the_library_has_no_patch_for_is_no_fault() -> None:
+    probe = find("nan-in-attention")
+    result = Result(probe, probe.model, Outcome(probe.stock), 0.0)
+    assert verdict(result, frozenset({"0001"})).outcome == "cannot tell"
+    assert verdict(result, frozenset(probe.patches)).outcome == "bad"
+
+
+@pytest.mark.parametrize(
+    ("found", "options", "status"),
+    [
+        (Verdict.WRONG, [], 1),
+        (Verdict.WRONG, ["--expect", "stock"], 0),
+        (Verdict.EXACT, [], 0),
+        (Verdict.EXACT, ["--expect", "stock"], 1),
+        (Verdict.FAILED, [], 1),
+        (Verdict.NOT_APPLICABLE, [], 1),  # nothing was tried
+    ],
+)
+def test_exit_status_is_0_for_a_sound_library_or_the_expected_one(
+    finding: Callable[..., None], found: Verdict, options: list[str], status: int
+) -> None:
+    finding(found)
+    code, said = hazards(*options)
+    assert code == status, said
+    assert "[red]" in said, "texts are shown as they are"
+    known = bool(options and status)
+    assert ("rollback-twice: exact, stock is known as silently wrong" in said) is known
+
+
+def test_reports_are_in_the_order_of_probes_and_name_no_home(
+    finding: Callable[..., None], tmp_path: Path
+) -> None:
+    finding(Verdict.WRONG)
+    files = tmp_path / "r.json", tmp_path / "r.xml"
+    assert hazards("--json", files[0], "--junit", files[1])[0] == 1
+    assert not any("/home/ada" in file.read_text() for file in files)
+    (target,) = Report.read(files[0]).targets
+    assert target.name == "hazards of ~/bin/libllama.so"
+    assert [each.name for each in target.hazards] == [f"hazard:{name}" for name in NAMES]
+    suites = ET.fromstring(files[1].read_text())
+    assert (suites.get("failures"), suites.get("tests")) == ("2", "3")
+
+
+def test_stopped_run_reports_what_it_found(finding: Callable[..., None], tmp_path: Path) -> None:
+    finding(Verdict.WRONG, stop_after=1)
+    code, said = hazards("--json", tmp_path / "r.json")
+    assert code == 130
+    assert "before its end" in said
+    report = Report.read(tmp_path / "r.json")
+    assert not report.complete
+    assert [each.name for each in report.targets[0].hazards] == [f"hazard:{NAMES[0]}"]
+
+
+@pytest.mark.parametrize("option", ["--json", "--junit"])
+def test_unwritable_report_is_refused_first_and_never_loses_the_run(
+    finding: Callable[..., None], tmp_path: Path, option: str
+) -> None:
+    code, said = hazards(option, tmp_path / "none" / "x", "--lib", tmp_path)
+    assert (code, "nothing can be written there" in said) == (1, True)
+    finding(Verdict.WRONG)
+    code, said = hazards(option, "/dev/full")
+    assert (code, said.splitlines()[-1].startswith("error: ")) == (1, True)
+    assert "2 of 2 hazards" in said
+
+
+def test_names_are_whole_at_80_columns(finding: Callable[..., None]) -> None:
+    finding(Verdict.WRONG)
+    done = CliRunner().invoke(app, ["hazards"], env={"COLUMNS": "80"})
+    assert max(map(len, done.output.splitlines())) <= 80
+    for probe in PROBES:
+        assert f"{probe.id} " in done.output

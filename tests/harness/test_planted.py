@@ -1,0 +1,113 @@
+"""Planted regressions: `llamahybrid check` names each, and passes a sound cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from llamahybrid.cli.main import app
+from llamahybrid.harness import directed
+from llamahybrid.harness.report import Report
+from llamahybrid.harness.targets.base import ModelFile
+from llamahybrid.harness.targets.choice import target
+from tests.conftest import TinyModel
+from tests.harness.fake_server import FakeServer
+
+BROKEN = Path(__file__).parent / "broken.py"
+
+NAMES = {
+    "LongerNonPrefix": ("llama", "restores-a-prefix"),
+    "TailStays": ("llama", "cuts-the-tail"),
+    "StalePlane": ("qwen35", "rolls-back-to-its-position"),
+    "OthersAttention": ("llama", "own-attention"),
+    "NeverHits": ("llama", "hits"),
+    "SaltsTogether": ("llama", "salt-kept-apart"),
+    "Grows": ("llama", "memory-flat"),
+    "SaysMore": ("llama", "reports-what-it-reused"),
+}
+
+
+def _checked(folder: Path, *arguments: str) -> tuple[int, dict[str, str]]:
+    """`llamahybrid check --quick ...`: its exit status, and the outcome of each verdict."""
+    path = folder / "report.json"
+    done = CliRunner().invoke(app, ["check", "--quick", "--json", str(path), *arguments])
+    assert path.exists(), done.output
+    report = Report.read(path)
+    (checked,) = report.targets
+    assert checked.error is None
+    verdicts = [verdict for each in checked.workloads for verdict in each.verdicts]
+    return done.exit_code, {verdict.name: verdict.outcome for verdict in verdicts}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_directed_probe_finds_its_planted_regression(name: str, tiny_model: TinyModel) -> None:
+    arch, fault = NAMES[name]
+    for kind, outcome in ((name, "bad"), ("Sound", "ok")):
+        on = target(f"class:{BROKEN}:{kind}")
+        try:
+            with on.open(ModelFile(arch, tiny_model(arch)), directed.SHAPE) as session:
+                if fault == "memory-flat":
+                    found = directed.memory(session)
+                else:
+                    (probe,) = (each for each in directed.PROBES if each.name == fault)
+                    found = directed.run(session, probe, set())
+        finally:
+            on.close()
+        assert {verdict.name: verdict.outcome for verdict in found.verdicts} == {fault: outcome}
+
+
+@pytest.mark.parametrize(
+    "name", ["StalePlane", *(pytest.param(n, marks=pytest.mark.full) for n in NAMES if n != "StalePlane")]
+)
+def test_check_names_the_planted_regression_and_no_other(
+    name: str, tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    arch, fault = NAMES[name]
+    status, found = _checked(tmp_path, "--model", str(tiny_model(arch)), "--on", f"class:{BROKEN}:{name}")
+    assert {each for each, outcome in found.items() if outcome == "bad"} == {fault}
+    assert status == 1
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("arch", ["llama", "qwen35"])
+def test_check_passes_a_sound_cache(arch: str, tiny_model: TinyModel, tmp_path: Path) -> None:
+    status, found = _checked(tmp_path, "--model", str(tiny_model(arch)), "--on", f"class:{BROKEN}:Sound")
+    assert set(found.values()) == {"ok"}, found
+    assert status == 0
+
+
+def test_server_that_reports_too_much_reuse_fails(tmp_path: Path) -> None:
+    with FakeServer(boasts=True) as server:
+        status, found = _checked(tmp_path, "--on", server.url)
+    assert {name for name, outcome in found.items() if outcome == "bad"} >= {"reports-what-it-reused"}
+    assert found["memory-flat"] == found["restores-a-prefix"] == "cannot tell"
+    assert status == 1
+
+
+def test_sound_server_passes(tmp_path: Path) -> None:
+    with FakeServer() as server:
+        status, found = _checked(tmp_path, "--on", server.url)
+    assert "bad" not in found.values(), found
+    assert found["hits"] == found["cuts-the-tail"] == found["salt-kept-apart"] == "ok"
+    assert status == 0
+
+
+def test_server_that_mixes_salts_fails(tmp_path: Path) -> None:
+    with FakeServer(mixes_salts=True) as server:
+        _, found = _checked(tmp_path, "--on", server.url)
+    assert {name for name, outcome in found.items() if outcome == "bad"} == {"salt-kept-apart"}
+
+
+def test_server_without_figures_is_not_judged(tmp_path: Path) -> None:
+    with FakeServer(hides=True) as server:
+        status, found = _checked(tmp_path, "--on", server.url)
+    assert set(found.values()) == {"cannot tell"}, found
+    assert status == 0
+
+
+def test_server_whose_cache_changes_answers_fails(tmp_path: Path) -> None:
+    with FakeServer(stale=True) as server:
+        _, found = _checked(tmp_path, "--on", server.url)
+    assert found["cuts-the-tail"] == "bad"

@@ -1,0 +1,86 @@
+"""A replayed trace keeps its chats, and sends prompts in a form that the target takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from llamahybrid.cli.main import app
+from llamahybrid.errors import ReportError
+from llamahybrid.harness.report import Report, Sameness
+from llamahybrid.harness.targets.base import Ask, ModelFile, Reply, Session
+from llamahybrid.harness.targets.http import UrlTarget
+from llamahybrid.harness.targets.local import LocalTarget
+from llamahybrid.harness.traces.replay import needed_context, replay, suited
+from llamahybrid.harness.traces.trace import Entry, Trace
+from tests.harness.fake_server import FakeServer
+from tests.harness.traces.said import MESSAGES, MORE, written
+
+
+class Mute(Session):
+    """Says only what it takes."""
+
+    def __init__(self, takes_tokens: bool) -> None:
+        self.takes_tokens = takes_tokens
+
+    def ask(self, ask: Ask) -> Reply:
+        raise NotImplementedError
+
+    def sameness(self, ask: Ask, reply: Reply) -> tuple[Sameness, str]:
+        raise NotImplementedError
+
+
+def test_recorded_chat_is_replayed_on_a_url(tmp_path: Path) -> None:
+    written(tmp_path / "t", Ask(5, messages=MESSAGES), Ask(5, messages=MORE))
+    with FakeServer() as server:
+        arguments = ["replay", str(tmp_path / "t"), "--on", server.url, "--json", str(tmp_path / "r")]
+        done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    one, two = Report.read(tmp_path / "r").targets[0].workloads[0].requests
+    assert two.chat == one.chat
+    assert two.cached == (two.total or 0) - (two.left or 0) > 0
+
+
+def test_request_is_replayed_as_tokens_or_messages() -> None:
+    both = Ask(5, tokens=(1, 2), messages=MESSAGES, seed=3, salt="a")
+    assert suited(Mute(takes_tokens=True), both, False) == replace(both, messages=())
+    assert suited(Mute(takes_tokens=False), both, False) == replace(both, tokens=())
+    ids = Ask(5, tokens=(1, 2))
+    assert suited(Mute(takes_tokens=False), ids, False) == ids, "there is nothing else to ask"
+
+
+def test_context_holds_the_longest_request() -> None:
+    def needed(*asks: Ask, total: int | None = None) -> int:
+        return needed_context(Trace(False, [Entry(0.0, ask, total=total) for ask in asks]))
+
+    assert needed(Ask(1, tokens=(1,))) == 1024
+    assert needed(Ask(100, tokens=(1,) * 3000), Ask(1, tokens=(1,))) >= 3100
+    assert needed(Ask(2000, tokens=(1,))) >= 2001, "answers take room, too"
+    assert needed(Ask(1, messages=MESSAGES), total=3000) >= 3001
+    assert needed(Ask(1, text="x" * 5000)) >= 5001
+
+
+def test_empty_trace_is_refused(tmp_path: Path) -> None:
+    written(tmp_path / "empty")
+    with pytest.raises(ReportError, match="empty: no request"):
+        replay([tmp_path / "empty"], [], [])
+
+
+def test_traces_of_one_name_are_named_with_their_folders(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        written(tmp_path / folder / "t", Ask(5, messages=MESSAGES))
+    paths = [tmp_path / "a" / "t", tmp_path / "b" / "t"]
+    models = [ModelFile(name, tmp_path / name) for name in ("one", "two")]
+    nothing = LocalTarget("nothing", "stock", tmp_path / "nowhere")
+    with FakeServer() as server:
+        url, none = replay(paths, [UrlTarget("url", server.url), nothing], models).targets
+    assert [w.workload for w in url.workloads] == ["a/t", "b/t"]
+    assert none.error is not None
+    stopped = [error.rpartition(": no libllama")[0] for error in none.error.split("; ")]
+    assert stopped == ["one: a/t", "one: b/t", "two: a/t", "two: b/t"]
+    with pytest.raises(ValueError, match="given twice"):
+        replay([paths[0]] * 2, [], [])
