@@ -7,7 +7,9 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 from weakref import WeakSet
 
 import numpy as np
@@ -90,7 +92,8 @@ class PromptCache:
         """The folder's tier; None without a folder, or if it cannot be used."""
         self.remote: Tier | None = None
         """The server's tier; None without a server."""
-        self._arguments = (disk_dir, disk_bytes, disk_write_bytes), (remote, remote_bytes)
+        server: dict[str, Any] = {} if remote is None else {"remote": remote, "remote_bytes": remote_bytes}
+        self._arguments = (disk_dir, disk_bytes, disk_write_bytes), server
         if disk_dir is not None:
             folder = Path(disk_dir)
             try:
@@ -113,11 +116,10 @@ class PromptCache:
         return tuple(tier for tier in (self.disk, self.remote) if tier is not None)
 
     def __reduce__(self) -> tuple[Callable[..., PromptCache], tuple[object, ...]]:
-        """Pickles as an empty cache with the same budgets: state belongs to the process that made it."""
-        disk, (remote, remote_bytes) = self._arguments
-        if remote is None:
-            return type(self), (self.ram_bytes, *disk)
-        return _unpickled, (type(self), self.ram_bytes, *disk, remote, remote_bytes)
+        """Pickle as an empty cache with the same budgets: state belongs to the process that made it."""
+        disk, remote = self._arguments
+        made = partial(type(self), **remote) if remote else type(self)
+        return made, (self.ram_bytes, *disk)
 
     @property
     def ram_bytes(self) -> int:
@@ -232,11 +234,6 @@ class PromptCache:
         for tier in self.outside:
             stats.extra.update(tier.stats())
         return stats
-
-
-def _unpickled(kind: Callable[..., PromptCache], *arguments: object) -> PromptCache:
-    *first, remote, remote_bytes = arguments
-    return kind(*first, remote=remote, remote_bytes=remote_bytes)
 
 
 def budget(name: str, n_bytes: object) -> int:

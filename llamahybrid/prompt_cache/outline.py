@@ -1,8 +1,8 @@
-"""What a cache holds, to be looked at: conversations as a tree, where each part lies, what would go next.
+"""A view of a cache for people: conversations as a tree, their parts in RAM and on disk, the next evictions.
 
-Taken quickly under the locks, one after the other: edges are shared, not copied, and of many branches the
-last used ones are taken and the others counted. RAM, disk and slots are put together afterwards, so that what
-conversations have in common is there once. Looking makes nothing older or younger.
+RAM and disk are read one after the other, each under its lock for a short time: edges are shared, not copied,
+and of many branches the last used ones are taken and the others counted. Then both are put into one tree, so
+that tokens which conversations share are shown once. Looking makes nothing older or younger.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.blocks import Kind
 from llamahybrid.prompt_cache.eviction import ValueEviction
-from llamahybrid.prompt_cache.nodes import ID_BYTES, Match, Node
+from llamahybrid.prompt_cache.nodes import ID_BYTES, Node
 from llamahybrid.prompt_cache.tier import Placed
-from llamahybrid.prompt_cache.tree import Tree, follow
+from llamahybrid.prompt_cache.tree import Tree
 
 if TYPE_CHECKING:
     from llamahybrid.prompt_cache.cache import PromptCache
@@ -30,24 +30,24 @@ MOST_BRANCHES = 512
 """Of each tier."""
 
 LOOK_SECONDS = 0.5
-"""How long the disk may take to tell what lies there."""
+"""Longest wait for the disk."""
 
 LOOK_AT = 4
-"""Times as many children of one node are looked at for the last used ones."""
+"""Children of one node that are looked at for the last used ones, in times of the limit of branches."""
 
 NEXT = 3
-"""Checkpoints that are told to go next."""
+"""Checkpoints that are marked as the next to be evicted."""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What of one edge lies in RAM, or on disk."""
+    """Contents of one edge in RAM, or on disk."""
 
     checkpoints: int = 0
     prompts: int = 0
-    """Those of them that have logits: a prompt ended there."""
+    """Checkpoints with logits: a prompt ended there."""
     pinned: int = 0
-    """Those of them that the user pinned."""
+    """Checkpoints that the user pinned."""
     attention: int = 0
     """Pieces of attention that end on it."""
     nbytes: int = 0
@@ -62,7 +62,7 @@ class Branch:
     """Tokens that conversations have in common, up to where they part."""
 
     parent: int
-    """Index of the branch that it goes on from; -1: it begins a conversation."""
+    """Index of the branch before it; -1: it begins a conversation."""
     namespace: str
     start: int
     """Tokens before it."""
@@ -73,11 +73,11 @@ class Branch:
     slots: tuple[int, ...] = ()
     """Live sequences that run along it, by number."""
     goes_next: tuple[Tier, ...] = ()
-    """Tiers in which something here is what goes next, in the order in which it does."""
+    """Tiers that evict something here next, in the order of eviction."""
     idle: int | None = None
-    """Requests since one came along it; None: none since the process began."""
+    """Requests since the last one along it; None: none since the process began."""
     more: int = 0
-    """Branches that go on from it and are not shown; at least, where tiers have different ones."""
+    """Branches behind it that are not shown; a lower bound where tiers have different ones."""
     why: tuple[tuple[int, str], ...] = ()
     """Checkpoints on disk by position, and why each is kept."""
 
@@ -89,63 +89,59 @@ class Branch:
 
 @dataclass(frozen=True)
 class CacheOutline:
-    """What a cache holds; each branch comes after the one that it goes on from."""
+    """Branches of a cache, each after the one before it on its path."""
 
     branches: tuple[Branch, ...]
     more: int = 0
-    """Conversations that share no first token with those shown, counted likewise."""
-
-
-# -- under the lock --------------------------------------------------------------------------------
+    """Further conversations, without a first token in common with those shown."""
 
 
 class _Mark(NamedTuple):
-    """Something that is kept for tokens up to `end`: its rank (1: goes first; 0: not soon), and `Kept`."""
+    """Something stored for the tokens up to `end`."""
 
     end: int
     rank: int
-    kept: tuple[int, int, int, int, int]
+    """1: evicted first; 0: not soon."""
+    kept: Kept
     why: str = ""
-    """Of a checkpoint on disk: why it is kept, see `blocks.Why`."""
+    """Reason of a checkpoint on disk, see `blocks.Why`."""
 
 
 class _Edge(NamedTuple):
-    """A node as it was."""
+    """A copy of a node."""
 
-    parent: int
     namespace: str
+    path: tuple[bytes, ...]
+    """All edges up to its end."""
+    start: int
     end: int
-    ids: bytes
     idle: int | None
     children: int
     marks: tuple[_Mark, ...]
 
 
 class _Glance(NamedTuple):
-    """A tree as it was; edges after those that they go on from."""
+    """A copy of a tier's tree."""
 
+    tier: Tier
     edges: list[_Edge]
     conversations: int
 
 
 Shown: TypeAlias = Callable[[str], bool]
-"""Whether a namespace is shown."""
+"""True for a namespace that is shown."""
 
 
 def _glance(
+    tier: Tier,
     tree: Tree,
     shown: Shown,
     limit: int,
     marks: Callable[[Node], Iterable[_Mark]],
     first: Iterable[Node],
-    *,
-    used: bool,
 ) -> _Glance:
-    """The branches used last, at most `limit`, and those that lead to the nodes of `first`.
-
-    `used`: the tree tells when each was used.
-    """
-    edges, numbers, order = list[_Edge](), dict[Node | None, int](), count()
+    """Return the branches used last, at most `limit`, and those that lead to the nodes of `first`."""
+    edges, order = list[_Edge](), count()
     wanted: dict[Node | None, dict[Node, None]] = {}
     for each in first:
         for node in each.path():
@@ -162,13 +158,11 @@ def _glance(
         queue(tree.root(name), name)
     while line and len(edges) < limit:
         *_, node, name = heapq.heappop(line)
-        numbers[node] = len(edges)
-        idle = tree.requests - node.seen if used and node.seen else None
-        parent, children = numbers.get(node.parent, -1), node.children
-        edges.append(_Edge(parent, name, node.end, node.edge, idle, len(children), tuple(marks(node))))
-        if children:
-            queue(node, name)
-    return _Glance(edges, sum(len(tree.root(name).children) for name in names))
+        path = tuple(above.edge for above in node.path())[::-1]
+        idle = tree.requests - node.seen if tier == "ram" and node.seen else None
+        edges.append(_Edge(name, path, node.start, node.end, idle, len(node.children), tuple(marks(node))))
+        queue(node, name)
+    return _Glance(tier, edges, sum(len(tree.root(name).children) for name in names))
 
 
 def _glance_at_ram(store: RamStore, shown: Shown, limit: int) -> _Glance:
@@ -179,18 +173,18 @@ def _glance_at_ram(store: RamStore, shown: Shown, limit: int) -> _Glance:
     def marks(node: Node) -> Iterator[_Mark]:
         for entry in node.entries.values():
             prompts = int(entry.checkpoint.logits is not None)
-            kept = (1, prompts, int(entry.user_pinned), 0, entry.nbytes)
+            kept = Kept(1, prompts, int(entry.user_pinned), 0, entry.nbytes)
             yield _Mark(entry.position, ranks.get(entry, 0), kept)
         if node.segments:
             nbytes = sum(s.nbytes for s in node.segments)
-            yield _Mark(node.segments[-1].end, 0, (0, 0, 0, len(node.segments), nbytes))
+            yield _Mark(node.segments[-1].end, 0, Kept(0, 0, 0, len(node.segments), nbytes))
 
     first = [e.node for e in going if e.node is not None]
-    return _glance(store.tree, shown, limit, marks, first, used=True)
+    return _glance("ram", store.tree, shown, limit, marks, first)
 
 
 def _glance_at_places(places: Sequence[Placed], shown: Shown, limit: int, going: bytes = b"") -> _Glance:
-    """What lies on disk. `going`: the key of the record that goes next, where that is known."""
+    """Copy the tree of the disk. `going`: key of the record that is evicted next, b"" if unknown."""
     tree = Tree()
     there = [each for each in places if shown(each[0])]
     for namespace, tokens, _ in reversed(there):
@@ -201,14 +195,11 @@ def _glance_at_places(places: Sequence[Placed], shown: Shown, limit: int, going:
         node = tree.match(namespace, tokens).path[-1]
         for item in place.items:
             point, next_ = item.is_checkpoint, item.key == going
-            kept = (int(point), int(item.kind == Kind.PROMPT), 0, int(not point), item.nbytes)
+            kept = Kept(int(point), int(item.kind == Kind.PROMPT), 0, int(not point), item.nbytes)
             why = item.why.name.lower() if point else ""
             marks.setdefault(node, []).append(_Mark(place.end, int(next_), kept, why))
             first += [node] if next_ else []
-    return _glance(tree, lambda _: True, limit, lambda node: marks.get(node, ()), first, used=False)
-
-
-# -- afterwards ------------------------------------------------------------------------------------
+    return _glance("disk", tree, shown, limit, lambda node: marks.get(node, ()), first)
 
 
 def outline(
@@ -217,28 +208,26 @@ def outline(
     shown: Shown = lambda _: True,
     limit: int = MOST_BRANCHES,
 ) -> CacheOutline:
-    """What a cache holds now. `shown`: of which namespaces; `limit`: branches of RAM, and of the disk.
+    """Return the branches of a cache. `shown`: filter of namespaces; `limit`: branches of RAM, and of disk.
 
-    `live`: the sequences in slots, (namespace, tokens). They only mark what is kept: none of their own tokens
-    is shown, so that it does no harm where one of them was another tenant's just then.
+    `live`: the sequences in slots, (namespace, tokens). They only mark stored branches, and none of their own
+    tokens is shown, which may belong to another tenant by now.
     """
-    glances: list[tuple[Tier, _Glance | None]] = [
-        ("ram", cache.ram.look(lambda store: _glance_at_ram(store, shown, limit)))
-    ]
+    glances = [cache.ram.look(lambda store: _glance_at_ram(store, shown, limit))]
     if cache.disk is not None:
         places, going = cache.disk.glance(LOOK_SECONDS, max(limit, MOST_BRANCHES))
-        glances.append(("disk", _glance_at_places(places, shown, limit, going)))
-    return _joined(glances, live)
+        glances.append(_glance_at_places(places, shown, limit, going))
+    return _joined([glance for glance in glances if glance is not None], live)
 
 
 def outline_of_places(places: Sequence[Placed], going: bytes, limit: int = MOST_BRANCHES) -> CacheOutline:
-    """What lies at these places of a folder. `going`: the key of the record that goes next."""
-    return _joined([("disk", _glance_at_places(places, lambda _: True, limit, going))], ())
+    """Return the branches of a folder. `going`: key of the record that is evicted next."""
+    return _joined([_glance_at_places(places, lambda _: True, limit, going)], ())
 
 
 @dataclass
 class _Sums:
-    """What is known of one edge so far."""
+    """Sums of one edge."""
 
     kept: dict[Tier, Kept] = field(default_factory=lambda: {"ram": Kept(), "disk": Kept()})
     slots: list[int] = field(default_factory=list)
@@ -246,61 +235,46 @@ class _Sums:
     idle: int | None = None
     why: dict[int, str] = field(default_factory=dict)
     branches: dict[int, int] = field(default_factory=dict)
-    """How many go on in the tier that has most of them, by position."""
+    """Branches by position, in the tier that has most of them."""
 
     def more(self, node: Node) -> int:
-        """Those of them that are not shown."""
+        """Return the number of branches that are not shown."""
         shown = {node.end: len(node.children)}
         return sum(max(0, n - shown.get(at, 1)) for at, n in self.branches.items())
 
 
-def _joined(
-    glances: Sequence[tuple[Tier, _Glance | None]], live: Sequence[tuple[str, Tokens]]
-) -> CacheOutline:
-    tree = Tree()
-    places: list[list[Node]] = []
-    for _, glance in glances:
-        nodes: list[Node] = []
-        for edge in glance.edges if glance else ():
-            if edge.parent < 0:
-                match, before = tree.follow(edge.namespace, edge.ids), 0
-            else:
-                before = edge.end - len(edge.ids) // ID_BYTES
-                match = follow(_at(nodes[edge.parent], before), before, edge.ids)
-            nodes.append(_extended(tree, edge.namespace, match, edge.ids, before))
-        places.append(nodes)
-    sums: dict[Node, _Sums] = {}
-    for (tier, glance), nodes in zip(glances, places, strict=True):
-        for edge, node in zip(glance.edges if glance else (), nodes, strict=True):
-            _count(sums, tier, edge, node)
+def _joined(glances: Sequence[_Glance], live: Sequence[tuple[str, Tokens]]) -> CacheOutline:
+    """Put the trees of all tiers into one."""
+    tree, sums, ends = Tree(), dict[Node, _Sums](), list[tuple[Tier, _Edge, Node]]()
+    for tier, edges, _ in glances:
+        for edge in edges:
+            ids = b"".join(edge.path)
+            match = tree.follow(edge.namespace, ids)
+            if ID_BYTES * match.length < len(ids):
+                match = tree.extend(edge.namespace, match, ids[ID_BYTES * match.length :])
+            ends.append((tier, edge, match.path[-1]))
+    for tier, edge, node in ends:
+        _count(sums, tier, edge, node)
     for number, (name, tokens) in enumerate(live):
         for node in tree.match(name, tokens).path:
             sums.setdefault(node, _Sums()).slots.append(number)
-    begun = max((glance.conversations for _, glance in glances if glance), default=0)
+    begun = max((glance.conversations for glance in glances), default=0)
     shown = sum(len(tree.root(name).children) for name in tree.namespaces())
     return CacheOutline(tuple(_in_order(tree, sums)), max(0, begun - shown))
 
 
-def _extended(tree: Tree, namespace: str, match: Match, ids: bytes, before: int = 0) -> Node:
-    """The node at the end of tokens, which are added behind what was matched of them; a root for none."""
-    known = ID_BYTES * (match.length - before)
-    if known < len(ids):
-        match = tree.extend(namespace, match, ids[known:])
-    return match.path[-1] if match.path else Node(None, 0, b"")
-
-
 def _at(node: Node, position: int) -> Node:
-    """The node whose edge covers a position, from one at or below it: edges are cut as others come."""
+    """Return the node whose edge covers a position, from a node at or below it."""
     while node.parent is not None and position <= node.start and node.parent.parent is not None:
         node = node.parent
     return node
 
 
 def _count(sums: dict[Node, _Sums], tier: Tier, edge: _Edge, end: Node) -> None:
-    """Note what an edge has at the nodes that cover it."""
+    """Add the contents of an edge to the nodes that cover it."""
     for mark in edge.marks:
         there = sums.setdefault(_at(end, mark.end), _Sums())
-        there.kept[tier] += Kept(*mark.kept)
+        there.kept[tier] += mark.kept
         if mark.why:
             there.why[mark.end] = mark.why
         if mark.rank:
@@ -309,15 +283,14 @@ def _count(sums: dict[Node, _Sums], tier: Tier, edge: _Edge, end: Node) -> None:
         last = sums.setdefault(_at(end, edge.end), _Sums()).branches
         last[edge.end] = max(edge.children, last.get(edge.end, 0))
     node: Node | None = end
-    start = edge.end - len(edge.ids) // ID_BYTES
-    while edge.idle is not None and node is not None and node.end > start:
+    while edge.idle is not None and node is not None and node.end > edge.start:
         there = sums.setdefault(node, _Sums())
         there.idle = edge.idle if there.idle is None else min(there.idle, edge.idle)
         node = node.parent
 
 
 def _in_order(tree: Tree, sums: dict[Node, _Sums]) -> Iterator[Branch]:
-    """Branches, each after the one that it goes on from, and what is in use or was used last first."""
+    """Yield branches, each after the one before it on its path; used ones first, then by last use."""
 
     def rank(node: Node) -> tuple[bool, float]:
         there = sums.get(node, _Sums())

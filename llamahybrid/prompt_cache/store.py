@@ -31,9 +31,9 @@ from llamahybrid.prompt_cache.eviction import Eviction
 from llamahybrid.prompt_cache.guard import guarded
 from llamahybrid.prompt_cache.nodes import ENTRY_BYTES, Entry, Match, Node, common_prefix
 from llamahybrid.prompt_cache.pins import Prefixes, User, pinned_before
-from llamahybrid.prompt_cache.planning import Known, plan_request, restore_point, unplanned
 from llamahybrid.prompt_cache.ram import Expected, new_buffer, owned
 from llamahybrid.prompt_cache.room import Room
+from llamahybrid.prompt_cache.selection import Known, plan_request, restore_point, unplanned
 from llamahybrid.prompt_cache.tree import Tree
 from llamahybrid.prompt_cache.write_policy import Point, restart_points
 

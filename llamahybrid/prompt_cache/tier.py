@@ -15,15 +15,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
-from llamahybrid.prompt_cache.base import (
-    LiveView,
-    Loaded,
-    Outside,
-    Segment,
-    Splitter,
-    Tokens,
-    part_of,
-)
+from llamahybrid.prompt_cache.base import LiveView, Loaded, Outside, Segment, Splitter, Tokens, part_of
 from llamahybrid.prompt_cache.block_store import BlockStore, Rows
 from llamahybrid.prompt_cache.blocks import Item, Node, Place
 from llamahybrid.prompt_cache.disk import LOCK_SECONDS, Busy
@@ -31,12 +23,7 @@ from llamahybrid.prompt_cache.forgetting import on_path, sweep_nodes
 from llamahybrid.prompt_cache.loading import Counts, Loader
 from llamahybrid.prompt_cache.nodes import tokens_of
 from llamahybrid.prompt_cache.pins import pinned_before
-from llamahybrid.prompt_cache.reader import (
-    Breaker,
-    Late,
-    ReadCosts,
-    Reader,
-)
+from llamahybrid.prompt_cache.reader import Breaker, Late, ReadCosts, Reader
 from llamahybrid.prompt_cache.seen import Offer, Seen
 from llamahybrid.prompt_cache.store import RamStore
 from llamahybrid.prompt_cache.write_policy import DEFAULT_WRITE_BYTES, QUIET_SECONDS, Point

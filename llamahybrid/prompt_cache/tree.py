@@ -92,9 +92,16 @@ class Tree:
         return self.follow(namespace, ids_of(tokens))
 
     def follow(self, namespace: str, ids: bytes) -> Match:
-        """The same for tokens as `ids_of` has them."""
-        root = self._roots.get(namespace)
-        return Match(0, ()) if root is None else follow(root, 0, ids)
+        """Match tokens as `ids_of` has them, edge by edge, as bytes: a path may have thousands of edges."""
+        node, path, at = self._roots.get(namespace), list[Node](), 0
+        while node is not None and ids.startswith(node.edge, at):
+            at += len(node.edge)
+            node = node.children.get(first_id(ids, at)[0]) if at < len(ids) else None
+            path += [] if node is None else [node]
+        length = at // ID_BYTES
+        if node is not None:
+            length += common_prefix(np.frombuffer(node.edge, IDS), np.frombuffer(ids, IDS, offset=at))
+        return Match(length, tuple(path))
 
     def touch(self, match: Match) -> None:
         """Mark a matched path as used now."""
@@ -324,24 +331,6 @@ class Tree:
         for grandchild in node.children.values():
             grandchild.parent = node
         del self._nodes[child]
-
-
-def follow(node: Node, position: int, ids: bytes) -> Match:
-    """Follow tokens (see `ids_of`) from a position on a node's edge as far as the tree knows them.
-
-    Edges are compared as bytes: a path may have thousands of short ones.
-    """
-    path, at, total = list(node.path())[::-1], 0, len(ids)
-    edge = node.edge[ID_BYTES * (position - node.start) :]
-    while ids.startswith(edge, at):
-        at += len(edge)
-        child = node.children.get(first_id(ids, at)[0]) if at < total else None
-        if child is None:
-            return Match(position + at // ID_BYTES, tuple(path))
-        path.append(child)
-        node, edge = child, child.edge
-    here = common_prefix(np.frombuffer(edge, IDS), np.frombuffer(ids, IDS, offset=at))
-    return Match(position + at // ID_BYTES + here, tuple(path))
 
 
 def tokens_to(node: Node) -> Tokens:

@@ -38,7 +38,7 @@ from tests.lab.quiet import silence
 
 ROOT = str(Path(prompt_cache.__file__).parent)
 FILES = (
-    *("base", "cache", "eviction", "guard", "nodes", "pins", "placement", "planning", "promotion", "ram"),
+    *("base", "cache", "eviction", "guard", "nodes", "pins", "placement", "promotion", "ram"),
     *("room", "selection", "store", "tree", "value"),
 )
 """Modules whose lines are interrupted: what happens in RAM."""
