@@ -104,6 +104,8 @@ class DecodeLoop:
         request.thread, request.reply, request.aside = this_thread(), reply, None
         request.awaits = True
         self.post(Run(Task(request, begin, reply)))
+        if request.cancelled:  # before `cancel` could see the reply
+            self._refuse_waiting(request)
 
     def result(self, request: Request, reply: Reply) -> Any:
         """Wait for a reply. An exception that interrupts the wait (Ctrl-C) cancels the request."""
@@ -128,10 +130,14 @@ class DecodeLoop:
         if request.whole and request.slot is not None:  # one that waits has begun no others
             self._tasks.nested.cancel()
         self._tasks.batches.stop(request)
-        if (reply := request.reply) is not None and request.slot is None and not request.begun:
-            reply.fail(self._cancelled())  # without waiting for the running batch
+        self._refuse_waiting(request)
         if self._thread.asked:
             self._inbox.put(Look())
+
+    def _refuse_waiting(self, request: Request) -> None:
+        """Answer a cancelled request that has not begun, without waiting for the running batch."""
+        if (reply := request.reply) is not None and request.slot is None and not request.begun:
+            reply.fail(self._cancelled())
 
     def cancel_all(self) -> None:
         """Cancel all requests that run or wait; takes no lock."""

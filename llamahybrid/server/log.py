@@ -6,8 +6,8 @@ import logging
 import os
 import sys
 import threading
-from collections import deque
 from contextlib import suppress
+from queue import Full, Queue
 from typing import Any
 
 MOST_LINES = 10_000
@@ -26,59 +26,48 @@ class Background(logging.Handler):
         super().__init__()
         found = getattr(sys, stream)
         self._file = None if found is None else _descriptor(found)
-        self._lines: deque[str] = deque()
-        self._wake = threading.Condition()
+        self._lines: Queue[str | None] = Queue(MOST_LINES)
         self._dropped = 0
-        self._ended = self._writing = False
+        self._counting = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
         """See `logging.Handler`. Control characters are escaped, further lines of a record indented."""
         if self._file is None:
             return
-        text = self.format(record).translate(_CONTROLS).replace("\n", "\n  ")
-        with self._wake:
-            if len(self._lines) >= MOST_LINES:
+        try:
+            self._lines.put_nowait(self.format(record).translate(_CONTROLS).replace("\n", "\n  ") + "\n")
+        except Full:
+            with self._counting:
                 self._dropped += 1
-                return
-            self._lines.append(text + "\n")
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._write, name="llamahybrid-log", daemon=True)
-                self._thread.start()
-            self._wake.notify_all()
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write, name="llamahybrid-log", daemon=True)
+            self._thread.start()
 
     def flush(self) -> None:
         """Wait up to `LAST_SECONDS` for the queue to empty."""
-        with self._wake:
-            self._wake.wait_for(lambda: not (self._lines or self._dropped or self._writing), LAST_SECONDS)
+        with self._lines.all_tasks_done:
+            self._lines.all_tasks_done.wait_for(lambda: not self._lines.unfinished_tasks, LAST_SECONDS)
 
     def close(self) -> None:
         """Flush, and end the thread."""
         self.flush()
-        with self._wake:
-            self._ended = True
-            self._wake.notify_all()
+        with suppress(Full):
+            self._lines.put_nowait(None)
         super().close()
 
     def _write(self) -> None:
-        while True:
-            with self._wake:
-                self._writing = False
-                self._wake.notify_all()
-                while not (self._lines or self._dropped or self._ended):
-                    self._wake.wait()
-                lines = list(self._lines)
-                self._lines.clear()
+        while (line := self._lines.get()) is not None:
+            with self._counting:
                 dropped, self._dropped = self._dropped, 0
-                if not lines and not dropped:
-                    return
-                self._writing = True
             if dropped:
-                lines.append(f"{dropped} lines of this log were dropped: nobody read them in time\n")
-            data = "".join(lines).encode("utf-8", "backslashreplace")
+                line += f"{dropped} lines of this log were dropped: nobody read them in time\n"
+            data = line.encode("utf-8", "backslashreplace")
             with suppress(OSError):  # the reader has gone
                 while data:
                     data = data[os.write(self._file, data) :]  # type: ignore[arg-type]
+            self._lines.task_done()
 
 
 def flush() -> None:

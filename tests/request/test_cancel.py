@@ -2,6 +2,7 @@
 
 import contextvars
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import llama_cpp
@@ -11,7 +12,19 @@ from llamahybrid import Llama
 from llamahybrid.capi import shim
 from llamahybrid.errors import DecodeError, RequestCancelled
 from tests.lab.inside import waiting
-from tests.request.asking import ARCHS, CUTS, WORDS, Batches, begin, finish, in_thread, said, take, until
+from tests.request.asking import (
+    ARCHS,
+    CUTS,
+    DEADLINE,
+    WORDS,
+    Batches,
+    begin,
+    finish,
+    in_thread,
+    said,
+    take,
+    until,
+)
 
 PROMPT = WORDS[:150]
 BATCH = 32
@@ -285,6 +298,25 @@ def test_dropped_handle_lets_nothing_begin(open_one):
             llm.create_completion(WORDS[:60], max_tokens=5)
     assert handle.reports == []
     assert llm.create_completion(WORDS[:60], max_tokens=5)["usage"]["completion_tokens"] == 5
+
+
+def test_dropped_handle_waits_for_no_running_batch(open_one):
+    llm, go_on, waited = open_one("qwen35", n_parallel=2), threading.Event(), []
+    batches = Batches(llm)
+    batches.before[1] = lambda: waited.append(go_on.wait(DEADLINE))
+    with ThreadPoolExecutor(1) as pool:
+        busy = pool.submit(take, llm, PROMPT)
+        until(lambda: len(batches.sizes) == 1)
+        try:
+            with llm.request() as handle:
+                handle.drop()
+                with pytest.raises(RequestCancelled):
+                    llm.create_completion(WORDS[100:150], max_tokens=5)
+            assert not waited, "the batch still runs"
+        finally:
+            go_on.set()
+        assert len(busy.result(DEADLINE)) == 8
+    batches.stop()
 
 
 # -- while it waits --------------------------------------------------------------------------------
