@@ -18,7 +18,6 @@ from llama_cpp.llama_speculative import LlamaDraftModel
 from llama_cpp.llama_tokenizer import LlamaTokenizer
 
 from llamahybrid.capi.samplers import Samplers, WithSamplers
-from llamahybrid.capi.sampling import sampled, sampler_for
 from llamahybrid.client import json_schema
 from llamahybrid.client.answer import answer
 from llamahybrid.client.answer_text import AnswerText
@@ -32,6 +31,7 @@ from llamahybrid.client.handle import RequestHandle, made_with, takes_salt
 from llamahybrid.client.native_calls import GuardedModel, NativeCalls, held
 from llamahybrid.client.requests import Requests
 from llamahybrid.client.salt import digest, model_salt, text_of
+from llamahybrid.client.sampling import sampled, sampler_for
 from llamahybrid.configuration import cache_for, current, wait_timeout
 from llamahybrid.core.assembly import ContextShape, Wish, assemble, filled_in, require_adapter, slots_for
 from llamahybrid.core.executor import Executor

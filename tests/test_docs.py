@@ -22,6 +22,7 @@ from benchmarks.figures import filled
 from llamahybrid.cli.main import app
 from llamahybrid.server.settings import Settings
 from tests.conftest import TinyModel
+from tests.lab.serving import serving
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -33,6 +34,7 @@ BLOCKS = [
         re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     )
 ]
+SERVER = "http://localhost:8000"
 
 
 @pytest.mark.parametrize("block", BLOCKS)
@@ -48,7 +50,11 @@ def test_python_in_the_docs_runs(
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     small = block.replace("n_ctx=32768", "n_ctx=1024, n_threads=1")
-    exec(small.replace("completion(messages)", "completion(messages, max_tokens=16)"), names)
+    if SERVER in block:
+        with serving(tiny_model("qwen35")) as server:
+            exec(small.replace(SERVER, server.url), names)
+    else:
+        exec(small, names)
     if "answer" in names:  # README's second turn reuses the first
         request = names["llm"].last_request
         assert request.left == request.total - request.cached
@@ -188,7 +194,7 @@ PRINTED = {
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_example_programs_print_what_was_reused(example: Path, tiny_model: TinyModel, tmp_path: Path) -> None:
+def test_example_programs_print_reused_tokens(example: Path, tiny_model: TinyModel, tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, example, tiny_model("qwen35")],
         cwd=tmp_path,

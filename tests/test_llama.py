@@ -59,7 +59,8 @@ def test_a_plain_model_stores_only_attention_that_it_gives_up(open_model):
     llm = open_model("llama")
     take(llm, PROMPT)
     take(llm, [*llm.eval_tokens, *OTHER])
-    assert llm.prompt_cache.stats().bytes_ram == 4 * llm.prompt_cache.stats().extra["tokens"]
+    stats = llm.prompt_cache.stats()
+    assert stats.bytes_ram == stats.extra["index_bytes"]
     take(llm, PROMPT[:40] + OTHER)
     stats = llm.prompt_cache.stats()
     assert (stats.entries, stats.segments) == (1, 1)
@@ -160,18 +161,6 @@ def test_a_generator_closed_half_way_keeps_its_progress(open_model, fresh, arch)
     follow_up = [*PROMPT, *answer[:4], 3]
     assert take(llm, follow_up) == fresh(follow_up, arch=arch)
     assert llm.last_request.cached >= len(PROMPT)
-
-
-def test_an_exception_in_user_code_between_tokens_keeps_progress(open_model, fresh):
-    llm = open_model()
-
-    def stop(ids, logits):
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        take(llm, PROMPT, stopping_criteria=stop)
-    assert take(llm, PROMPT) == fresh(PROMPT)
-    assert llm.last_request.cached == len(PROMPT)
 
 
 # -- upstream's ways -------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ def hazards(
         with progress() as told:
 
             def done(results: Sequence[Result]) -> None:
-                told(results[-1].probe.id, len(results), len(probes))
+                told(results[-1].probe.id, len(results) - 1, len(probes))
 
             report, results = harness.report(
                 probes,

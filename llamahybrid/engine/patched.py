@@ -34,7 +34,7 @@ def make(
         progress: receives each step.
         force: build even if the engine exists.
         source: a checkout to build without patches: of llama-cpp-python (with ``vendor/llama.cpp``), or of
-            llama.cpp, built by that release's llama-cpp-python. It may have changed, so it is always built.
+            llama.cpp, built by that release's llama-cpp-python. A checkout is built each time: it may change.
         hardening: apply the set `hardening` besides `reuse`.
 
     Raises:

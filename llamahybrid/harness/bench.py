@@ -22,10 +22,10 @@ from llamahybrid.harness.conversation import Conversation, Request
 from llamahybrid.harness.plan import Cost, Speed, cost_of, fitting
 from llamahybrid.harness.plan import measured as measured_speed
 from llamahybrid.harness.report import Report, RequestFigures, Saving, Times, WorkloadFigures
-from llamahybrid.harness.runner import Player, suits
+from llamahybrid.harness.runner import WorkloadRunner, suits
 from llamahybrid.harness.targets.base import Ask, ModelFile, Session, Shape, Target
 from llamahybrid.harness.workloads.speech import Speech
-from llamahybrid.harness.workloads.tokens import Workload
+from llamahybrid.harness.workloads.tokens import Workload, regenerate, thinking_stripped
 
 ANSWER = 48
 """Tokens of an answer where throughput is measured."""
@@ -37,22 +37,6 @@ SAVED = "a state saved and restored"
 """The pseudo-workload that has `Times.saving` alone."""
 RESTARTING = ("ours",)
 """Kinds of targets that keep conversations for the next process."""
-
-
-def long_chat(speech: Speech) -> Conversation:
-    """Ten turns from 3,500 tokens on; each answer thinks first, and history goes back without that."""
-    history = speech.message(3500, "system")
-    for _ in range(10):
-        history += speech.message(60)
-        answer = yield Request(60, history + speech.reply(thinking=True))
-        history += speech.reply() + speech.spoken(answer.tokens[speech.size(30) :])
-
-
-def regenerated(speech: Speech) -> Conversation:
-    """A prompt of 1,500 tokens, answered six times."""
-    prompt = speech.message(1400, "system") + speech.message(97) + speech.reply()
-    for seed in range(6):
-        yield Request(40, prompt, seed=seed)
 
 
 def edited(speech: Speech) -> Conversation:
@@ -85,9 +69,11 @@ def chat(speech: Speech) -> Conversation:
         history += answer.tokens
 
 
+LONG_CHAT = partial(thinking_stripped, system=3500, turns=10, answer=60, thinking=30)
+
 ALONE = (
-    Workload("thinking stripped, 10 turns from 3,500 tokens", long_chat, n_ctx=8192),
-    Workload("an answer regenerated five times", regenerated),
+    Workload("thinking stripped, 10 turns from 3,500 tokens", LONG_CHAT, n_ctx=8192),
+    Workload("an answer regenerated five times", partial(regenerate, system=1400, answers=6)),
     Workload("a question in the middle edited", edited),
     Workload("four users in turn", four_users, n_ctx=8192),
 )
@@ -228,11 +214,13 @@ class Bench:
                     return
                 speech = Speech(session.vocabulary, seed=number, scale=self._scale)
                 prompt = speech.message(RESTART_TOKENS, "system") + speech.message(40) + speech.reply()
-                answer = Player(session).ask(_ask(prompt)).tokens or ()
+                answer = WorkloadRunner(session).ask(_ask(prompt)).tokens or ()
             target.close()
             with target.open(self.model, shape) as session:
                 session.decoded()
-                after = Player(session).ask(_ask([*prompt, *answer, *speech.message(40), *speech.reply()]))
+                after = WorkloadRunner(session).ask(
+                    _ask([*prompt, *answer, *speech.message(40), *speech.reply()])
+                )
                 measured.decoded = session.decoded()
         if after.total is not None:
             known = len(prompt) + max(0, len(answer) - 1)
@@ -268,7 +256,7 @@ def _play(session: Session, workload: Workload, measured: _Measured, scale: floa
     before = session.resident()
     session.decoded()
     began = time.perf_counter()
-    played = Player(session).converse(workload, scale)
+    played = WorkloadRunner(session).converse(workload, scale)
     seconds = time.perf_counter() - began
     decoded, after = session.decoded(), session.resident()
     counted = [each for each in played if each.number >= workload.measured_from]

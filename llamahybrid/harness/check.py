@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from llamahybrid.errors import LlamaHybridError
@@ -17,7 +17,7 @@ from llamahybrid.harness.collecting import Collector, Progress
 from llamahybrid.harness.figures import workload_figures
 from llamahybrid.harness.plan import Plan, measured, plan
 from llamahybrid.harness.report import PROBE, Report, Verdict, WorkloadFigures
-from llamahybrid.harness.runner import Played, Player, suits
+from llamahybrid.harness.runner import RequestResult, WorkloadRunner, suits
 from llamahybrid.harness.targets.base import ModelFile, Session, Shape, Target
 from llamahybrid.harness.workloads.agents import AGENTS
 from llamahybrid.harness.workloads.chats import CHAT_WORKLOADS
@@ -147,6 +147,7 @@ class Check:
         KeyboardInterrupt and SystemExit end the run: the report is not `complete`.
         """
         self._plans: dict[str, Plan] = {}
+        self._planned: set[str] = set()
         self._results = Collector(self.targets, self.models, self.found)
         self._steps = 0
         self._steps_a_model = self.probes * (len(directed.PROBES) + 1) + len(self.workloads)
@@ -186,6 +187,7 @@ class Check:
         limit = self._time(target, model, name)
         if self.probes:
             yield from self._probes(target, model, name, limit)
+            limit = self._planned_again(target, model, name, limit)
         for workload in self.workloads:
             if workload.template and model is not None and not model.chats:
                 continue
@@ -224,13 +226,13 @@ class Check:
     def _played(self, session: Session, workload: Workload, name: str, limit: _Time) -> WorkloadFigures:
         asked = 0
 
-        def told(_: Played) -> None:
+        def told(_: RequestResult) -> None:
             nonlocal asked
             asked += 1
             self.progress(f"{name}, request {asked} done", self._steps - 1, self._of)
 
         session.decoded()
-        player = Player(session, told, limit.until)
+        player = WorkloadRunner(session, told, limit.until)
         played = player.converse(workload, limit.plan.scale)
         decoded = session.decoded()
         self.progress(f"{name}, comparing answers", self._steps - 1, self._of)
@@ -253,16 +255,38 @@ class Check:
         until = time.monotonic() + share
         return _Time(chosen, share, until, until + COMPARING * share)
 
+    def _planned_again(self, target: Target, model: ModelFile | None, name: str, limit: _Time) -> _Time:
+        """Return the time with a plan by the faster of two measurements, before and after the probes.
+
+        The load of the machine may have slowed the first one. Raises TargetError.
+        """
+        key = target.name if model is None else model.name
+        if limit.share is None:
+            return limit
+        if key not in self._planned:
+            self._planned.add(key)
+            self._plans[key] = self._measured(target, model, name, limit.share, limit.plan)
+        return replace(limit, plan=self._plans[key])
+
     def _plan(self, target: Target, model: ModelFile | None, name: str, share: float) -> Plan:
         """Return the plan of a model, made by the first target that opens it. Raises TargetError."""
         key = target.name if model is None else model.name
         if key not in self._plans:
-            self.progress(f"{name}: measuring the model's speed", self._steps, self._of)
-            with target.open(model, directed.SHAPE) as session:
-                speed, request = measured(session)
-                suited = [each for each in self.workloads if suits(session, each)]
-            self._plans[key] = plan(suited, speed, share * (1 - MEMORY_SHARE), request)
+            self._plans[key] = self._measured(target, model, name, share)
         return self._plans[key]
+
+    def _measured(
+        self, target: Target, model: ModelFile | None, name: str, share: float, before: Plan | None = None
+    ) -> Plan:
+        """Measure the model's speed and return the plan. Raises TargetError."""
+        self.progress(f"{name}: measuring the model's speed", self._steps, self._of)
+        with target.open(model, directed.SHAPE) as session:
+            speed, request = measured(session)
+            suited = [each for each in self.workloads if suits(session, each)]
+        if before is not None and before.speed is not None:
+            speed = speed.or_faster(before.speed)
+        found = plan(suited, speed, share * (1 - MEMORY_SHARE), request)
+        return found if before is None else replace(found, script_scale=before.script_scale)
 
     def _step(self, text: str) -> None:
         self.progress(text, self._steps, self._of)

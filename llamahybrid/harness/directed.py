@@ -1,6 +1,6 @@
-"""Directed probes: short scripts in each of which one kind of fault shows, so that it can be called by name.
+"""Directed probes: short scripts that each show one kind of fault.
 
-Each runs in a session of its own. A workload says that something is wrong; these say what.
+Each runs in a session of its own. Workloads detect faults; directed probes name them.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from llamahybrid.harness import figures
 from llamahybrid.harness.conversation import Message
 from llamahybrid.harness.figures import UNKNOWN_BEFORE, Checked
 from llamahybrid.harness.report import RequestFigures, Verdict, WorkloadFigures
-from llamahybrid.harness.runner import Played, Player
+from llamahybrid.harness.runner import RequestResult, WorkloadRunner
 from llamahybrid.harness.targets.base import Ask, Reply, Session, Shape
 
 SHAPE = Shape(2048)
 
 
 class Script:
-    """Says pieces to a session: as token ids where it takes them, else as messages."""
+    """Sends pieces to a session: as token ids if it takes them, else as messages."""
 
     def __init__(self, session: Session, seed: int = 0, scale: float = 1.0) -> None:
         self.session = session
         self.scale = scale
-        self.player = Player(session)
+        self.player = WorkloadRunner(session)
         self._random = random.Random(f"probe/{session.nonce}/{seed}")
         self._words = session.vocabulary.words if session.vocabulary else range(10_000)
 
     @property
     def ids(self) -> bool:
-        """Token ids go in."""
+        """True if the session takes token ids."""
         return self.session.takes_tokens
 
     def words(self, n: int) -> list[int]:
-        """A piece of `n` tokens, or a sentence of about that many."""
+        """Return a piece of `n` tokens, or a sentence of about that many."""
         n = n if self.scale == 1.0 else max(1, round(n * self.scale))
         return self._random.choices(self._words, k=n if self.ids else max(1, n // 3))
 
     def ask(self, *pieces: Sequence[int], n: int = 12, chat: str = "0", salt: str = "") -> Reply:
-        """A prompt of these pieces, each a message where there are no token ids."""
+        """Send a prompt of these pieces, each a message if there are no token ids."""
         if self.ids:
             return self.player.ask(Ask(n, tuple(t for piece in pieces for t in piece), salt=salt), chat)
         messages: list[Message] = [{"role": "user", "content": _text(piece)} for piece in pieces]
@@ -56,39 +56,39 @@ def _text(piece: Sequence[int]) -> str:
 
 @dataclass
 class Found:
-    """A probe's end."""
+    """The requests of a probe, for its judge."""
 
-    played: Sequence[Played]
+    played: Sequence[RequestResult]
     checked: Sequence[Checked]
     requests: Sequence[RequestFigures]
     bad: set[str] = field(default_factory=set)
     """Verdicts of earlier probes that were bad."""
 
     def wrong(self, since: int = 0) -> str | None:
-        """What is wrong with the first wrong answer from request `since` on."""
+        """Return the fault of the first wrong answer from request `since` on."""
         return next((said for same, said in self.checked[since:] if same == "different"), None)
 
     def unknown(self, since: int = 0) -> str | None:
-        """Why an answer from `since` on cannot be told right or wrong."""
+        """Return the reason why an answer from `since` on cannot be judged."""
         return next((said for same, said in self.checked[since:] if same == "unknown"), None)
 
     def reused(self, number: int) -> int | None:
-        """Tokens that request `number` reused: by counters, or as the target says."""
+        """Return the tokens that request `number` reused, by counters, else as reported."""
         reused = self.played[number].reply.reused
         return self.requests[number].cached if reused is None else reused
 
     def over(self) -> bool:
-        """More was reused than there was in common."""
+        """Tell whether more was reused than the common prefix."""
         pairs = zip(self.played, self.requests, strict=True)
         return any(figures._over(each, found) for each, found in pairs)
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A script and what it says."""
+    """A script and its judge."""
 
     name: str
-    """Of its verdict."""
+    """Name of the verdict."""
     about: str
     run: Callable[[Script], None]
     judge: Callable[[Found], Verdict]
@@ -97,7 +97,7 @@ class Probe:
 
 
 def hits(script: Script) -> None:
-    """A prompt, and then that prompt with more at its end."""
+    """A prompt, and that prompt with more at its end."""
     head = script.words(160)
     reply = script.ask(head)
     script.ask(head, [*(reply.tokens or ()), *script.words(20)])
@@ -132,7 +132,7 @@ def cut(script: Script) -> None:
 
 
 def rollback(script: Script) -> None:
-    """Takes the last few tokens back, again and again: what planes of a recurrent memory are for."""
+    """The last few tokens removed, again and again, as rollback planes of a recurrent memory allow."""
     history = script.words(150)
     for back in (1, 2, 3, 2):
         reply = script.ask(history, n=16)
@@ -152,7 +152,7 @@ def interleaved(script: Script) -> None:
 
 
 def _exact(name: str, right: str, since: int = 1, blamed: str = "") -> Callable[[Found], Verdict]:
-    """Answers from request `since` on are right; `blamed`: that fault explains this one, too."""
+    """Return a judge of answers from request `since` on; `blamed`: a fault that explains this one, too."""
 
     def judge(found: Found) -> Verdict:
         if wrong := found.wrong(since):
@@ -266,13 +266,13 @@ def _none(name: str, verdict: Verdict) -> WorkloadFigures:
 
 
 WARM, COUNTED, ROUNDS = 24, 40, 4
-"""Requests before memory is looked at, between two looks, and looks beside the first."""
+"""Requests before memory is measured, between two measurements, and number of further measurements."""
 
 
 def memory(session: Session, share: float = 1.0) -> WorkloadFigures:
-    """Two prompts in turn, over and over: nothing new is said, so memory has no reason to grow.
+    """Measure memory during two prompts in turn, which give it no reason to grow.
 
-    The middle one of several looks counts, so that a page that an allocator takes by chance does not.
+    The median of several measurements counts, because an allocator takes pages by chance.
     `share` of the requests are made, and of the prompts' length. Raises TargetError.
     """
     name, verdict_name = "probe: the same two prompts, over and over", "memory-flat"

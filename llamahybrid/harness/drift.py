@@ -1,19 +1,20 @@
-"""Whether times changed from one report to another, on machines that do other things, too.
+"""Changes of times from one report to another, on machines with varying load.
 
-A time alone says nothing of a build: the machine was busier, or less. What a cache shortens is the time to
-the first token, and the rest of the same answer, moments later, is the best measure of how busy the machine
-was: of each request that decoded as many tokens in both runs,
+A time alone says nothing of a build, because load varies. A cache shortens the time to the first token; the
+rest of the same answer, moments later, measures the load. For each request that decoded as many tokens in
+both runs,
 
     s = log(new / old) of the time to the first token - log(new / old) of the rest of the answer
 
-Load may slow prefill and generation differently, but for all targets alike: s counts beside that of another
-target of the same two runs whose versions did not change (a control): d = s - median of the controls' s.
+Load may slow prefill and generation differently, but for all targets alike: s is compared with that of
+another target of the same two runs whose versions did not change (a control): d = s - median of the
+controls' s.
 
 A burst of load covers many requests in a row, so requests are no independent samples. Workloads nearly are:
 the median of d over a workload is one sample, and a sign test over workloads decides, at `LEVEL`. Nothing is
-assumed of how times are spread, and one workload that went wild has one vote. Beside that, the median over
-workloads has to be beyond `FACTOR`. Fewer workloads than can pass the test, or no control: nothing is said.
-How quick generation is, and whether a build is slower at everything, is not looked for here.
+assumed of the distribution of times, and an outlier has one vote. In addition the median over workloads has
+to be beyond `FACTOR`. With fewer workloads than can pass the test, or without a control, there is no verdict.
+Slower generation, and a build that is slower at everything, are not detected.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from llamahybrid.harness.report import Report, RequestFigures, TargetFigures
 FACTOR = 1.3
 """Times that changed by less are not reported."""
 LEVEL = 0.01
-"""Of the sign test, two-sided; at least 8 workloads have to agree."""
+"""Significance level of the two-sided sign test; at least 8 workloads have to agree."""
 
 _Key: TypeAlias = tuple[str, str, int]
 _Pair: TypeAlias = tuple[TargetFigures, TargetFigures]
@@ -43,13 +44,13 @@ class Drift:
     factor: float
     """Above 1: slower."""
     agree: int
-    """Workloads that say so."""
+    """Workloads with a change in this direction."""
     workloads: int
     controls: tuple[str, ...]
 
     @property
     def text(self) -> str:
-        """In words."""
+        """Return the change in words."""
         said = f"{self.factor:.2f} times {'as long' if self.factor > 1 else 'what it was'}"
         beside = ", ".join(self.controls)
         return (
@@ -59,7 +60,7 @@ class Drift:
 
 
 def drifts(old: Report, new: Report) -> Iterator[Drift]:
-    """What became slower or faster, if that can be told."""
+    """Yield the targets that became slower or faster, as far as that is significant."""
     before = {target.name: target for target in old.targets}
     pairs = [(before[target.name], target) for target in new.targets if target.name in before]
     controls = [pair for pair in pairs if _control(pair)]
@@ -72,7 +73,7 @@ def drifts(old: Report, new: Report) -> Iterator[Drift]:
 
 
 def _control(pair: _Pair) -> bool:
-    """Nothing of it changed, and nothing of ours is in it."""
+    """Tell whether a target is stock of unchanged versions."""
     return pair[0].kind == pair[1].kind == "stock" and pair[0].versions == pair[1].versions
 
 
@@ -104,7 +105,7 @@ def sign_test(agree: int, samples: int) -> float:
 
 
 def _logs(old: TargetFigures, new: TargetFigures) -> dict[str, dict[_Key, float]]:
-    """s by workload and request, of those that did the same work."""
+    """Return s by workload and request, of the requests that did the same work."""
     before = {(r.workload, r.chat, r.turn): r for w in old.workloads for r in w.requests}
     found: dict[str, dict[_Key, float]] = {}
     for workload in new.workloads:
@@ -120,7 +121,7 @@ def _logs(old: TargetFigures, new: TargetFigures) -> dict[str, dict[_Key, float]
 
 
 def _relative(request: RequestFigures) -> float | None:
-    """log of the time to the first token, in times of the rest of the answer; None: there is none."""
+    """Return the log of the time to the first token over the rest of the answer; None: unknown."""
     if not request.ttft or request.seconds <= request.ttft:
         return None
     return math.log(request.ttft / (request.seconds - request.ttft))

@@ -1,4 +1,4 @@
-"""Figures and verdicts of what was played."""
+"""Figures and verdicts of the requests of a workload."""
 
 from __future__ import annotations
 
@@ -10,31 +10,34 @@ from dataclasses import replace
 from llamahybrid.harness.misses import Past, explain, explain_text, parting
 from llamahybrid.harness.oracle import Exchange, least_decodes
 from llamahybrid.harness.report import RequestFigures, Sameness, Verdict, WorkloadFigures, whose
-from llamahybrid.harness.runner import Played
+from llamahybrid.harness.runner import RequestResult
 from llamahybrid.harness.targets.base import Session
 from llamahybrid.harness.traces.trace import rendered
 from llamahybrid.harness.workloads.tokens import Workload
 
 UNKNOWN_BEFORE = 64
-"""Tokens that prompts may share where none are known: a template's head, a block of a paged cache."""
+"""Tokens that unrelated prompts may share: a template's head, a block of a paged cache."""
+
+SHORT_EXCESS = 64
+"""Tokens a request beyond the least that are no fault in shortened workloads: checkpoints have a distance."""
 
 Checked = tuple[Sameness, str]
 
 
-def past_of(played: Played) -> Past:
-    """It as one of those that others are compared with."""
+def past_of(played: RequestResult) -> Past:
+    """Return a request in the form that later ones are compared with."""
     reply = played.reply
     return Past(played.ask, played.chat, played.turn, reply.prompt or (), reply.tokens or (), reply.cached)
 
 
-def text_past(played: Played) -> Past:
-    """Of characters, where token ids are not told."""
+def text_past(played: RequestResult) -> Past:
+    """Return a request as `past_of`, with characters for unknown token ids."""
     codes = tuple(map(ord, rendered(played.ask)))
     return Past(played.ask, played.chat, played.turn, codes)
 
 
-def checks(session: Session, played: Sequence[Played], until: float | None = None) -> list[Checked]:
-    """Compare each answer with one that reused nothing, until a `time.monotonic()`. Raises TargetError."""
+def checks(session: Session, played: Sequence[RequestResult], until: float | None = None) -> list[Checked]:
+    """Compare answers with ones that reused nothing, until a `time.monotonic()`. Raises TargetError."""
     found: list[Checked] = []
     for each in played:
         if until is not None and time.monotonic() > until:
@@ -45,16 +48,16 @@ def checks(session: Session, played: Sequence[Played], until: float | None = Non
 
 
 def requests(
-    session: Session, name: str, played: Sequence[Played], checked: Sequence[Checked]
+    session: Session, name: str, played: Sequence[RequestResult], checked: Sequence[Checked]
 ) -> tuple[RequestFigures, ...]:
-    """One line a request."""
+    """Return the figures of each request."""
     figures = []
     pasts = [past_of(each) for each in played]
     for index, (each, (same, _)) in enumerate(zip(played, checked, strict=True)):
         reply, past = each.reply, pasts[index]
         told = bool(past.prompt)
         history = pasts[:index]
-        if session.parallel > 1:  # one that was sent later may have been served before
+        if session.parallel > 1:  # a later request may have been served first
             later = zip(played[index + 1 :], pasts[index + 1 :], strict=True)
             history += [other for one, other in later if one.sent < each.sent + reply.seconds]
         found = parting(past.prompt, history, each.ask.salt) if told else None
@@ -88,25 +91,25 @@ def requests(
 def workload_figures(
     session: Session,
     workload: Workload,
-    played: Sequence[Played],
+    played: Sequence[RequestResult],
     total: int | None,
     *,
     scale: float = 1.0,
     until: float | None = None,
     cut_short: bool = False,
 ) -> WorkloadFigures:
-    """A workload's. `total`: tokens decoded in all, by native counters. Raises TargetError.
+    """Return a workload's figures. `total`: all decoded tokens, by native counters. Raises TargetError.
 
-    Asks the session for fresh answers until `until`, a `time.monotonic()`: it is of no use for measuring
-    afterwards. `cut_short`: requests were left out for want of time.
+    Requests fresh answers of the session until `until`, a `time.monotonic()`, which disturbs its cache.
+    `cut_short`: requests were left out for lack of time.
     """
     checked = checks(session, played, until)
     found = requests(session, workload.name, played, checked)
     least, decoded = totals(workload.measured_from, played, found, total)
     ratio = decoded / least if least and decoded is not None else None
-    bound = bound_at(workload.bound, scale)
+    excess = None if scale == 1 or least is None or decoded is None else (decoded - least) / len(played)
     verdicts: tuple[Verdict, ...] = (
-        reuse_verdict(ratio, bound, session),
+        reuse_verdict(ratio, workload.bound, excess),
         exact_verdict(played, checked),
         reports_verdict(played, found, checked),
         prefix_verdict(played, found, checked),
@@ -114,18 +117,15 @@ def workload_figures(
     if cut_short:
         said = f"the time was over after {len(played)} requests (see --minutes)"
         verdicts = tuple(replace(each, detail=f"{each.detail}; {said}") for each in verdicts)
-    return WorkloadFigures(workload.name, found, least, decoded, ratio, bound, verdicts=verdicts, scale=scale)
-
-
-def bound_at(bound: float, scale: float) -> float:
-    """Return the bound of a shortened workload: checkpoints lie as far apart as in the full one."""
-    return 1 + (bound - 1) / scale
+    return WorkloadFigures(
+        workload.name, found, least, decoded, ratio, workload.bound, verdicts=verdicts, scale=scale
+    )
 
 
 def totals(
-    measured_from: int, played: Sequence[Played], found: Sequence[RequestFigures], total: int | None
+    measured_from: int, played: Sequence[RequestResult], found: Sequence[RequestFigures], total: int | None
 ) -> tuple[int | None, int | None]:
-    """Least and decoded tokens of the requests that count; None where token ids or counters are hidden."""
+    """Return least and decoded tokens of the counted requests; None: token ids or counters are hidden."""
     records = []
     for each in played:
         reply = each.reply
@@ -141,19 +141,26 @@ def totals(
         return least, sum(n for n, count in pairs if count and n is not None)
     if total is None:
         return least, None
-    return least, max(0, total - (sum(each_least) - least))  # the first ones are counted as they must be
+    return least, max(0, total - (sum(each_least) - least))  # uncounted requests as if they decoded the least
 
 
-def reuse_verdict(ratio: float | None, bound: float, session: Session) -> Verdict:
-    """Tokens decoded over the least possible."""
+def reuse_verdict(ratio: float | None, bound: float, excess: float | None = None) -> Verdict:
+    """Return the verdict on decoded tokens over the least possible.
+
+    `excess`: tokens a request decoded beyond the least, in a shortened workload.
+    """
     if ratio is None:
         return Verdict("reuse", "cannot tell", "the target hides token ids or what it decoded")
     said = f"decoded {ratio:.2f} times the least possible, at most {bound:.2f} expected"
-    return Verdict("reuse", "ok" if ratio <= bound else "bad", said)
+    if ratio <= bound:
+        return Verdict("reuse", "ok", said)
+    if excess is not None and excess <= SHORT_EXCESS:
+        return Verdict("reuse", "cannot tell", f"{said}, but its prompts were shortened too much to judge")
+    return Verdict("reuse", "bad", said)
 
 
-def exact_verdict(played: Sequence[Played], checked: Sequence[Checked]) -> Verdict:
-    """Answers are those of contexts that reused nothing."""
+def exact_verdict(played: Sequence[RequestResult], checked: Sequence[Checked]) -> Verdict:
+    """Return the verdict on answers compared with contexts that reused nothing."""
     wrong = [(each, said) for each, (same, said) in zip(played, checked, strict=True) if same == "different"]
     unknown = [said for same, said in checked if same == "unknown"]
     if wrong:
@@ -167,8 +174,8 @@ def exact_verdict(played: Sequence[Played], checked: Sequence[Checked]) -> Verdi
     return Verdict("exact", "ok", f"{len(checked)} answers as without reuse{tied}")
 
 
-def _over(played: Played, figures: RequestFigures) -> int:
-    """Tokens that a request reused, or says it did, beyond what had ever been said."""
+def _over(played: RequestResult, figures: RequestFigures) -> int:
+    """Return the tokens that a request reused, or reports, beyond all that was decoded before."""
     if figures.matched is None or (played.reply.tokens is None and figures.turn):
         return 0  # answers without ids may have been reused
     most = max(n for n in (played.reply.reused, figures.cached, 0) if n is not None)
@@ -176,9 +183,9 @@ def _over(played: Played, figures: RequestFigures) -> int:
 
 
 def reports_verdict(
-    played: Sequence[Played], found: Sequence[RequestFigures], checked: Sequence[Checked]
+    played: Sequence[RequestResult], found: Sequence[RequestFigures], checked: Sequence[Checked]
 ) -> Verdict:
-    """What a target says it reused is what it reused."""
+    """Return the verdict on the numbers of reused tokens that the target reports."""
     name, known = "reports-what-it-reused", False
     for each, figures, (same, _) in zip(played, found, checked, strict=True):
         reply, where = each.reply, f"{whose(each.chat)}, turn {each.turn + 1}"
@@ -200,9 +207,9 @@ def reports_verdict(
 
 
 def prefix_verdict(
-    played: Sequence[Played], found: Sequence[RequestFigures], checked: Sequence[Checked]
+    played: Sequence[RequestResult], found: Sequence[RequestFigures], checked: Sequence[Checked]
 ) -> Verdict:
-    """No more was reused than prompts have in common."""
+    """Return the verdict on reuse beyond the common prefix of prompts."""
     name, known = "restores-a-prefix", False
     for each, figures, (same, said) in zip(played, found, checked, strict=True):
         known |= figures.matched is not None and figures.cached is not None

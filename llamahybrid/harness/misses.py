@@ -1,8 +1,7 @@
-"""Why tokens that could have been reused were not: a sentence a request.
+"""Reasons why known tokens were not reused: a sentence for each request.
 
-Two kinds. A target may not reuse what it had decoded (`lost`), and a client may change what came before, so
-that text which stands in both prompts has to be decoded again behind the change (`shifted`). Sentences say
-what was seen; where the causes of a miss cannot be told apart from outside, they say so.
+There are two kinds: a target did not reuse tokens that it had decoded (`lost`), or a client changed an
+earlier part, so that equal text behind the change has to be decoded again (`shifted`).
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from llamahybrid.harness.targets.base import Ask
 Spell = Callable[[Sequence[int]], str | None]
 
 FEW = 8
-"""Tokens that are not worth a sentence: servers decode the last few of a prompt anyway."""
+"""Ignored number of tokens: servers decode the last few of a prompt anyway."""
 
 SHARE = 0.15
-"""Of a prompt that has to stand behind a client's change for a sentence."""
+"""Least share of a prompt behind a client's change for a sentence."""
 
 _GRAM = 8
 _TIME = re.compile(r"\d{4}-\d\d-\d\d|\d{1,2}:\d\d|\b(19|20)\d\d\b|\d{9,}")
@@ -29,7 +28,7 @@ _THINK = re.compile(r"<\|?(think|thinking|thought|start_thinking)\b|◁think▷|
 
 @dataclass(frozen=True)
 class Past:
-    """An earlier request, as far as it is known."""
+    """An earlier request."""
 
     ask: Ask
     chat: str
@@ -40,22 +39,22 @@ class Past:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """What was decoded for it; the last token of an answer never is."""
+        """All decoded tokens; the last token of an answer is never decoded."""
         return self.prompt + self.answer[:-1]
 
 
 @dataclass(frozen=True)
 class Parting:
-    """Where a prompt leaves an earlier history."""
+    """The position at which a prompt differs from an earlier history."""
 
     at: int
     past: Past
     index: int
-    """Of the past request."""
+    """Number of the past request."""
 
 
 def parting(prompt: Sequence[int], history: Sequence[Past], salt: str | None = None) -> Parting | None:
-    """The longest prefix in common with anything earlier, the latest of those; `salt`: of this one alone."""
+    """Return the longest prefix in common with an earlier request, of `salt` alone unless it is None."""
     best: Parting | None = None
     for index, past in enumerate(history):
         if salt is not None and past.ask.salt != salt:
@@ -67,7 +66,7 @@ def parting(prompt: Sequence[int], history: Sequence[Past], salt: str | None = N
 
 
 def again(new: Sequence[int], old: Sequence[int]) -> int:
-    """Tokens of `new` that stand in `old`, too, in runs of eight and more."""
+    """Return the number of tokens of `new` that are in `old`, too, in runs of eight and more."""
     grams = {tuple(old[i : i + _GRAM]) for i in range(len(old) - _GRAM + 1)}
     covered = [False] * len(new)
     for i in range(len(new) - _GRAM + 1):
@@ -77,9 +76,9 @@ def again(new: Sequence[int], old: Sequence[int]) -> int:
 
 
 def explain(new: Past, history: Sequence[Past], spell: Spell, reason: str | None = None) -> str | None:
-    """The sentence on a request; None: nothing was missed, or nothing is known.
+    """Return the sentence on a request; None: nothing was missed, or nothing is known.
 
-    `history`: earlier requests, in order; `reason`: the target's own words.
+    `history`: earlier requests, in order; `reason`: the target's own.
     """
     total = len(new.prompt)
     found = parting(new.prompt, history, new.ask.salt)
@@ -100,7 +99,7 @@ def explain(new: Past, history: Sequence[Past], spell: Spell, reason: str | None
 def _lost(
     new: Past, history: Sequence[Past], found: Parting, lost: int, spell: Spell, reason: str | None
 ) -> str:
-    """The target knew them."""
+    """Return the sentence on known tokens that the target did not reuse."""
     total, at, past = len(new.prompt), found.at, found.past
     where = f"{lost:,} tokens that were decoded before were decoded again"
     if at < total and at < len(past.tokens):
@@ -136,12 +135,12 @@ def _lost(
 
 
 def explain_text(new: Past, history: Sequence[Past]) -> str | None:
-    """As `explain`, for prompts whose token ids are not told: each "token" is a character."""
+    """Return a sentence as `explain`, for prompts without token ids: each "token" is a character."""
     return _shifted(new, history, lambda codes: "".join(map(chr, codes)), "character")
 
 
 def _shifted(new: Past, history: Sequence[Past], spell: Spell, unit: str = "token") -> str | None:
-    """The client changed what came before."""
+    """Return the sentence on an earlier part that the client changed."""
     last = next((past for past in reversed(history) if past.chat == new.chat), None)
     if last is None or last.ask.salt != new.ask.salt:
         return None
@@ -159,7 +158,7 @@ def _shifted(new: Past, history: Sequence[Past], spell: Spell, unit: str = "toke
 
 
 def _texts(new: Past, past: Past, at: int, spell: Spell) -> str:
-    """What stood there, and what stands there now; nothing where texts are not known."""
+    """Quote the new and the old text at a position; empty if texts are unknown."""
     pair = _around(new, past, at, spell, 8)
     return f": {pair[0]!r} was {pair[1]!r}" if pair else ""
 
@@ -170,7 +169,7 @@ def _around(new: Past, past: Past, at: int, spell: Spell, width: int) -> tuple[s
 
 
 def _cause(new: Past, past: Past, at: int, spell: Spell) -> str:
-    """The usual causes of a parting inside an earlier history; empty: none of them."""
+    """Return the usual cause of a difference inside an earlier history; empty: none of them."""
     pair = _around(new, past, at, spell, 24)
     line = _around(replace(new), replace(past), max(0, at - 12), spell, 30)
     drops = _thinks(past, at, spell)
@@ -198,13 +197,13 @@ def _cause(new: Past, past: Past, at: int, spell: Spell) -> str:
 
 
 def _thinks(past: Past, at: int, spell: Spell) -> bool:
-    """Thinking begins shortly before the place, or at it."""
+    """Tell whether thinking begins at a position or shortly before it."""
     text = spell(past.tokens[max(0, at - FEW) : at + FEW])
     return bool(text and _THINK.search(text))
 
 
 def _changed_message(new: Ask, past: Ask) -> int | None:
-    """The first of the past messages that is another one now; None: all are there, or there are none."""
+    """Return the number of the first changed message; None: there is none."""
     for i, was in enumerate(past.messages):
         if i >= len(new.messages) or new.messages[i] != was:
             return i if i < len(new.messages) else None

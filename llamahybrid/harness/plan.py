@@ -1,9 +1,8 @@
-"""How much of a check fits into the time that a user gives it.
+"""Selection of scripts and workloads, and their length, for a given time.
 
-A model's speed is measured by a few short requests. The cost of each script and workload is known from
-playing it on a pretended session: every prompt decoded from its beginning, every answer, and both once more,
-because each answer is compared with one of a context that reused nothing. All targets of a model get one
-plan, so that they are asked the same.
+A model's speed is measured by a few short requests. The cost of each script and workload is known from a run
+on a pretended session: every prompt decoded from its beginning, every answer, and both once more for the
+comparison with a context that reused nothing. All targets of a model get the same plan.
 """
 
 from __future__ import annotations
@@ -14,20 +13,20 @@ from functools import cache
 
 from llamahybrid.harness import directed
 from llamahybrid.harness.report import Sameness
-from llamahybrid.harness.runner import Played, Player
+from llamahybrid.harness.runner import RequestResult, WorkloadRunner
 from llamahybrid.harness.targets.base import Ask, Reply, Session
 from llamahybrid.harness.traces.trace import rendered
 from llamahybrid.harness.workloads.speech import Speech, Vocabulary
 from llamahybrid.harness.workloads.tokens import Workload
 
 SCALES = (1.0, 0.5, 0.25, 0.125)
-"""Lengths of messages and answers that are tried; few, so that two runs of one machine are often alike."""
+"""Possible lengths of messages and answers; few, so that two runs on a machine are often alike."""
 
 SHORTEST_SCRIPT = 0.5
 """Scripts of directed probes are not shortened below this: a cache may keep nothing of very short prompts."""
 
 COMPARED = 2
-"""An answer is made once and compared with one that reuses nothing: the work is done twice."""
+"""Each answer is computed twice, once for the comparison."""
 
 LETTERS_A_TOKEN = 4
 
@@ -42,6 +41,10 @@ class Speed:
     def seconds(self, cost: Cost) -> float:
         """Return how long the work of `cost` takes."""
         return cost.prompt / self.prefill + cost.answer / self.decode
+
+    def or_faster(self, other: Speed) -> Speed:
+        """Return the larger speeds of two measurements."""
+        return Speed(max(self.prefill, other.prefill), max(self.decode, other.decode))
 
 
 @dataclass(frozen=True)
@@ -61,24 +64,23 @@ class Plan:
     """The length of scripts and workloads, and the seconds that each takes at most."""
 
     scale: float = 1.0
+    script_scale: float = 1.0
+    """Length of the directed probes' scripts."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """By the name of a workload; empty where time does not matter."""
     left_out: frozenset[str] = frozenset()
     """Workloads for which there is no time."""
     slowest_request: float = 0.0
     """Seconds that a short request took when the speed was measured."""
-
-    @property
-    def script_scale(self) -> float:
-        """Length of the directed probes' scripts."""
-        return max(SHORTEST_SCRIPT, self.scale)
+    speed: Speed | None = None
+    """The speed that the plan is made for."""
 
 
 QUICK = 1.0
-"""Seconds; a request that takes less is measured several times, because others run on the machine, too."""
+"""Seconds; shorter requests are measured several times, because load varies."""
 
 SLOW = 4.0
-"""Seconds; where 16 tokens and an answer of 4 take more, a longer request would only take time."""
+"""Seconds; if 16 tokens and an answer of 4 take more, no longer request is measured."""
 
 
 def measured(session: Session) -> tuple[Speed, float]:
@@ -107,7 +109,7 @@ def measured(session: Session) -> tuple[Speed, float]:
 def plan(workloads: Sequence[Workload], speed: Speed, seconds: float, request: float = 0.0) -> Plan:
     """Return the longest scale at which everything takes `seconds` at most.
 
-    Where even the shortest takes longer, workloads are chosen in their order as long as there is time.
+    If even the shortest takes longer, workloads are chosen in their order until the time is used up.
     """
 
     def checked(scale: float) -> dict[str, float]:
@@ -125,7 +127,7 @@ def plan(workloads: Sequence[Workload], speed: Speed, seconds: float, request: f
             left_out.add(name)
         else:
             room -= cost
-    return Plan(scale, costs, frozenset(left_out), request)
+    return Plan(scale, max(SHORTEST_SCRIPT, scale), costs, frozenset(left_out), request, speed)
 
 
 def fitting(seconds_at: Callable[[float], float], seconds: float) -> float:
@@ -136,7 +138,7 @@ def fitting(seconds_at: Callable[[float], float], seconds: float) -> float:
 @cache
 def cost_of(workload: Workload, scale: float) -> Cost:
     """Return the cost of a workload at a scale."""
-    player = Player(_Pretended())
+    player = WorkloadRunner(_Pretended())
     player.converse(workload, scale)
     return _cost(player.played)
 
@@ -149,7 +151,7 @@ def cost_of_script(run: Callable[[directed.Script], None], scale: float) -> Cost
     return _cost(script.player.played)
 
 
-def _cost(played: Sequence[Played]) -> Cost:
+def _cost(played: Sequence[RequestResult]) -> Cost:
     prompt = sum(len(each.ask.tokens) or len(rendered(each.ask)) // LETTERS_A_TOKEN for each in played)
     return Cost(prompt, sum(each.ask.max_tokens for each in played))
 
@@ -158,7 +160,7 @@ PRETENDED = Vocabulary(tuple(range(16, 1016)), 1, 2)
 
 
 class _Pretended(Session):
-    """Answers at once, as long as it may."""
+    """A session that answers at once with `max_tokens` tokens."""
 
     takes_chats = True
     vocabulary = PRETENDED

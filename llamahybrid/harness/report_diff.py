@@ -1,7 +1,7 @@
-"""What got better or worse from one report to another.
+"""Changes for the better or worse from one report to another.
 
-Verdicts and counts of tokens are exact, so each change of a verdict counts, and each change of a count beyond
-`GRAIN`. Times are not: `llamahybrid.harness.drift` says when they count.
+Verdicts and token counts are exact: each change of a verdict counts, and each change of a count beyond
+`GRAIN`. Times are not; `llamahybrid.harness.drift` judges them.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ Kind: TypeAlias = Literal["worse", "better", "note"]
 _GOOD = ("same", "tie")
 
 GRAIN = 0.01
-"""A count of tokens has changed when it did by more than this share of the least possible..."""
+"""A change of a token count has to exceed this share of the least possible count."""
 GRAIN_TOKENS = 2
-"""...and by more than so many tokens a request. Where a cache weighs times (of saving against decoding), the
-same build cuts its checkpoints a few tokens elsewhere on a busy machine."""
+"""A change of a token count has to exceed this number of tokens a request: caches that weigh measured times
+place checkpoints a few tokens elsewhere on a busy machine."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One difference."""
+    """A difference between two reports."""
 
     kind: Kind
     target: str
     workload: str
-    """Empty: of the target as a whole."""
+    """Empty: the target as a whole."""
     text: str
 
     @property
@@ -56,19 +56,19 @@ class Changes:
     every: Sequence[Change]
 
     def of(self, kind: Kind) -> list[Change]:
-        """Those of a kind."""
+        """Return the changes of a kind."""
         return [change for change in self.every if change.kind == kind]
 
     @property
     def regressed(self) -> bool:
-        """Something is worse."""
+        """True if there is a change for the worse."""
         return bool(self.of("worse"))
 
 
 def changes(old: Report, new: Report, *, strict: bool = False) -> Changes:
     """Compare two reports, target by target and workload by workload, by their names.
 
-    With `strict`, what OLD has and NEW leaves out is worse; otherwise it is noted.
+    With `strict`, results that NEW lacks are worse, otherwise a note.
     """
     return Changes(list(_changes(old, new, "worse" if strict else "note")))
 
@@ -124,7 +124,7 @@ def _workload(old: WorkloadFigures, new: WorkloadFigures, say: _Say, missing: Ki
     yield from _verdicts(old.verdicts, new.verdicts, say, missing)
     yield from _answers(old.requests, new.requests, say)
     if PROBE in new.workload:
-        return  # its verdict says all: what odd prompts reuse depends on what was worth a checkpoint then
+        return  # its verdict is enough: reuse of odd prompts depends on measured times
     if _same_prompts(old, new):
         least = max(old.least or 0, new.least or 0)
         grain = max(GRAIN * least, GRAIN_TOKENS * len(new.requests))
@@ -137,7 +137,7 @@ def _workload(old: WorkloadFigures, new: WorkloadFigures, say: _Say, missing: Ki
             "note",
             "other prompts than before (another model, length, vocabulary or answers): ratios are compared",
         )
-    # else an answer went either way where two tokens were as likely, and stands in the prompts that follow
+    # else a tied answer went the other way, and is part of the prompts that follow
     if old.ratio is None or new.ratio is None:
         if old.ratio is not None:
             yield say("worse", f"decoded {old.ratio:.2f} times the least before; now it cannot be told")
@@ -150,7 +150,7 @@ def _verdicts(old: Sequence[Verdict], new: Sequence[Verdict], say: _Say, missing
     before = {verdict.name: verdict for verdict in old}
     after = {verdict.name: verdict for verdict in new}
     for name, verdict in after.items():
-        detail = f": {verdict.detail}" if verdict.detail else ""
+        detail = f": {verdict.detail}".partition("\n")[0] if verdict.detail else ""
         if name not in before:
             if verdict.outcome == "bad":
                 yield say("note", f"{name} is bad, and was not looked at before{detail}")
@@ -163,14 +163,14 @@ def _verdicts(old: Sequence[Verdict], new: Sequence[Verdict], say: _Say, missing
 
 
 def _change(old: Outcome, new: Outcome) -> Kind | None:
-    """Of a verdict. What could be told and cannot be told now is worse; what never could be is nothing."""
+    """Return the kind of change of a verdict. A change to "cannot tell" is worse."""
     if old == new:
         return None
     return "better" if new == "ok" or (old, new) == ("cannot tell", "ok") else "worse"
 
 
 def _answers(old: Sequence[RequestFigures], new: Sequence[RequestFigures], say: _Say) -> Iterator[Change]:
-    """Answers that differ now, or no longer, or of which it can no longer be told."""
+    """Yield changes of answers: differing now, no longer differing, no longer comparable."""
     before = {(request.chat, request.turn): request.answer for request in old}
     pairs = [(before[r.chat, r.turn], r.answer, r) for r in new if (r.chat, r.turn) in before]
     groups: tuple[tuple[Kind, str, list[RequestFigures]], ...] = (
@@ -204,7 +204,7 @@ def _count(
 
 
 def _most(old: WorkloadFigures, new: WorkloadFigures) -> str:
-    """The request that grew most, in words."""
+    """Return the request that grew most, in words."""
     before = {(request.chat, request.turn): request.decoded for request in old.requests}
     pairs = [(before.get((request.chat, request.turn)), request) for request in new.requests]
     grown = [(b.decoded - a, b) for a, b in pairs if a is not None and b.decoded is not None]
@@ -215,7 +215,7 @@ def _most(old: WorkloadFigures, new: WorkloadFigures) -> str:
 
 
 def _same_prompts(old: WorkloadFigures, new: WorkloadFigures) -> bool:
-    """The same requests, as long as before: counts can be compared."""
+    """Tell whether the requests are the same and of the same lengths, so that counts are comparable."""
     first, second = (sorted((r.chat, r.turn, r.total or 0) for r in w.requests) for w in (old, new))
     return first == second and old.least == new.least
 
@@ -231,5 +231,5 @@ def _some(names: Sequence[str], most: int = 5) -> str:
 
 
 def _time(drift: Drift) -> Change:
-    # Less may be a first token that comes sooner, or a slower rest: no claim.
+    # A smaller factor may be an earlier first token or a slower rest: a note.
     return Change("worse" if drift.factor > 1 else "note", drift.target, "", drift.text)

@@ -1,4 +1,4 @@
-"""Plays a workload on a session; notes each request, its chat and its answer."""
+"""Runs a workload on a session and records each request with its chat and answer."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from llamahybrid.harness.workloads.speech import Speech, Vocabulary
 from llamahybrid.harness.workloads.tokens import Workload
 
 TEXT_ALONE = Vocabulary(tuple(range(16)), None, None)
-"""For sessions that take no tokens: workloads of chats say sentences."""
+"""Vocabulary for sessions that take no tokens; workloads of chats are sentences."""
 
 
 @dataclass(frozen=True)
-class Played:
-    """One request and its answer."""
+class RequestResult:
+    """A request and its answer."""
 
     chat: str
     turn: int
@@ -32,38 +32,38 @@ class Played:
     reply: Reply
 
 
-Told = Callable[[Played], None]
+Told = Callable[[RequestResult], None]
 
 
 def suits(session: Session, workload: Workload) -> bool:
-    """The session takes what the workload says."""
+    """Tell whether the session takes the workload's requests."""
     return session.takes_chats if workload.template else session.takes_tokens
 
 
-class Player:
-    """Sends requests and notes them; several clients may play at once."""
+class WorkloadRunner:
+    """Sends requests, also of several clients at once, and records them."""
 
     def __init__(self, session: Session, told: Told | None = None, until: float | None = None) -> None:
-        """`told` hears of each request; no request begins after `until`, a `time.monotonic()`."""
+        """`told` is called with each request; no request begins after `until`, a `time.monotonic()`."""
         self.session = session
         self._told, self._until = told, until
         self._ended = threading.Event()
         self.cut_short = False
-        """Requests were left out, because the time was over."""
+        """True if requests were left out for lack of time."""
         self._turns: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self.played: list[Played] = []
+        self.played: list[RequestResult] = []
 
     def ask(self, ask: Ask, chat: str = "0", number: int = 0) -> Reply:
-        """Send one. Raises TargetError."""
-        if self.session.salts is False:  # what it shares, it may share
+        """Send a request. Raises TargetError."""
+        if self.session.salts is False:  # it shares everything
             ask = replace(ask, salt="")
         with self._lock:
             turn = self._turns[chat]
             self._turns[chat] += 1
         sent = time.monotonic()
         reply = self.session.ask(ask)
-        played = Played(chat, turn, number, sent, ask, reply)
+        played = RequestResult(chat, turn, number, sent, ask, reply)
         with self._lock:
             self.played.append(played)
         if self._told is not None:
@@ -71,12 +71,12 @@ class Player:
         return reply
 
     def time_is_over(self) -> bool:
-        """Whether no further request may begin."""
+        """Tell that no further request may begin."""
         if self._until is not None and time.monotonic() > self._until:
             self.cut_short = True
         return self.cut_short or self._ended.is_set()
 
-    def converse(self, workload: Workload, scale: float = 1.0) -> Sequence[Played]:
+    def converse(self, workload: Workload, scale: float = 1.0) -> Sequence[RequestResult]:
         """Play a workload with all its clients, its messages and answers shortened by `scale`.
 
         Return the requests in the order of sending. Raises TargetError.
@@ -87,7 +87,7 @@ class Player:
                 try:
                     for each in [pool.submit(client.finish) for client in clients]:
                         each.result()
-                except BaseException:  # the pool waits for its threads: each ends after its present request
+                except BaseException:  # threads end after their current request
                     self._ended.set()
                     raise
         else:
@@ -97,7 +97,7 @@ class Player:
 
 
 class _Client:
-    def __init__(self, player: Player, workload: Workload, number: int, scale: float) -> None:
+    def __init__(self, player: WorkloadRunner, workload: Workload, number: int, scale: float) -> None:
         session = player.session
         seed = f"{session.nonce}/{number}" if session.nonce else number
         speech = Speech(session.vocabulary or TEXT_ALONE, seed=seed, marked=workload.marked, scale=scale)
@@ -108,7 +108,7 @@ class _Client:
         self._request: Request | None = next(self._conversation, None)
 
     def step(self) -> bool:
-        """Ask once; False: there is no more to ask, or no more time."""
+        """Send the next request; False: there is none, or no time."""
         request = self._request
         if request is None or self._player.time_is_over():
             return False
@@ -123,7 +123,7 @@ class _Client:
         return self._request is not None
 
     def finish(self) -> None:
-        """Ask all."""
+        """Send all requests."""
         while self.step():
             pass
 
@@ -132,7 +132,7 @@ _PIECES = 100
 
 
 def answer_of(session: Session, reply: Reply) -> Answer:
-    """What a client gets; where no token ids are told, an answer is a hundred pieces of text."""
+    """Return a reply as a client gets it; without token ids, its text in a hundred pieces."""
     if reply.tokens is not None:
         return Answer(reply.tokens, lambda tokens: session.spell(tokens, special=False) or "")
     text = reply.text

@@ -1,7 +1,7 @@
-"""The C API for the probes, and the child process that runs a probe against a library.
+"""The C API as the probes use it, and the child process that runs one probe against one library.
 
-`python capi.py MODULE PROBE MODEL` imports MODULE from this folder and prints PROBE(MODEL) as JSON: a
-library that dies ends only this process. `LLAMAHYBRID_ENGINE` names the library.
+`python capi.py MODULE PROBE MODEL` imports MODULE from this folder and prints PROBE(MODEL) as JSON: a library
+that dies takes only this process with it. Which library is loaded is decided by `LLAMAHYBRID_ENGINE`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from llamahybrid.harness.hazards import context
 from llamahybrid.harness.hazards.context import FULL, ON_DEVICE, PARTIAL, lib
-from llamahybrid.harness.hazards.model import Bench
+from llamahybrid.harness.hazards.model import ModelUnderTest
 from llamahybrid.harness.hazards.outcome import Logits, gap
 
 __all__ = ["EXACT", "FULL", "ON_DEVICE", "PARTIAL", "Context", "continued", "difference", "fresh", "lib"]
@@ -31,7 +31,7 @@ class Context(context.Context):
     """A native context on the model at `path`; keywords are fields of `llama_context_params`."""
 
     def __init__(self, path: str, **params: Any) -> None:
-        super().__init__(Bench(path), params)
+        super().__init__(ModelUnderTest(path), params)
         self.path = path
 
     def feed(self, begin: int, end: int, seq: int = 0, *, text: int | None = None, chunk: int = 256) -> int:
@@ -52,7 +52,7 @@ def fresh(path: str, length: int, *, text: int = 0, seq: int = 0, **params: Any)
 
 
 def continued(context: Context, path: str, length: int, seq: int = 0, **params: Any) -> float | None:
-    """The error of the logits of a context that continues at position `length`; None: the decode failed."""
+    """Return the difference of logits after a token at position `length`; None for a refused decode."""
     if context.feed(length, length + 1, seq):
         return None
     return difference(context.logits(), fresh(path, length, text=seq, seq=seq, **params))

@@ -26,12 +26,12 @@ class Runs:
 
 
 def told() -> bool:
-    """Tell whether the library writes states in pieces (0018)."""
+    """The library hands out states in pieces (0018)."""
     return hasattr(lib._lib, "llama_state_seq_write_ext")
 
 
 def of(context: Context, seq: int, count: int) -> Runs:
-    """The addresses of the `count` cells of a sequence, from the pieces of its state."""
+    """Return the runs of a sequence's `count` cells: tensor data is handed out in place."""
     write = lib._lib.llama_state_seq_write_ext
     write.restype = ctypes.c_size_t
     row, runs = 0, []

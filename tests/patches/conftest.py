@@ -1,14 +1,15 @@
-"""Effects of patches outside of the hazard catalogue: each test fails on stock and passes on patched.
+"""Tests of the patches beside the hazard catalogue: they must fail on stock and pass on patched libraries.
 
-Stock is llama-cpp-python's own library, patched the folder named by `LLAMAHYBRID_TEST_LIB`; a run tests one
-of them. A test needs the patch in its file's name, that of its case (`number`, or its probe's) and those of
-the mark `needs`; on a library without one of them it must fail, which only the full suite (`-m ""`) checks.
+Stock is the library of llama-cpp-python; patched is the folder that `LLAMAHYBRID_TEST_LIB` names. A run tests
+one of them. A test needs the patch that its file is named after, its case's (`number`, or its probe's) and
+those of the mark `needs`; on a library that lacks one it must fail, which only the full suite (`-m ""`) runs.
 
-The catalogue (`llamahybrid.harness.hazards`, tests/harness/hazards) has situations that users meet. This
-folder has functions that only the patches add (0014 to 0016), allocations (heap.py: 0009, 0015, 0017), models
-that `tiny` does not make (more_models.py: 0025, 0028, and the catalogue's probes in test_more_models.py), and
-rules of single architectures (0012, 0019, 0024). tests/llama_server has the patches of llama-server, 0020 to
-0022. test_programs.py runs the test programs for upstream (patches/tests).
+The catalogue (`llamahybrid.harness.hazards`, tests/harness/hazards) has what users meet, one situation a
+probe. Here is what it cannot show: functions that only the patches have (0014 to 0016), what an operation
+allocates (heap.py: 0009, 0015, 0017), models that `tiny` does not make (more_models.py: 0025, 0028, and the
+catalogue's probes in test_more_models.py), and one architecture's own rules (0012, 0019, 0024).
+tests/llama_server has what takes a server: 0020 to 0022. test_programs.py runs the tests that go upstream
+with a patch (patches/tests).
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ def _patches(item: pytest.Item) -> set[str]:
 
 @pytest.fixture(params=_UNDER_TEST)
 def run(request: pytest.FixtureRequest) -> Run:
-    """`run(probe, model)`: the result of the probe in a process of its own with this library."""
+    """`run(probe, model)`: what the probe returns in a process of its own with this library."""
 
     return lambda probe, model: _run(request.param, probe, model)
 
@@ -142,5 +143,5 @@ def libraries(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(params=_UNDER_TEST)
 def run_both(request: pytest.FixtureRequest) -> Run:
-    """`run` for behaviour that is right on stock, too."""
+    """`run` for what stock does right too, and a patch must not break."""
     return lambda probe, model: _run(request.param, probe, model)

@@ -1,6 +1,6 @@
-"""Memory that an operation allocates, also temporarily, measured with glibc.
+"""Bytes that an operation allocates on its way, freed or not, counted with glibc instead of a clock.
 
-An operation that copies unrelated cells allocates in proportion to them.
+An operation that copies cells it does not change allocates in proportion to them.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ class _Info(ctypes.Structure):
 
 
 def growth(operation: Callable[[], object]) -> int | None:
-    """Bytes by which an operation grows the heap; None: not measurable (no glibc)."""
+    """Return the bytes by which an operation grew the heap; None without glibc."""
     libc = ctypes.CDLL(None)
     if not sys.platform.startswith("linux") or not hasattr(libc, "mallinfo2"):
         return None
     libc.mallinfo2.restype = _Info
     libc.malloc.restype = ctypes.c_void_p
-    libc.mallopt(_MMAP_MAX, 0)  # everything in the heap, and nothing returned
+    libc.mallopt(_MMAP_MAX, 0)  # all of it in the heap, and nothing given back
     libc.mallopt(_TRIM_THRESHOLD, 1 << 30)
     libc.malloc_trim(0)  # small pieces that were freed become larger ones
     held = (ctypes.c_void_p * (libc.mallinfo2().fordblks // _PIECE + 10_000))()
     taken, full = 0, libc.mallinfo2().arena
-    while libc.mallinfo2().arena == full:  # use up the free part of the heap first
+    while libc.mallinfo2().arena == full:  # what is free in the heap is taken first
         for _ in range(100):
             held[taken] = libc.malloc(_PIECE)
             taken += 1
@@ -63,7 +63,7 @@ def filled(path: str, **params: object) -> tuple[Context, Callable[[int], bytes]
     context.rm(1, -1, -1)
 
     def at(position: int, cells: int = 64) -> bytes:
-        """The state with other positions."""
+        """The same attention under other positions."""
         meta = state[_HEADER : _HEADER + cells * 12].view(np.int32).reshape(cells, 3)
         meta[:, 0] = np.arange(position, position + cells)
         return state.tobytes()

@@ -11,7 +11,7 @@ BLOCKS = 9  # tokens that complete two blocks of compressed rows, from what the 
 
 
 def further(context, path, begin, seq=0, *, text=0, **params):
-    """The error of the logits after `BLOCKS` more tokens from `begin`; None: the decode failed."""
+    """Return the difference of logits after `BLOCKS` more tokens from `begin`; None for refused ones."""
     end = begin + BLOCKS
     if context.feed(begin, end, seq, text=text) or context.feed(end, end + 1, seq, text=text):
         return None
@@ -150,17 +150,17 @@ def snapshot_and_cut(path):
     "probe",
     [cut_after_single_tokens, cut_after_a_cut, cut_after_a_restore, cut_of_a_copy],
 )
-def test_cut_to_a_plane_of_another_history_is_refused(run, tiny_model, probe):
+def test_a_cut_to_a_plane_of_another_history_is_refused(run, tiny_model, probe):
     granted, off = run(probe, tiny_model("deepseek4"))
     assert not granted
     assert off < EXACT
 
 
-def test_cut_to_a_plane_of_this_history_is_exact(run_both, tiny_model):
+def test_a_cut_to_a_plane_of_this_history_is_exact(run_both, tiny_model):
     assert run_both(cut_within_a_batch, tiny_model("deepseek4")) < EXACT
 
 
-def test_pending_rollback_survives_an_abort(run_both, tiny_model):
+def test_a_pending_rollback_outlives_a_stop(run_both, tiny_model):
     off = run_both(cut_then_stopped, tiny_model("deepseek4"))
     assert off < EXACT
 
@@ -169,7 +169,7 @@ def test_a_copy_continues_from_the_pending_rollback(run, tiny_model):
     assert run(copy_while_a_cut_waits, tiny_model("deepseek4")) < EXACT
 
 
-def test_pending_copy_has_the_state_at_the_call(run, tiny_model):
+def test_a_pending_copy_gets_the_content_of_its_time(run, tiny_model):
     assert max(run(moved, tiny_model("deepseek4"))) < EXACT
 
 

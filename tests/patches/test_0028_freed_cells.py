@@ -28,7 +28,7 @@ def _with_nan(context: Context, seq: int, length: int) -> bytes:
 def _poison(context: Context, seq: int = 0, length: int = 40) -> None:
     """Decode tokens of a sequence after which its attention KV and its logits hold NaN."""
     context.feed(0, length - 1, seq)
-    model = context.bench.model
+    model = context.tested.model
     if lib.llama_model_is_hybrid(model):
         state = context.save(seq, PARTIAL)
         assert context.load(state[:-4000] + b"\xff" * 4000, seq, PARTIAL)
@@ -92,7 +92,7 @@ def in_view_later(path):
 
 
 def copied_stream(path):
-    """Copying a stream copies the free cells of its source, too."""
+    """A copied stream brings the content of its source's free cells."""
     context = Context(path, **SPLIT)
     _poison(context)
     assert context.rm(0, -1, -1)
@@ -110,24 +110,24 @@ ARCHS = ["llama", "gemma3", "qwen35", "jamba", "qwen4exp"]
 
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("probe", [all_removed, kept_the_other, replaced, in_view_later])
-def test_nan_is_removed(run, tiny_model, probe, arch):
+def test_nan_is_gone(run, tiny_model, probe, arch):
     assert run(probe, tiny_model(arch)) < EXACT
 
 
 @pytest.mark.parametrize("arch", list(more_models.SPECS))
-def test_nan_is_removed_with_an_indexer(run, more_model, arch):
+def test_nan_is_gone_with_an_indexer(run, more_model, arch):
     assert run(removed, more_model(arch)) < EXACT
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen35"])
-def test_copied_stream_has_no_nan(run, tiny_model, arch):
+def test_nan_does_not_come_with_a_copied_stream(run, tiny_model, arch):
     off, finite = run(copied_stream, tiny_model(arch))
     assert off < EXACT
     assert finite
 
 
 def zeroed_again(path):
-    """Tell which of three cells the decode after a whole restore zeroes: two unused ones and a freed one."""
+    """Which cells the decode after a whole restore zeroes, of two that were never taken and a freed one."""
     if not cells.told():
         return None
     context = Context(path, n_seq_max=3, kv_unified=True, n_ctx=1024)
@@ -146,6 +146,6 @@ def zeroed_again(path):
 
 
 @pytest.mark.needs("0018")
-def test_whole_restore_marks_only_written_cells(run, tiny_model):
-    """Otherwise the next decode zeroes all free cells, which takes most of its time in a large cache."""
+def test_a_whole_restore_does_not_take_all_cells_for_written(run, tiny_model):
+    """Otherwise the next decode zeroes all free cells: most of its time in a large cache."""
     assert run(zeroed_again, tiny_model("llama")) == [False, False, True]

@@ -1,6 +1,5 @@
-"""What a libllama does in the situations that are known to go wrong: one probe each, in its own process.
+"""Probes of a libllama in situations that are known to fail, each in a process of its own.
 
-`probe` says what a probe and a verdict are, `bench` is the C API as probes use it, `child` runs one probe,
-`runner` runs many and survives what happens to them, `report` shows it. The probes themselves lie in one
-module per family, listed in `catalogue`.
+`case` defines probes, `outcome` verdicts; `model` and `context` are the C API for probes, `child` runs a
+probe, `runner` many. The probes are in one module for each family, listed in `catalogue`.
 """

@@ -1,4 +1,4 @@
-"""What a probe is: a situation, what is known of it, and the model it is brought about on."""
+"""Probes: situations in which a libllama may fail, the known verdicts, and the models."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, TypeAlias
 from llamahybrid.harness.hazards.outcome import Outcome, Verdict
 
 if TYPE_CHECKING:
-    from llamahybrid.harness.hazards.model import Bench
+    from llamahybrid.harness.hazards.model import ModelUnderTest
 
 
-Run: TypeAlias = "Callable[[Bench], Outcome]"
+Run: TypeAlias = "Callable[[ModelUnderTest], Outcome]"
 
 
 @dataclass(frozen=True)
@@ -41,50 +41,50 @@ LFM2 = Model("lfm2", 16)
 """A hybrid whose attention has a sliding window."""
 
 CONTROL = (Verdict.EXACT, Verdict.EXACT)
-"""Verdicts of a probe that shows what works: stock's, and the patched library's."""
+"""Verdicts of a control: stock's, and the patched library's."""
 MENDED = (Verdict.WRONG, Verdict.EXACT)
-"""Stock goes on wrong, the patched library right."""
+"""Stock is wrong, the patched library exact."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One situation; `run` brings it about and returns what came of it."""
+    """A situation; `run` sets it up and returns the outcome."""
 
     id: str
     title: str
     done: str
-    """What is done, step by step."""
+    """The steps."""
     site: str
-    """Where it goes wrong in llama.cpp as of llama-cpp-python 0.3.36: file and function."""
+    """File and function of the fault in llama.cpp as of llama-cpp-python 0.3.36."""
     sound: str
-    """What a sound library does."""
+    """Behaviour of a sound library."""
     patches: tuple[str, ...]
-    """Numbers of the patches of our series that mend it; none for a control, which stock passes."""
+    """Numbers of our patches that fix it; none for a control, which stock passes."""
     stock: Verdict
-    """What llama-cpp-python 0.3.36 does on `model`, on the CPU."""
+    """Verdict on llama-cpp-python 0.3.36 with `model`, on the CPU."""
     patched: Verdict
-    """What it does with our patches, on `model` and on each of `also`."""
+    """Verdict with our patches, on `model` and on each of `also`."""
     says: str
-    """The detail of that outcome: positions, return values and statuses, to the letter."""
+    """Exact detail of that outcome: positions, return values and statuses."""
     run: Run
     model: Model = QWEN35
     also: Mapping[Model, Verdict] = field(default_factory=dict)
-    """Other models that are known, and what stock does on them."""
+    """Other known models, and the verdict on stock."""
     otherwise: Mapping[Model, tuple[Verdict, str]] = field(default_factory=dict)
-    """Those of `also` on which our patches bring another verdict or detail, and which."""
+    """Another verdict and detail with our patches, for some of `also`."""
 
     @property
     def known(self) -> Mapping[Model, Verdict]:
-        """Every model that is known, and what stock does on it."""
+        """Every known model, and the verdict on stock."""
         return {self.model: self.stock, **self.also}
 
     def mended(self, model: Model) -> tuple[Verdict, str]:
-        """Verdict and detail on one of `known` with our patches."""
+        """Return verdict and detail on one of `known` with our patches."""
         return self.otherwise.get(model, (self.patched, self.says))
 
 
 def on(verdict: Verdict, *models: Model | str) -> dict[Model, Verdict]:
-    """`also` of a probe whose verdict on stock is `verdict` on each of `models` (names: without a window)."""
+    """Return the `also` of a probe with one `verdict` on stock for all `models` (names: without a window)."""
     return {Model(model) if isinstance(model, str) else model: verdict for model in models}
 
 
@@ -100,7 +100,7 @@ def probe(
     also: Mapping[Model, Verdict] | None = None,
     otherwise: Mapping[Model, tuple[Verdict, str]] | None = None,
 ) -> Callable[[Run], Probe]:
-    """Make a probe of a function: its name is the id, its docstring says what is done.
+    """Make a probe of a function, whose name is the id and whose docstring has the steps.
 
     `verdicts`: stock's, and the patched library's.
     """
@@ -126,5 +126,5 @@ def probe(
 
 
 def probes_in(module: Mapping[str, object]) -> tuple[Probe, ...]:
-    """The probes among a module's names, in their order."""
+    """Return the probes among a module's names, in their order."""
     return tuple(value for value in module.values() if isinstance(value, Probe))

@@ -1,7 +1,7 @@
 """The process that runs one probe: `python -m llamahybrid.harness.hazards.child PROBE MODEL GPU_LAYERS RPC`.
 
-Without arguments it only loads the library and says which one that is. Either way the last line on stdout is
-JSON; whatever else happens to this process is for `runner` to see.
+Without arguments it loads the library and describes it. The last line on stdout is JSON; `runner` handles
+crashes of this process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _load() -> None:
 
 
 def about() -> dict[str, str]:
-    """Which library is loaded, and what it was built with."""
+    """Return path and build of the loaded library."""
     from llama_cpp import llama_cpp
 
     return {"path": llama_cpp._lib._name, "system": llama_cpp.llama_print_system_info().decode().strip()}
@@ -34,10 +34,10 @@ def about() -> dict[str, str]:
 def outcome(name: str, model: str, gpu_layers: int, rpc: str = "") -> dict[str, Any]:
     """Run one probe on the model file at `model`."""
     from llamahybrid.harness.hazards.catalogue import find
-    from llamahybrid.harness.hazards.model import Bench
+    from llamahybrid.harness.hazards.model import ModelUnderTest
 
     try:
-        return find(name).run(Bench(model, gpu_layers, rpc)).as_json()
+        return find(name).run(ModelUnderTest(model, gpu_layers, rpc)).as_json()
     except NotApplicable as error:
         return Outcome(Verdict.NOT_APPLICABLE, str(error)).as_json()
     except Refused as error:
@@ -45,7 +45,7 @@ def outcome(name: str, model: str, gpu_layers: int, rpc: str = "") -> dict[str, 
 
 
 def _no_core_file() -> None:
-    """Processes are expected to die here: leave no core files about."""
+    """Disable core files, because processes are expected to die."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -59,4 +59,4 @@ if __name__ == "__main__":
     result = outcome(given[0], given[1], int(given[2]), *given[3:]) if given else about()
     sys.stdout.write("\n" + json.dumps(result) + "\n")
     sys.stdout.flush()
-    os._exit(0)  # destructors of a context that was misused are no part of the question
+    os._exit(0)  # skip the destructors of a misused context

@@ -1,4 +1,4 @@
-"""A model under test: contexts on it, clean runs to compare with, and what it has to offer.
+"""A model under test: contexts, clean runs for comparison, and properties.
 
 Loads libllama when it is imported. Struct layouts are those that llama_cpp mirrors; functions are called at
 their addresses in the library that llama_cpp has loaded.
@@ -37,8 +37,8 @@ def _log(level: int, text: bytes, _: int | None) -> None:
 _LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(_log)
 
 
-class Bench:
-    """A model under test, and what it has to offer."""
+class ModelUnderTest:
+    """A model under test and its properties."""
 
     def __init__(self, path: str, gpu_layers: int = 0, rpc: str = "") -> None:
         """`rpc`: servers that layers go to, as `Llama` takes them."""
@@ -70,11 +70,11 @@ class Bench:
             raise RuntimeError("a clean context refused to go on")
         return context.logits()
 
-    def split(self) -> Bench:
+    def split(self) -> ModelUnderTest:
         """The model again, each tensor in two parts: the CPU serves as two devices.
 
-        It holds such tensors, but it cannot compute with them: states come from a context on the whole model.
-        Raises NotApplicable where that cannot be.
+        The CPU holds such tensors but cannot compute with them: states come from a context on the whole
+        model. Raises NotApplicable if the model cannot be split.
         """
         if lib.llama_model_is_recurrent(self.model):  # for rwkv7 llama-model.cpp aborts while it loads
             raise NotApplicable("purely recurrent models are not split over devices")

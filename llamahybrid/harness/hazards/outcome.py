@@ -1,4 +1,4 @@
-"""What can come of a situation: a verdict, and how far logits are off a clean run's."""
+"""Outcomes of a probe: a verdict, and the distance of logits from a clean run's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Logits: TypeAlias = npt.NDArray[np.float32]
 
 
 class Verdict(str, Enum):
-    """What a library made of a situation."""
+    """Behaviour of a library in a situation."""
 
     EXACT = "exact"
     REFUSED = "refused cleanly"
@@ -23,17 +23,17 @@ class Verdict(str, Enum):
     DIED = "process died"
     NOT_APPLICABLE = "not applicable"
     FAILED = "probe failed"
-    """The probe could not set its situation up, so nothing is known."""
+    """The probe could not set up its situation."""
 
     @property
     def sound(self) -> bool:
-        """Whether a user of the library is safe here."""
+        """True if a user of the library is safe."""
         return self in (Verdict.EXACT, Verdict.REFUSED, Verdict.NOT_APPLICABLE)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One probe's finding."""
+    """The finding of a probe."""
 
     verdict: Verdict
     detail: str = ""
@@ -41,32 +41,32 @@ class Outcome:
     """Largest difference of a logit to a clean run; None: not compared, or not a finite number."""
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data that `from_json` reads back."""
+        """Return plain data for `from_json`."""
         return {"verdict": self.verdict.value, "detail": self.detail, "difference": self.difference}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Outcome:
-        """The outcome that `as_json` wrote."""
+        """Return the outcome that `as_json` wrote."""
         return cls(Verdict(data["verdict"]), data["detail"], data["difference"])
 
 
 class NotApplicable(Exception):
-    """The situation cannot arise with this model or library; the message says why."""
+    """The situation cannot arise with this model or library, for the reason in the message."""
 
 
 class Refused(Exception):
-    """The library refused what the situation rests on, which ends the probe; the message says what."""
+    """The library refused a step that the probe needs, which ends the probe."""
 
 
 def granted(yes: bool, otherwise: str) -> None:
-    """Raise `Refused` with the words of `otherwise` unless the library said yes."""
+    """Raise `Refused` with `otherwise` as its message unless the library accepted."""
     if not yes:
         raise Refused(otherwise)
 
 
 @dataclass(frozen=True)
 class Gap:
-    """How far a row of logits is off a clean run's."""
+    """Distance of a row of logits from a clean run's."""
 
     largest: float
     """Largest absolute difference; infinite when a logit is not a number."""
@@ -75,22 +75,22 @@ class Gap:
 
     @property
     def finite(self) -> bool:
-        """Whether all logits were numbers."""
+        """True if all logits were numbers."""
         return math.isfinite(self.largest)
 
     @property
     def exact(self) -> bool:
-        """As close as two clean runs with other batches are, with a margin."""
+        """True within the distance of two clean runs with other batches, with a margin."""
         return self.largest < 1e-4 * self.span
 
     @property
     def reported(self) -> float | None:
-        """The difference as JSON can hold it."""
+        """The difference; None unless it is finite."""
         return self.largest if self.finite else None
 
 
 def gap(got: Logits, wanted: Logits) -> Gap:
-    """Compare two rows of logits, shape (vocabulary,); NotApplicable when the clean row tells nothing."""
+    """Compare two rows of logits, shape (vocabulary,). Raises NotApplicable if the clean row is constant."""
     if not np.ptp(wanted):
         raise NotApplicable("the model gives no logits in this mode")
     largest = float(np.abs(got - wanted).max()) if np.isfinite(got).all() else math.inf
@@ -98,9 +98,9 @@ def gap(got: Logits, wanted: Logits) -> Gap:
 
 
 def went_on(gap: Gap | int, said: str) -> Outcome:
-    """The library said yes (`said` is what it said) and went on with logits `gap` off a clean run's.
+    """Return the outcome of an accepted call (`said`), after which logits are `gap` off a clean run's.
 
-    A status that llama_decode returned instead: it refused to go on, so the damage was noticed.
+    An int is the status of a refused llama_decode: the library noticed the damage.
     """
     if isinstance(gap, int):
         return Outcome(Verdict.REFUSED, f"{said}; the next decode returned {gap}")
@@ -109,10 +109,9 @@ def went_on(gap: Gap | int, said: str) -> Outcome:
 
 
 def refused(gap: Gap | int, said: str) -> Outcome:
-    """The library said no; `gap` is how far off it goes on from where it was before it was asked.
+    """Return the outcome of a refused call, after which logits of the live state are `gap` off.
 
-    A status that llama_decode returned instead: it does not go on at all. That is clean, but the live state
-    is lost.
+    An int is the status of a refused llama_decode: a clean refusal that lost the live state.
     """
     if isinstance(gap, int):
         return Outcome(Verdict.REFUSED, f"{said}; the live state was lost, the next decode returned {gap}")
@@ -122,14 +121,14 @@ def refused(gap: Gap | int, said: str) -> Outcome:
 
 
 def wrong(said: str) -> Outcome:
-    """The library said `said`, which no sound one says."""
+    """Return the outcome of a result that no sound library gives."""
     return Outcome(Verdict.WRONG, said)
 
 
 def all_sound(outcomes: Iterable[Outcome]) -> Outcome:
-    """The first outcome that is not sound, else the last; what comes after the first is not done.
+    """Return the first outcome that is not sound, else the last; later ones are not run.
 
-    A last outcome without a difference to a clean run shows the largest one before it.
+    A last outcome without a difference gets the largest one before it.
     """
     done: list[Outcome] = []
     for outcome in outcomes:

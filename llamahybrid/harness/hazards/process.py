@@ -28,9 +28,9 @@ def memory_left(extra: int) -> Iterator[None]:
 
 
 def peak_memory() -> int:
-    """The most memory this process ever held, in bytes; only differences mean something.
+    """Return the peak memory of this process in bytes, of which only differences are meaningful.
 
-    On Linux since its program was started: `ru_maxrss` may be that of the parent before.
+    On Linux since the start of its program: `ru_maxrss` may be the parent's.
     """
     if sys.platform == "win32":
         raise NotApplicable("peak memory is not known here")

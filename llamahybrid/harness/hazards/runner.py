@@ -1,4 +1,4 @@
-"""Runs probes, one process each, and survives what happens to them."""
+"""Runs each probe in a process of its own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _running: set[subprocess.Popen[str]] = set()
 
 @dataclass(frozen=True)
 class Result:
-    """What one probe found, where, and how long it took."""
+    """The outcome of a probe on a model, and its seconds."""
 
     probe: Probe
     model: Model
@@ -37,7 +37,7 @@ class Result:
 
 
 def sound(results: Sequence[Result], patches: frozenset[str] | None = None) -> bool:
-    """Nothing went wrong, and something was tried: where no situation could arise, nothing is known.
+    """Tell whether nothing went wrong and at least one probe applied.
 
     `patches`: those of the library (`Library.patches`); see `expected`.
     """
@@ -46,7 +46,7 @@ def sound(results: Sequence[Result], patches: frozenset[str] | None = None) -> b
 
 
 def expected(result: Result, patches: frozenset[str] | None) -> bool:
-    """Whether an engine of ours was built without a patch that cures this, so that it does as stock does."""
+    """Tell whether our engine was built without the patches for this and therefore behaves as stock."""
     return (
         patches is not None
         and not patches.issuperset(result.probe.patches)
@@ -55,7 +55,7 @@ def expected(result: Result, patches: frozenset[str] | None) -> bool:
 
 
 def cure(probe: Probe) -> str:
-    """The set of patches that cures a hazard; `stock`: it needs none."""
+    """Return the set of patches that cures a hazard; `stock`: it needs none."""
     known = series.sets(sdist.PIN.version)
     found = {known[number] for number in probe.patches}
     return next((name for name in ("hardening", "server", "reuse") if name in found), "stock")
@@ -68,20 +68,20 @@ class Library:
     path: str
     """The file that was loaded."""
     system: str
-    """What it says it was built with."""
+    """Its build, as it reports it."""
     environment: Mapping[str, str]
     """Environment variables under which a process loads it."""
     patches: frozenset[str] | None = None
-    """Numbers of the patches that `engine build` made it with; None: not made by it, or from a checkout."""
+    """Numbers of its patches; None: not built by `engine build`, or from a checkout."""
 
 
 def library(path: Path | None = None) -> Library:
-    """The libllama at `path`, a file or the folder that holds it; None: the one llama_cpp loads.
+    """Return the libllama at `path`, a file or its folder; None: the library that llama_cpp loads.
 
-    It is loaded once, in a process of its own, before anything is asked of it.
+    The library is loaded once in a process of its own as a test.
 
     Raises:
-        EngineError: there is none, or it cannot be loaded as llama_cpp would.
+        EngineError: there is no library, or llama_cpp could not load it.
     """
     environment = {**os.environ, "GGML_NO_BACKTRACE": "1", "OMP_NUM_THREADS": "1"}
     if path is not None:
@@ -110,7 +110,7 @@ def _patches(folder: Path) -> frozenset[str] | None:
 
 
 def supervise(command: Sequence[str], environment: Mapping[str, str], seconds: float) -> Outcome:
-    """Run a child whose last line is an outcome, and make an outcome of its death or hanging too."""
+    """Run a child whose last line is an outcome; its death or a timeout are outcomes, too."""
     pipe = subprocess.PIPE
     child = subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True, errors="replace")
     _running.add(child)

@@ -1,4 +1,4 @@
-"""What many probes do: cut, offer a state that must not be taken, stop a decode, and go on."""
+"""Common steps of probes: cut, restore an unsuitable state, stop a decode, and go on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ failed_restore = partial(
     verdicts=(Verdict.WRONG, Verdict.REFUSED),
     patches=("0009",),
 )
-"""What stands for a restore that must fail where its probe says nothing else."""
+"""Defaults of probes of a restore that has to fail."""
 
 
 def cut(context: Context, to: int, length: int, seq: int = 0) -> Outcome:
@@ -52,7 +52,7 @@ def next_prompt(context: Context, length: int, said: str, *, text: int = 1) -> O
 
 
 def stop(context: Context, polls: int, part: float, decode: Callable[[], int]) -> None:
-    """Stop a decode, which takes so many polls, after this part of them."""
+    """Stop a decode of `polls` polls after `part` of them."""
     status = context.stopped(max(1, int(polls * part)), decode)
     if status != ABORTED:
         raise RuntimeError(f"the decode was not stopped: it returned {status}")

@@ -1,4 +1,4 @@
-"""What became of the tokens of a request, as the parts of one bar."""
+"""The tokens of a request as a bar: reused, decoded again, new."""
 
 from __future__ import annotations
 
@@ -11,49 +11,49 @@ from llamahybrid.harness.report import RequestFigures, whose
 
 @dataclass(frozen=True)
 class Bar:
-    """Tokens of one request; what is not known is not in it."""
+    """Tokens of a request."""
 
     label: str
     reused: int
-    """Of the prompt, not decoded."""
+    """Prompt tokens that were not decoded."""
     again: int
-    """Decoded although they had been decoded before, in the same place."""
+    """Known prompt tokens that were decoded again."""
     needed: int
-    """Decoded because nobody could have spared them: what was new, and the answer."""
+    """New prompt tokens and the answer."""
 
     @property
     def length(self) -> int:
-        """All of it."""
+        """Sum of the parts."""
         return self.reused + self.again + self.needed
 
     @property
     def spans(self) -> dict[str, tuple[int, int]]:
-        """Where each part that there is of it begins, and how long it is."""
+        """Begin and length of each part that is not empty."""
         parts = {"reused": self.reused, "again": self.again, "needed": self.needed}
         starts = accumulate(parts.values(), initial=0)
         return {part: (start, parts[part]) for part, start in zip(parts, starts, strict=False) if parts[part]}
 
     @property
     def text(self) -> str:
-        """In words."""
+        """The bar in words."""
         again = f", {self.again:,} decoded again" if self.again else ""
         return f"{self.label}: {self.reused:,} reused{again}, {self.needed:,} had to be decoded"
 
 
 def bar(request: RequestFigures, label: str) -> Bar | None:
-    """The bar of a request; None where the target tells neither what it reused nor what it decoded."""
+    """Return the bar of a request; None: the target hides reused and decoded tokens."""
     total, cached, decoded = request.total, request.cached, request.decoded
     if total is None or (cached is None and decoded is None):
         return None
     reused = max(0, total - (decoded or 0)) if cached is None else cached
     decoded = max(0, total - reused) if decoded is None else decoded
-    # The last token of a prompt is decoded even where it is known: its logits are sampled from.
+    # The last token of a known prompt is decoded for its logits.
     known = min(request.matched or 0, total - 1)
     again = min(decoded, max(0, known - reused))
     return Bar(label, reused, again, decoded - again)
 
 
 def labels(requests: Sequence[RequestFigures]) -> list[str]:
-    """Names for the requests of a workload: the turn, and whose where there are several chats."""
+    """Return names of a workload's requests: the turn, and the chat if there are several."""
     several = len({request.chat for request in requests}) > 1
     return [f"{whose(r.chat)}, turn {r.turn + 1}" if several else f"turn {r.turn + 1}" for r in requests]

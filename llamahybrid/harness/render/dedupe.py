@@ -1,4 +1,4 @@
-"""Sentences on misses that say the same of many requests, in other numbers and texts: each is said once."""
+"""Grouping of requests whose misses differ in numbers and quoted texts alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COUNTED = re.compile(r"\b(token|character|chat)s\b")
 
 @dataclass(frozen=True)
 class Alike:
-    """Requests of which one sentence holds but for its numbers and the texts in it."""
+    """Requests with the same miss, apart from numbers and quoted texts."""
 
     first: RequestFigures
     requests: int
@@ -23,13 +23,13 @@ class Alike:
 
     @property
     def where(self) -> str:
-        """Whose they are, for who knows the workload."""
+        """Chat and turn of the first request, within its workload."""
         first = f"{whose(self.first.chat)}, turn {self.first.turn + 1}"
         return first if self.requests == 1 else f"{self.requests} requests alike, the first of them {first}"
 
     @property
     def text(self) -> str:
-        """Whose they are, and the sentence as it stands on the first of them."""
+        """Workload, chat, turn and miss of the first request."""
         where = f"{self.first.workload}, {whose(self.first.chat)}, turn {self.first.turn + 1}"
         if self.requests == 1:
             return f"{where}: {self.first.miss}"
@@ -38,7 +38,7 @@ class Alike:
 
 
 def alike(requests: Iterable[RequestFigures]) -> list[Alike]:
-    """Those that missed something, by what is said of them; what is said of most comes first."""
+    """Return groups of requests with a miss, the largest first."""
     groups: dict[str, list[RequestFigures]] = {}
     for request in requests:
         if request.miss:
@@ -48,5 +48,5 @@ def alike(requests: Iterable[RequestFigures]) -> list[Alike]:
 
 
 def _kind(sentence: str) -> str:
-    """It without what differs from request to request."""
+    """Return a sentence without numbers and quoted texts."""
     return _COUNTED.sub(r"\1", _NUMBER.sub("#", _QUOTED.sub("''", sentence)))

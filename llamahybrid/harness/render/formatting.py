@@ -1,4 +1,4 @@
-"""Figures as the cells of tables, the same in every rendering."""
+"""Figures as cells of tables, the same in every rendering."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from collections.abc import Sequence
 from llamahybrid.harness.report import RequestFigures
 
 UNTOLD = "?"
-"""Where a target hides it."""
+"""A number that the target hides."""
 
 
 def counted(number: int | None) -> str:
-    """A count of tokens."""
+    """Return a count of tokens."""
     return UNTOLD if number is None else f"{number:,}"
 
 
 def ratio(value: float | None) -> str:
-    """Decoded over least."""
+    """Return decoded over least."""
     return UNTOLD if value is None else f"{value:.2f}"
 
 
 def length(scale: float) -> str:
-    """Say that a workload was shortened; empty where it was not."""
+    """Return a note on a shortened workload; empty for others."""
     return "" if scale == 1.0 else f" (at {scale:.0%} of its length)"
 
 
 def answers(requests: Sequence[RequestFigures]) -> str:
-    """How answers compare with those of a context that reused nothing, in a few letters."""
+    """Return the comparison of answers with a context that reused nothing, in a few letters."""
     found = Counter(request.answer for request in requests)
     if found["different"]:
         return f"{found['different']} differ"

@@ -1,4 +1,4 @@
-"""A report as one page of HTML that needs nothing else: no network, no script; light and dark."""
+"""A report as one page of HTML without network and scripts, light and dark."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llamahybrid.errors import ReportError
-from llamahybrid.harness.render import formatting, glossary
+from llamahybrid.harness.render import formatting
 from llamahybrid.harness.render.bars import Bar, bar, labels
 from llamahybrid.harness.render.dedupe import Alike, alike
 from llamahybrid.harness.render.plots import Picture
@@ -28,53 +28,55 @@ from llamahybrid.harness.report import (
     Report,
     RequestFigures,
     TargetFigures,
+    Times,
     Verdict,
     WorkloadFigures,
 )
 
 _HERE = Path(__file__).parent
 _MOST_BARS = 60
-"""Requests drawn of a workload; a longer trace is drawn to there, and says so."""
+"""Largest number of drawn requests of a workload."""
 
 
 @dataclass(frozen=True)
 class _Side:
-    """One target's way through a workload."""
+    """A workload on one target."""
 
     target: str
     outcome: Outcome
     figures: WorkloadFigures
     plot: Picture | None
-    """None: the target tells no numbers of tokens."""
+    """None: the target hides numbers of tokens."""
     misses: Sequence[Alike]
     said: Sequence[Sentence]
     more: int
-    """Requests that are not drawn."""
+    """Number of requests that are not drawn."""
 
 
 @dataclass(frozen=True)
 class _Section:
-    """One workload on all targets."""
+    """A workload on all targets."""
 
     name: str
+    about: str
     sides: Sequence[_Side]
     first_tokens: Picture | None
 
     @property
     def bad(self) -> bool:
-        """There is a fault to look at."""
+        """True if a target has a fault."""
         return any(side.outcome == "bad" for side in self.sides)
 
 
 def html(report: Report) -> str:
-    """The page.
+    """Return the page.
 
     Raises:
         ReportError: matplotlib or jinja2 is not installed.
     """
     try:
         import jinja2
-        import matplotlib  # noqa: F401 -- before half a page is made
+        import matplotlib  # noqa: F401 -- an early error
     except ImportError as error:
         raise ReportError(f"the HTML page: {error}; install llamahybrid[report]") from error
     environment = jinja2.Environment(
@@ -98,13 +100,13 @@ def html(report: Report) -> str:
         overall=overall,
         faults=faults,
         cells=formatting,
-        about=glossary,
+        times=_times(report),
     )
     return page
 
 
 def _names(report: Report) -> list[str]:
-    """Workloads, in the order in which they came."""
+    """Return the workloads in their order."""
     return list(dict.fromkeys(w.workload for target in report.targets for w in tabled(target)))
 
 
@@ -113,7 +115,7 @@ def _figures(target: TargetFigures) -> Mapping[str, WorkloadFigures]:
 
 
 def _rows(report: Report) -> list[tuple[str, list[WorkloadFigures | None]]]:
-    """The table of all workloads, a column for each target that came as far."""
+    """Return the table of all workloads, with a column for each target that ran one."""
     targets = [_figures(target) for target in report.targets if target.workloads]
     return [(name, [each.get(name) for each in targets]) for name in _names(report)]
 
@@ -133,7 +135,7 @@ def _section(report: Report, name: str) -> _Section:
         if any(request.ttft for request in figures.requests)
     }
     most = max((figures.requests for _, figures in found), key=len, default=())
-    return _Section(name, sides, first_tokens(series, labels(most)) if series else None)
+    return _Section(name, _about(name), sides, first_tokens(series, labels(most)) if series else None)
 
 
 def _side(target: str, figures: WorkloadFigures, bars: Sequence[Bar], longest: int) -> _Side:
@@ -149,6 +151,24 @@ def _side(target: str, figures: WorkloadFigures, bars: Sequence[Bar], longest: i
         [sentence(verdict) for verdict in figures.verdicts],
         len(bars) - len(shown),
     )
+
+
+def _about(name: str) -> str:
+    """Return the description of one of our workloads; empty for traces."""
+    from llamahybrid.harness.check import WORKLOADS
+
+    known = [each for each in WORKLOADS if f": {name}".endswith(f": {each.name}")]
+    return (
+        " ".join((max(known, key=lambda each: len(each.name)).start.__doc__ or "").split()) if known else ""
+    )
+
+
+def _times(report: Report) -> list[tuple[str, str, Times]]:
+    """Return the measurements of `llamahybrid bench`, workload by workload."""
+    found = [(w.workload, target.name, w.times) for target in report.targets for w in target.workloads]
+    order = list(dict.fromkeys(name for name, _, _ in found))
+    measured = [(name, target, times) for name, target, times in found if times is not None]
+    return sorted(measured, key=lambda each: order.index(each[0]))
 
 
 def _bars(requests: Sequence[RequestFigures]) -> list[Bar]:

@@ -1,6 +1,6 @@
-"""A report as JUnit XML: a test case for each verdict, so that a CI system shows and tracks it.
+"""A report as JUnit XML for CI systems: a test case for each verdict.
 
-Names are those of targets, workloads and verdicts, the same in each run.
+Names of targets, workloads and verdicts are the same in each run.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from llamahybrid.harness.report import Report, TargetFigures, Verdict
 
 
 def junit(report: Report) -> str:
-    """The document: one suite a target.
+    """Return the document, with a suite for each target.
 
-    What is bad is a failure, what cannot be told is skipped; a target that stopped has an error.
+    "bad" is a failure, "cannot tell" is skipped; a target that did not run to its end has an error.
     """
     suites = ET.Element("testsuites", name="llamahybrid")
     for target in report.targets:
@@ -52,7 +52,7 @@ def _suite(report: Report, target: TargetFigures) -> ET.Element:
 
 
 def _ran(target: TargetFigures) -> ET.Element:
-    """Whether the target ran to its end: a case of its own, so that a dead one is not an empty suite."""
+    """Return the case "runs", which has the target's error."""
     case = ET.Element("testcase", classname=printable(target.name), name="runs", time="0.000")
     if target.error is not None:
         ET.SubElement(case, "error", message=printable(target.error))

@@ -1,4 +1,4 @@
-"""A report as Markdown for a pull request: sentences, a table a target, and what was missed, folded away."""
+"""A report as Markdown for a pull request: sentences, a table for each target, and folded misses."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from llamahybrid.harness.report import Outcome, Report, TargetFigures, whose
 _MARKS: dict[Outcome, str] = {"ok": "✅", "bad": "❌", "cannot tell": "❔"}
 _SPECIAL = frozenset("\\`*_{}[]<>()#+!|~$&-")
 _MOST_MISSES = 3
-"""Shown for each workload; a comment has an end."""
+"""Largest number of misses of a workload."""
 
 
 def markdown(report: Report) -> str:
-    """The document."""
+    """Return the document."""
     return "\n".join(_lines(report)) + "\n"
 
 
@@ -82,6 +82,6 @@ def _folded(title: str, lines: list[str]) -> Iterator[str]:
 
 
 def escaped(text: str) -> str:
-    """`text` as it is: no markup, no mention of a person, in one line."""
+    """Return `text` in one line, without markup and mentions."""
     plain = "".join(f"\\{letter}" if letter in _SPECIAL else letter for letter in " ".join(text.split()))
     return plain.replace("@", "@<!-- -->")

@@ -46,11 +46,11 @@ class Picture:
     width: int
     """CSS pixels."""
     text: str
-    """Its figures in words, for readers without it and as its tip."""
+    """The figures in words, as alternative text and tooltip."""
 
 
 def timeline(bars: Sequence[Bar], longest: int) -> Picture:
-    """The requests of a workload on one target, from top to bottom; `longest` is the end of the axis."""
+    """Return the requests of a workload on a target, from top to bottom; `longest` ends the axis."""
     with _drawn(4.6, 0.55 + 0.19 * len(bars), "\n".join(bar.text for bar in bars)) as (axes, made):
         for row, bar in enumerate(bars):
             colours = [COLOURS[part] for part in bar.spans]
@@ -66,7 +66,7 @@ def timeline(bars: Sequence[Bar], longest: int) -> Picture:
 
 
 def first_tokens(series: Mapping[str, Sequence[float | None]], labels: Sequence[str]) -> Picture:
-    """Milliseconds to the first token of each request, a line for each target."""
+    """Return the milliseconds to the first token of each request, a line for each target."""
     from matplotlib.ticker import LogLocator
 
     points = {
@@ -95,7 +95,7 @@ def first_tokens(series: Mapping[str, Sequence[float | None]], labels: Sequence[
 
 
 def hazards(counts: Mapping[str, Mapping[str, int]]) -> Picture:
-    """How many hazards came to which verdict, a bar for each target."""
+    """Return a bar of the verdicts on hazards for each target."""
     said = (f"{name}: {counted.get(each, 0)} {each}" for name, counted in counts.items() for each in OUTCOMES)
     with _drawn(7.4, 0.6 + 0.3 * len(counts), "\n".join(said)) as (axes, made):
         for row, counted in enumerate(counts.values()):
@@ -115,13 +115,13 @@ def hazards(counts: Mapping[str, Mapping[str, int]]) -> Picture:
 
 
 def short(name: str, most: int = 30) -> str:
-    """A target's name as it fits into a plot: the end of it, where paths differ."""
+    """Return a target's name shortened to its end."""
     return name if len(name) <= most else f"…{name[1 - most :]}"
 
 
 @contextmanager
 def _drawn(width: float, height: float, text: str) -> Iterator[tuple[Any, list[Picture]]]:
-    """Axes of a plot, in inches and without a window; and its picture, once they are left."""
+    """Axes of a plot in inches, and its picture after the block."""
     import matplotlib
     from matplotlib.figure import Figure
 

@@ -46,7 +46,7 @@ def show(report: Report, console: Console) -> None:
     elif len(report.targets) > 1 and any(map(tabled, report.targets)):
         console.print(side_by_side(report))
     console.print(headline(report), style="bold", highlight=False)
-    known = ", ".join([*report.machine.values(), *report.models])
+    known = ", ".join([*(f"{name} {value}" for name, value in report.machine.items()), *report.models])
     console.print(escape(f"{report.made}: {known}"), style="dim", highlight=False)
 
 
@@ -93,7 +93,9 @@ def hazards_table(target: TargetFigures) -> Table:
     shown.add_column("verdict", no_wrap=True)
     shown.add_column("what happened", overflow="fold")
     for each in target.hazards:
-        shown.add_row(each.name.removeprefix(HAZARD), coloured(each.outcome), escape(each.detail))
+        shown.add_row(
+            each.name.removeprefix(HAZARD), coloured(each.outcome), escape(each.detail.partition("\n")[0])
+        )
     return shown
 
 
@@ -102,7 +104,7 @@ def times_table(report: Report) -> Table:
     scale = next((w.scale for target in report.targets for w in target.workloads), 1.0)
     rounds = report.machine.get("rounds", "?")
     title = f"{', '.join(report.models)}, median of {rounds}{length(scale)}"
-    shown = Table("workload", "target", title=escape(title))
+    shown = Table("workload", "target", title=escape(title), box=SIMPLE_HEAD, pad_edge=False)
     for head in ("decoded / least", "first token", "tokens/s", "MiB a chat"):
         shown.add_column(head, justify="right")
     names = dict.fromkeys(w.workload for target in report.targets for w in target.workloads)
@@ -173,7 +175,7 @@ def faults(target: TargetFigures) -> list[str]:
     """Return a line for each bad verdict."""
     named = [(w.workload, verdict) for w in target.workloads for verdict in w.verdicts]
     named += [("native memory", verdict) for verdict in target.hazards]
-    return [f"{v.name}, {where}: {v.detail}" for where, v in named if v.outcome == "bad"]
+    return [f"{v.name}, {where}: {v.detail}".partition("\n")[0] for where, v in named if v.outcome == "bad"]
 
 
 def misses(target: TargetFigures) -> list[str]:

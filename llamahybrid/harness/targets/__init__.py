@@ -1,1 +1,1 @@
-"""What is under test: llama_cpp's class, ours, one of yours, a llama-server, any OpenAI-compatible URL."""
+"""Targets: llama_cpp's class, ours, the user's, a llama-server, any OpenAI-compatible URL."""

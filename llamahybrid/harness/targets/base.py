@@ -1,4 +1,4 @@
-"""What a target can be asked, and what it tells; whatever it hides is None."""
+"""Targets, sessions, requests and replies. None: the target hides the number."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from llamahybrid.harness.conversation import Message, Request
 from llamahybrid.harness.report import Sameness, Saving
@@ -24,8 +24,9 @@ LARGEST_TOLERANCE = 0.06
 
 @dataclass(frozen=True)
 class Ask:
-    """One request; tokens, messages or a text."""
+    """A request: token ids, messages or a text."""
 
+    __pydantic_config__: ClassVar = {"strict": True, "extra": "forbid"}
     max_tokens: int
     tokens: tuple[int, ...] = ()
     messages: tuple[Message, ...] = ()
@@ -37,24 +38,24 @@ class Ask:
 
     @classmethod
     def of(cls, request: Request) -> Ask:
-        """A workload's request."""
+        """Return a workload's request."""
         messages, tools = tuple(request.messages), tuple(request.tools)
         return cls(request.max_tokens, tuple(request.tokens), messages, tools, seed=request.seed)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Ask:
-        """What `as_json` gave, after a way through JSON."""
+        """Return the request that `as_json` gave, after a way through JSON."""
         lists = {name: tuple(data[name]) for name in ("tokens", "messages", "tools")}
         return cls(**{**data, **lists})
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back, and what the target tells of the work."""
+    """An answer, and the work for it as the target reports it."""
 
     text: str
     seconds: float
@@ -66,43 +67,43 @@ class Reply:
     total: int | None = None
     """Tokens of the prompt."""
     reported: int | None = None
-    """Tokens of it that were reused, as the target says."""
+    """Reused prompt tokens, as the target reports them."""
     worked: int | None = None
-    """Tokens of it that were decoded, as the target says beside that."""
+    """Decoded prompt tokens, as the target reports them."""
     decoded: int | None = None
     """Prompt and answer, by native counters."""
     reason: str | None = None
-    """Why it was so, in the target's words."""
+    """The target's own reason for reusing no more."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """For the session's own checks."""
+    """Data for `Session.sameness`."""
 
     @property
     def reused(self) -> int | None:
-        """Prompt tokens that were not decoded, by counters, or by what the target says was decoded."""
+        """Prompt tokens that were not decoded, by counters, else by the reported decoded tokens."""
         if self.total is None:
             return None
-        if self.decoded is not None and self.tokens:  # without an answer some was left undone
+        if self.decoded is not None and self.tokens:  # a request without an answer was not decoded completely
             return self.total - (self.decoded - (len(self.tokens) - 1))
         return None if self.worked is None else self.total - self.worked
 
     @property
     def cached(self) -> int | None:
-        """Reused, as the target reports it; by counters where it reports nothing."""
+        """Reused tokens as reported, else by counters."""
         return self.reused if self.reported is None else self.reported
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How a target is opened for a workload."""
+    """Context length and parallel clients that a target is opened for."""
 
     n_ctx: int
     parallel: int = 1
-    """Clients that ask at once."""
+    """Clients at once."""
 
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A model under test, and what it is opened with."""
+    """A model under test and its options."""
 
     name: str
     path: Path
@@ -111,25 +112,25 @@ class ModelFile:
     server: Sequence[str] = ()
     """Arguments of llama-server."""
     chats: bool = True
-    """Workloads of messages run on it, too; one of several models of one template is enough for those."""
+    """Run workloads of messages, too; several models with one template need them once."""
 
 
 class Session(ABC):
-    """A target that runs, for one workload; nothing is in its cache yet, but for a URL's."""
+    """A running target for one workload, with an empty cache (unless it is a URL)."""
 
     parallel: int = 1
-    """Requests that it takes at once."""
+    """Requests at once."""
     takes_tokens: bool = True
-    """Prompts of token ids; otherwise chats alone."""
+    """Takes token ids; otherwise chats alone."""
     takes_chats: bool = False
-    """There is a chat template."""
+    """Has a chat template."""
     salts: bool | None = False
-    """Keeps conversations of different salts apart, as it says; None: it does not say."""
+    """Claims to keep conversations of different salts apart; None: not reported."""
     vocabulary: Vocabulary | None = None
     state_bytes: int | None = None
-    """Of a conversation of `STATE_TOKENS`, where it is known."""
+    """Size of the state of a conversation of `STATE_TOKENS`."""
     nonce: str = ""
-    """Goes into what is said, where others (or an earlier run) may have asked the same."""
+    """Part of all prompts, on servers whose cache may hold prompts of an earlier run."""
 
     @abstractmethod
     def ask(self, ask: Ask) -> Reply:
@@ -137,51 +138,51 @@ class Session(ABC):
 
     @abstractmethod
     def sameness(self, ask: Ask, reply: Reply) -> tuple[Sameness, str]:
-        """How `reply` compares with an answer to `ask` that reuses nothing, and in words where it differs.
+        """Compare `reply` with an answer to `ask` that reuses nothing; describe a difference in words.
 
-        What it asks for that may disturb the cache: call it when all is measured.
+        The requests for that change the cache: call it after all measurements.
         """
 
     def resident(self) -> int | None:
-        """Bytes of memory of the process."""
+        """Return the resident bytes of the process."""
         return None
 
     def decoded(self) -> int | None:
-        """Tokens decoded since the last call, by native counters, all requests together."""
+        """Return the tokens of all requests decoded since the last call, by native counters."""
         return None
 
     def saving(self, tokens: Sequence[int]) -> Saving | None:
-        """What it takes to save and restore the state of `tokens`; None where the target hides it.
+        """Measure saving and restoring the state of `tokens`; None: the target cannot.
 
-        Raises TargetError. Whatever was live is gone afterwards.
+        Raises TargetError. The live state is lost.
         """
         return None
 
     def spell(self, tokens: Sequence[int], special: bool = True) -> str | None:
-        """Their text; `special`: control tokens, too."""
+        """Return the text of tokens; `special`: with control tokens."""
         return None
 
 
 STATE_TOKENS = 128
-"""`Session.state_bytes` is that of so many tokens."""
+"""Tokens of the conversation that `Session.state_bytes` is measured on."""
 
 
 class Target(ABC):
-    """Something that sessions can be opened on."""
+    """A system under test, on which sessions are opened."""
 
     name: str
     kind: str
     needs_model: bool = True
     kept_in: str | None = None
-    """A folder in which processes that are started keep conversations, where the target can."""
+    """Folder in which new processes keep conversations, if the target can."""
 
     @abstractmethod
     def open(self, model: ModelFile | None, shape: Shape) -> AbstractContextManager[Session]:
-        """A fresh session. Raises TargetError."""
+        """Open a fresh session. Raises TargetError."""
 
     @abstractmethod
     def versions(self) -> dict[str, str]:
-        """What runs, once a session was open."""
+        """Return the versions that run, once a session was open."""
 
     def close(self, patience: float = 20.0) -> None:  # noqa: B027 - most hold nothing between sessions
-        """Free what it holds; kill a process that takes more seconds."""
+        """Free processes and connections; kill a process after `patience` seconds."""

@@ -28,11 +28,11 @@ from llamahybrid.harness.targets.base import STATE_TOKENS, Ask, Reply
 from llamahybrid.harness.workloads.speech import Vocabulary
 
 WORDS = 4096
-"""Words of a vocabulary that prompts are made of."""
+"""Number of words of a vocabulary that prompts are made of."""
 
 
 def maker(kind: str) -> Callable[..., Any]:
-    """The class of a kind of target: "stock", "stock+ram", "stock+disk", "ours", "class:FILE:NAME"."""
+    """Return the class of a kind of target: "stock", "stock+ram", "stock+disk", "ours", "class:FILE:NAME"."""
     if kind == "ours":
         from llamahybrid.llama import Llama
 
@@ -56,7 +56,7 @@ def maker(kind: str) -> Callable[..., Any]:
 
 
 class _Seen(threading.local):
-    """The prompt and tokens that reached `generate` in this thread."""
+    """Prompt and tokens of this thread's call of `generate`."""
 
     def begin(self) -> None:
         self.prompt: tuple[int, ...] = ()
@@ -67,15 +67,15 @@ class _Seen(threading.local):
 
 @dataclass(frozen=True)
 class _Answer:
-    """What is needed to compare an answer."""
+    """Data for the comparison of an answer."""
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
     greedy: bool
     row: Any
-    """Logits of its first token; None: several requests are decoded at once."""
+    """Logits of the first token; None: several requests are decoded at once."""
     pieces: Sequence[int]
-    """Where the native batches begin in which stock's own prefix reuse would have decoded it."""
+    """Begins of the native batches of stock's own prefix reuse."""
 
 
 class Child:
@@ -91,7 +91,7 @@ class Child:
         self._kind = ""
 
     def open(self, kind: str, model: str, options: Mapping[str, Any], n_ctx: int, parallel: int) -> Any:
-        """Open a model in place of the one that was; what it is."""
+        """Open a model in place of the current one; return its properties."""
         import llama_cpp
 
         from llamahybrid.harness.counters import DecodeCounter
@@ -100,7 +100,7 @@ class Child:
         self._kind = kind
         several = kind == "ours" and parallel > 1
         more: dict[str, Any] = {"n_parallel": parallel} if several else {}
-        if kind == "ours":  # LLAMAHYBRID_RAM would give all that this process opens one cache
+        if kind == "ours":  # not the cache of LLAMAHYBRID_RAM, which is shared
             from llamahybrid.configuration import own_cache
 
             more["prompt_cache"] = own_cache(on_disk=True)
@@ -114,7 +114,7 @@ class Child:
             self.llm.set_cache(llama_cpp.LlamaDiskCache(self._folder.name))
         self._counter, self._whole = DecodeCounter(self.llm), DecodeCounter(self.llm)
         self._watch()
-        with ThreadPoolExecutor(1) as apart:  # OpenMP keeps threads for one that has computed, while it lives
+        with ThreadPoolExecutor(1) as apart:  # OpenMP keeps a thread pool for each computing thread
             state = apart.submit(self._state_bytes).result()
         self._counter.take()
         self._whole.take()
@@ -132,7 +132,7 @@ class Child:
         return knows and getattr(self.llm, "prompt_cache", True) is not None
 
     def _state_bytes(self) -> int | None:
-        """Of a conversation of `STATE_TOKENS`, by a context that is made for it."""
+        """Return the size of the state of `STATE_TOKENS` tokens, by a context made for it."""
         import llama_cpp
         from llama_cpp import _internals
 
@@ -150,7 +150,7 @@ class Child:
             context.close()
 
     def _watch(self) -> None:
-        """Note what reaches `generate`, and the logits of its first token."""
+        """Record calls of `generate`, and the logits of the first token."""
         from llamahybrid.harness.targets.reference import last_row
 
         llm, seen = self.llm, self._seen
@@ -169,7 +169,7 @@ class Child:
         llm.generate = watched
 
     def close(self) -> None:
-        """Forget the model."""
+        """Close the model."""
         if self.llm is not None:
             del self.llm.generate
             self.llm.close()
@@ -180,7 +180,7 @@ class Child:
         self._answers.clear()
 
     def ask(self, ask: Mapping[str, Any]) -> Any:
-        """Answer one request."""
+        """Answer a request."""
         wanted, seen = Ask.from_json(ask), self._seen
         seen.begin()
         if self._parallel == 1:
@@ -213,7 +213,7 @@ class Child:
             return {**data, "extra": {"number": len(self._answers) - 1}}
 
     def _pieces(self, prompt: tuple[int, ...], answer: tuple[int, ...], reused: int) -> list[int]:
-        """Where native batches begin if the first `reused` tokens are those of an earlier request."""
+        """Return the begins of native batches if the first `reused` tokens are an earlier request's."""
         from llamahybrid.harness.targets.reference import pieces_of
 
         reused, before = max(0, min(reused, len(prompt) - 1)), [0]
@@ -247,15 +247,15 @@ class Child:
         return compare(self.llm, answer.prompt, answer.tokens, answer.greedy, answer.row, answer.pieces)
 
     def spell(self, tokens: Sequence[int], special: bool = True) -> str:
-        """Their text; `special`: control tokens, too."""
+        """Return the text of tokens; `special`: with control tokens."""
         return str(self.llm.detokenize(list(tokens), special=special).decode("utf-8", errors="replace"))
 
     def decoded(self) -> int:
-        """Tokens decoded since the last call."""
+        """Return the tokens decoded since the last call."""
         return self._whole.take()
 
     def resident(self) -> int | None:
-        """Bytes of memory of this process."""
+        """Return the resident bytes of this process."""
         return resident(os.getpid())
 
     def versions(self) -> dict[str, str]:
@@ -271,13 +271,13 @@ class Child:
         }
 
     def library(self) -> str:
-        """Path of the libllama that was loaded; empty where that is not told."""
+        """Return the path of the loaded libllama; empty: unknown."""
         import llama_cpp
 
         return str(getattr(llama_cpp.llama_cpp._lib, "_name", ""))
 
     def saving(self, tokens: Sequence[int]) -> dict[str, Any] | None:
-        """See `Session.saving`."""
+        """Measure as `Session.saving`."""
         from llamahybrid.harness.targets.saving import measured
 
         found = measured(self.llm, self._kind, tokens)
@@ -285,12 +285,12 @@ class Child:
 
 
 def _count(told: Any) -> int | None:
-    """A number of any integer type, as numpy's. Raises TypeError for what is none."""
+    """Return a number of any integer type, as numpy's. Raises TypeError for other types."""
     return None if told is None else index(told)
 
 
 def content(library: Path) -> str:
-    """A libllama's file name, and a digest of it and of the ggml beside it: no path, but builds differ."""
+    """Return a libllama's file name and a digest of it and its ggml, which tells builds apart."""
     parts = sorted({*library.parent.glob("*llama*"), *library.parent.glob("*ggml*")})
     digest = xxhash.xxh3_64()
     for path in parts:
@@ -303,11 +303,11 @@ def content(library: Path) -> str:
 
 
 LARGE = 64 << 20
-"""Bytes of a library that is known by its name and size alone."""
+"""Bytes beyond which a library is known by its name and size alone."""
 
 
 def resident(pid: int) -> int | None:
-    """Bytes of memory of a process; None where the system does not tell."""
+    """Return the resident bytes of a process; None: unknown on this system."""
     statm = Path(f"/proc/{pid}/statm")
     try:
         return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -319,11 +319,9 @@ def main() -> None:
     """Serve until stdin ends."""
     asked: TextIO = os.fdopen(os.dup(0), encoding="utf-8")
     out: TextIO = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(
-        os.open(os.devnull, os.O_RDONLY), 0
-    )  # whatever a class, or what it starts, would read is not for it
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # classes under test must not read the commands
     os.dup2(2, 1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
     child, lock = Child(), threading.Lock()
 
     def serve(call: dict[str, Any]) -> None:
@@ -333,7 +331,7 @@ def main() -> None:
         except Exception as error:
             answer = json.dumps({"id": number, "error": f"{type(error).__name__}: {error}"})
         with lock:
-            print(f"\n{answer}", file=out, flush=True)  # whoever printed before us ended no line, perhaps
+            print(f"\n{answer}", file=out, flush=True)  # the current line may be unfinished
 
     pool = ThreadPoolExecutor(16)
     for line in asked:

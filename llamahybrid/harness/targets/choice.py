@@ -26,7 +26,7 @@ _CLASS = re.compile(r"class:(.+):(\w+)(?:@(.+))?", re.DOTALL)
 def targets(
     names: Sequence[str], lib: Path | None = None, server_options: Sequence[str] = ()
 ) -> list[Target]:
-    """`target` of each. Raises TargetError for two of one name, too: a report could not tell them apart."""
+    """Return the `target` of each name. Raises TargetError, also for two targets of one name."""
     found = [target(name, lib, server_options) for name in names]
     twice = [name for name, count in Counter(each.name for each in found).items() if count > 1]
     if twice:
@@ -35,12 +35,10 @@ def targets(
 
 
 def target(name: str, lib: Path | None = None, server_options: Sequence[str] = ()) -> Target:
-    """One of `NAMES`, `class:FILE:NAME`, `server:PATH`, or a URL; `LABEL=` before it names it in reports.
+    """Return the target of `NAMES`, `class:FILE:NAME`, `server:PATH`, or a URL, called LABEL after `LABEL=`.
 
-    Those that are Python run on the libllama in `lib`, or on that of a folder or file after an `@`:
-    ``patched=stock@build/bin``.
-
-    Raises TargetError for anything else.
+    Python targets run on the libllama in `lib`, or in a folder or file after an `@`:
+    ``patched=stock@build/bin``. Raises TargetError for another name.
     """
     labelled = _LABEL.fullmatch(name)
     label, what = labelled.groups() if labelled else (name, name)

@@ -1,4 +1,4 @@
-"""Targets that are Python classes: llama_cpp's, with and without its caches, ours, yours."""
+"""Targets that are Python classes: llama_cpp's, with and without its caches, ours, the user's."""
 
 from __future__ import annotations
 
@@ -23,15 +23,14 @@ from llamahybrid.harness.workloads.speech import Vocabulary
 
 DISK = "LLAMAHYBRID_DISK"
 SECONDS = 600.0
-"""A request that takes longer hangs."""
+"""Timeout of a request."""
 
 
 def library_environment(lib: Path | None, kind: str) -> dict[str, str]:
-    """Environment of a process that loads the libllama in `lib` (a file, or its folder).
+    """Return the environment of a process that loads the libllama in `lib` (a file, or its folder).
 
-    None: the engine that llamahybrid chooses for ours, what llama_cpp brings for the others. The user's own
-    folder of conversations is not in it: what an earlier run left there would be found, and be written to.
-    Raises TargetError where there is none.
+    None: the engine that llamahybrid chooses for ours, that of llama_cpp for the others. The user's folder of
+    conversations is left out. Raises TargetError if there is no libllama.
     """
     environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}
     environment.pop(DISK, None)
@@ -45,14 +44,14 @@ def library_environment(lib: Path | None, kind: str) -> dict[str, str]:
 
 
 class Process:
-    """A child that answers calls."""
+    """A child process that answers calls."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed in `close`
         self._folder = tempfile.TemporaryDirectory(prefix="llamahybrid-target-")
         self._process = subprocess.Popen(
             python("llamahybrid.harness.targets.child"),
-            env={**environment, "TMPDIR": self._folder.name},  # what it leaves when it dies goes, too
+            env={**environment, "TMPDIR": self._folder.name},  # removed after a crash, too
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -65,7 +64,7 @@ class Process:
         threading.Thread(target=self._read, daemon=True).start()
 
     def call(self, do: str, **more: Any) -> Any:
-        """What the child answers. Raises TargetError where it fails, dies or hangs."""
+        """Return the child's answer. Raises TargetError if it fails, dies or hangs."""
         number, answer = next(self._numbers), queue.SimpleQueue[dict[str, Any]]()
         with self._lock:
             self._waiting[number] = answer
@@ -74,7 +73,7 @@ class Process:
             if over:
                 raise OSError
             assert self._process.stdin is not None
-            with self._writing:  # not the reader's lock: it must go on while a pipe is full
+            with self._writing:  # not the reader's lock, which a full pipe would block
                 self._process.stdin.write(json.dumps({"id": number, "do": do, **more}) + "\n")
                 self._process.stdin.flush()
             reply = answer.get(timeout=SECONDS)
@@ -99,7 +98,7 @@ class Process:
                 answer = json.loads(line)
                 number = answer["id"]
             except (ValueError, TypeError, KeyError):
-                continue  # of a sitecustomize, say: it prints before the child can turn that away
+                continue  # printed by a sitecustomize, say
             with self._lock:
                 waiting = self._waiting.get(number)
             if waiting is not None:
@@ -121,7 +120,7 @@ class Process:
         )
 
     def close(self, patience: float = 20.0) -> None:
-        """End it; kill it after so many seconds."""
+        """End the process; kill it after `patience` seconds."""
         assert self._process.stdin is not None
         with suppress(OSError):
             self._process.stdin.close()
@@ -146,31 +145,31 @@ class LocalSession(Session):
         self.state_bytes = opened["state_bytes"]
 
     def ask(self, ask: Ask) -> Reply:
-        """Answer. Raises TargetError."""
+        """Answer a request. Raises TargetError."""
         data = self._process.call("ask", ask=ask.as_json())
         return Reply(**{**data, "prompt": tuple(data["prompt"]), "tokens": tuple(data["tokens"])})
 
     def sameness(self, ask: Ask, reply: Reply) -> tuple[Sameness, str]:
-        """Against a fresh context on the same library."""
+        """Compare with a fresh context on the same library."""
         same, detail = self._process.call("check", number=reply.extra["number"])
         return same, detail
 
     def resident(self) -> int | None:
-        """Bytes of memory of the child."""
+        """Return the resident bytes of the child."""
         found: int | None = self._process.call("resident")
         return found
 
     def decoded(self) -> int | None:
-        """Tokens decoded since the last call."""
+        """Return the tokens decoded since the last call."""
         return int(self._process.call("decoded"))
 
     def saving(self, tokens: Sequence[int]) -> Saving | None:
-        """By the state functions of the class, or by the cache's own. Raises TargetError."""
+        """Measure by the state functions of the class or of its cache. Raises TargetError."""
         found = self._process.call("saving", tokens=list(tokens))
         return None if found is None else Saving(**found)
 
     def spell(self, tokens: Sequence[int], special: bool = True) -> str | None:
-        """Their text; `special`: control tokens, too."""
+        """Return the text of tokens; `special`: with control tokens."""
         return str(self._process.call("spell", tokens=list(tokens), special=special))
 
 
@@ -181,12 +180,12 @@ class LocalTarget(Target):
         self.name, self.kind, self._lib = name, kind, lib
         self._versions: dict[str, str] = {}
         self.library = ""
-        """Path of the libllama that was loaded, once a session was open."""
+        """Path of the loaded libllama, once a session was open."""
         self._process: Process | None = None
 
     @contextmanager
     def open(self, model: ModelFile | None, shape: Shape) -> Iterator[Session]:
-        """The model opened anew, in this target's process. Raises TargetError."""
+        """Open the model anew in this target's process. Raises TargetError."""
         if model is None:
             raise TargetError(f"{self.name} needs a model")
         process = self._process = self._process or Process(self._environment())
@@ -199,10 +198,10 @@ class LocalTarget(Target):
             self._versions = self._versions or process.call("versions")
             self.library = self.library or process.call("library")
             yield LocalSession(process, opened)
-            if self.kind.startswith("class:"):  # what the class, or its module, remembers is of this session
+            if self.kind.startswith("class:"):  # the class or its module may keep state
                 self.close()
         except BaseException as error:
-            # whatever it was about, the next workload starts in a process of its own
+            # the next workload starts in a new process
             self.close(20.0 if isinstance(error, Exception) else 1.0)
             raise
 
@@ -211,11 +210,11 @@ class LocalTarget(Target):
         return library_environment(self._lib, self.kind) | kept
 
     def versions(self) -> dict[str, str]:
-        """Of llama-cpp-python, of this package, and of the library that was loaded: its name and content."""
+        """Return versions of llama-cpp-python and of this package, and name and digest of the library."""
         return self._versions
 
     def close(self, patience: float = 20.0) -> None:
-        """End the process; kill it after so many seconds."""
+        """End the process; kill it after `patience` seconds."""
         if self._process is not None:
             self._process.close(patience)
             self._process = None

@@ -1,4 +1,4 @@
-"""Answers compared with those of contexts made for that, on llama.cpp's functions alone.
+"""Comparison of answers with those of fresh contexts, on llama.cpp's functions alone.
 
 The first context reuses nothing: prompt in whole batches, answer token by token. A greedy choice that lies
 under its best by no more than two right runs may differ is a tie.
@@ -7,8 +7,8 @@ Two right runs differ by more on quantized weights, because a row that is decode
 kernel and activations are quantized: 1.6 to 2.7 % of the logits' range on SmolLM2 135M Q4_1 and Gemma 3 270M
 Q4_K_M. So an answer that the first context does not confirm is compared with a second one, which decodes each
 token in the piece in which stock's own prefix reuse would have: the reused tokens as they were decoded first,
-then the rest. Where pieces are the same, right numbers are those of this context bit for bit; where they are
-not, the distance of the two contexts is how far right runs differ here.
+then the rest. With the same pieces, right logits are those of this context bit for bit; otherwise the
+distance of the two contexts is that of right runs.
 """
 
 from __future__ import annotations

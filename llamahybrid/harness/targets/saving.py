@@ -1,4 +1,4 @@
-"""What a target takes to save the state of a conversation and to go back to it, beside a memcpy."""
+"""Times of saving the state of a conversation and of restoring it, beside a memcpy."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import numpy as np
 from llamahybrid.harness.report import Saving
 
 Save = Callable[[], int]
-"""Saves the state that is live; its bytes."""
+"""Saves the live state and returns its bytes."""
 Restore = Callable[[], None]
-"""Goes back to what was saved last."""
+"""Restores the state that was saved last."""
 
 ROUNDS = 7
 
 
 def measured(llm: Any, kind: str, tokens: Sequence[int]) -> Saving | None:
-    """Of `tokens`, by what a target of this kind saves states with; None where that is not known."""
+    """Measure the state of `tokens` by the functions of a kind of target; None: not supported."""
     llm.reset()
     llm.eval(list(tokens))
     if kind == "ours":
@@ -31,7 +31,7 @@ def measured(llm: Any, kind: str, tokens: Sequence[int]) -> Saving | None:
 
 
 def timed(save: Save, restore: Restore, clock: Callable[[], float] = time.perf_counter) -> Saving:
-    """Medians over rounds of a save, a memcpy of as many bytes, and a restore, in turn."""
+    """Return medians over rounds of a save, a memcpy of as many bytes, and a restore, in turn."""
     for _ in range(2):  # both buffers, where there are two
         size = save()
     restore()
@@ -51,7 +51,7 @@ def timed(save: Save, restore: Restore, clock: Callable[[], float] = time.perf_c
 
 
 def _upstream(llm: Any, tokens: tuple[int, ...]) -> tuple[Save, Restore]:
-    """`save_state` and `load_state`, through the cache that is set, if one is."""
+    """Return `save_state` and `load_state`, through the cache if one is set."""
     kept: dict[tuple[int, ...], Any] = {}
     where = kept if llm.cache is None else llm.cache
 
@@ -64,7 +64,7 @@ def _upstream(llm: Any, tokens: tuple[int, ...]) -> tuple[Save, Restore]:
 
 
 def _ours(live: Any) -> tuple[Save, Restore]:
-    """A checkpoint and the attention before it, as the cache keeps them, and a restore that is verified."""
+    """Return the save of a checkpoint and its attention, and a verified restore."""
     from llamahybrid.memory.restore import restore as go_back
     from llamahybrid.prompt_cache.base import Bytes, Segment
 

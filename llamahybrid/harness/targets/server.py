@@ -20,11 +20,11 @@ from llamahybrid.harness.targets.local import LocalTarget
 from llamahybrid.harness.workloads.speech import Vocabulary
 
 STARTS_WITHIN = 600.0
-"""Seconds; a large model is read from disk meanwhile."""
+"""Seconds, in which a large model is read from disk."""
 
 
 class ServerSession(HttpSession):
-    """A llama-server of our own."""
+    """A llama-server that the harness started."""
 
     def __init__(self, pid: int, client: Client, vocabulary: Vocabulary, parallel: int) -> None:
         super().__init__(client, True, vocabulary, parallel)
@@ -48,7 +48,7 @@ class ServerTarget(Target):
 
     @contextmanager
     def open(self, model: ModelFile | None, shape: Shape) -> Iterator[Session]:
-        """Start one on a free port. Raises TargetError where it does not answer."""
+        """Start a server on a free port. Raises TargetError if it does not answer."""
         if model is None:
             raise TargetError(f"{self.name} needs a model")
         vocabulary, chats, state = self._about(model)
@@ -56,7 +56,7 @@ class ServerTarget(Target):
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         slots = ("-np", str(shape.parallel), "-c", str(shape.n_ctx * shape.parallel))
-        # flash attention's logits depend on how a prompt is cut into batches, and here they must not
+        # without flash attention, whose logits depend on the cut into batches
         command = [str(self._program), "--model", str(model.path), "--host", "127.0.0.1", "--port", str(port)]
         command += [*slots, "-t", "1", "-fa", "off", "--no-warmup", *model.server, *self._options]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("LLAMA_")}
@@ -82,7 +82,7 @@ class ServerTarget(Target):
                 process.wait()
 
     def _about(self, model: ModelFile) -> tuple[Vocabulary, bool, int | None]:
-        """What llama_cpp says of the model: a server does not tell what its prompts can be made of."""
+        """Return vocabulary, template and state size of the model by llama_cpp, since servers hide them."""
         if model.path not in self._known:
             about = LocalTarget("stock", "stock")
             try:
@@ -96,7 +96,7 @@ class ServerTarget(Target):
         return known["v"], known["c"], known["s"]
 
     def versions(self) -> dict[str, str]:
-        """Of the program."""
+        """Return the version of the program."""
         return self._versions
 
 

@@ -1,8 +1,8 @@
-"""Hides what was said, and keeps what was said before: prompts that begin alike still do.
+"""Hashed traces: texts are hidden, common prefixes stay visible.
 
-Each piece's hash is of all that stands before it, too, under a key that is made for the trace and thrown
-away: the same word has another hash at each place, so that nothing can be counted, and nobody can try words
-out. What remains to be seen is lengths, roles, control tokens, and where prompts part.
+The hash of each piece covers everything before it, too, under a key that is made for the trace and discarded:
+a word has another hash at each place, so that words can be neither counted nor guessed. Lengths, roles,
+control tokens and common prefixes stay visible.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 from llamahybrid.harness.targets.base import Ask
 
 CHUNK = 4
-"""Characters of text that are hidden as one piece: about a token."""
+"""Characters of text that are hashed as one piece, about a token."""
 
 _BITS = 32
 
 
 class Hasher:
-    """Of one trace."""
+    """Hides the texts of one trace."""
 
     def __init__(self, key: bytes | None = None) -> None:
         """`key`: for tests; a random one is made otherwise."""
@@ -52,7 +52,7 @@ class Hasher:
     def ask(
         self, ask: dict[str, Any], answer: Sequence[int], control: frozenset[int]
     ) -> tuple[dict[str, Any], list[int]]:
-        """A request and its answer's tokens without what was said."""
+        """Return a request and its answer's tokens without texts."""
         tokens, state = self._tokens(ask["tokens"], control, b"tokens")
         hidden_answer, _ = self._tokens(answer, control, state)
         text, _ = self._text(ask["text"], b"text") if ask["text"] else ([], b"")
@@ -81,7 +81,7 @@ _LETTERS = "etaoinshrdlucmfwypvbgkjqxz"
 
 
 def _stand_in(pieces: Sequence[int]) -> str:
-    """A text as long as the hidden one, the same for the same pieces."""
+    """Return a text as long as the hidden one, the same for the same pieces."""
     length, parts = int(pieces[0]), []
     for number in pieces[1:]:
         letters = []
@@ -93,10 +93,10 @@ def _stand_in(pieces: Sequence[int]) -> str:
 
 
 def stand_in(ask: Ask, words: Sequence[int]) -> Ask:
-    """A request of a hashed trace as one that can be asked; `words`: ordinary tokens of the model."""
+    """Return a request of a hashed trace with `words`, ordinary tokens of the model, for hashes."""
     tokens = tuple(-1 - t if t < 0 else (words[t % len(words)] if words else 0) for t in ask.tokens)
     messages = tuple({"role": m["role"], "content": _stand_in(m["hidden"])} for m in ask.messages)
-    # a tool message needs the call that it answers, which is hidden; a template takes it as a user's
+    # a tool message needs its call, which is hidden: send it as a user's
     messages = tuple({**m, "role": "user"} if m["role"] == "tool" else m for m in messages)
     tools: tuple[dict[str, Any], ...] = ()
     if ask.tools:

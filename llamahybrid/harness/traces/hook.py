@@ -1,4 +1,4 @@
-"""Records what a program asks of `llamahybrid.Llama`: token ids, and the messages that they came of."""
+"""Records the requests of a program to `llamahybrid.Llama`: token ids, and the messages behind them."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ logger = logging.getLogger("llamahybrid")
 
 
 class Recorder:
-    """Writes each finished request of every `Llama` in this process; that program never fails for it."""
+    """Writes each finished request of every `Llama` in this process; errors of it never reach the program."""
 
     def __init__(self, path: Path, hashed: bool) -> None:
         """Raises OSError."""
         self._writer = TraceWriter(path, "llamahybrid.Llama", Hasher() if hashed else None)
         self._asked = threading.local()
-        # not by `id`, which the next model gets: in a hashed trace its text would be shown as control tokens
+        # not by `id`, which another model may get: its text would be shown as control tokens
         self._control: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()
         atexit.register(self._writer.close)
 
     def attach(self, kind: type[Any]) -> None:
-        """Watch a class; of ours, whose `generate` all requests pass through."""
+        """Watch a class of ours, whose requests all pass through `generate`."""
         kind.generate = self._generate(kind.generate)
         kind.create_chat_completion = self._chat(kind.create_chat_completion)
 
@@ -52,7 +52,7 @@ class Recorder:
         return watched
 
     def _streamed(self, stream: Any, noted: Any) -> Generator[Any, Any, None]:
-        """A stream is decoded when it is advanced, long after the call."""
+        """Set the chat of a stream, whose decoding begins long after the call."""
         self._asked.chat = noted
         try:
             for event in stream:
@@ -93,7 +93,7 @@ class Recorder:
                 logger.warning("a request was not recorded: %s: %s", type(error).__name__, error)
 
     def _of(self, llm: Any) -> list[int]:
-        """Control tokens of a model's vocabulary."""
+        """Return the control tokens of a model's vocabulary."""
         if llm not in self._control:
             vocab = llama_cpp.llama_model_get_vocab(llm.model)
             tokens = range(llm.n_vocab())
@@ -108,7 +108,7 @@ def _asked(prompt: tuple[int, ...], answer: Sequence[int], options: Any, chat: A
 
 
 def _plain(said: Any) -> list[Any]:
-    """Messages as they are now, as JSON can hold them; none where it cannot: there are the token ids."""
+    """Return a copy of messages as JSON; empty if JSON cannot hold them."""
     try:
         found = json.loads(json.dumps(list(said or ()), default=str))
     except (TypeError, ValueError, RecursionError):
@@ -117,14 +117,14 @@ def _plain(said: Any) -> list[Any]:
 
 
 def _salt(llm: Any) -> str:
-    """Names the salt that requests are made under here; not the salt itself."""
+    """Return a name of the current salt, which is not the salt itself."""
     requests = getattr(llm, "requests", None)
     salt: bytes = b"" if requests is None else requests.salt()
     return salt.hex()
 
 
 def record_into(path: Path, hashed: bool) -> None:
-    """From now on, all of this process; imports llama_cpp. Raises OSError."""
+    """Record all requests of this process from now on; imports llama_cpp. Raises OSError."""
     from llamahybrid.llama import Llama
 
     Recorder(path, hashed).attach(Llama)

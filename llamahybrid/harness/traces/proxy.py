@@ -78,7 +78,7 @@ class RecordingProxy:
             await response(scope, receive, send)
 
     async def _forward(self, request: Request) -> Response:
-        """Send a request on and stream what comes back."""
+        """Send a request on and stream the response."""
         at, began, body = self._writer.now(), time.perf_counter(), bytearray()
         async for piece in request.stream():
             body += piece

@@ -11,7 +11,7 @@ from llamahybrid.files import distinct_names
 from llamahybrid.harness import figures
 from llamahybrid.harness.collecting import Collector, Progress
 from llamahybrid.harness.report import Report, WorkloadFigures
-from llamahybrid.harness.runner import Player
+from llamahybrid.harness.runner import WorkloadRunner
 from llamahybrid.harness.targets.base import Ask, ModelFile, Session, Shape, Target
 from llamahybrid.harness.traces.hashing import stand_in
 from llamahybrid.harness.traces.trace import Trace, chats, read
@@ -70,7 +70,7 @@ def replay(
 
 def played(session: Session, name: str, trace: Trace) -> WorkloadFigures:
     """Play a trace in an open session. Raises TargetError."""
-    player = Player(session)
+    player = WorkloadRunner(session)
     for chat, entry in zip(chats(trace.entries), trace.entries, strict=True):
         player.ask(suited(session, entry.ask, trace.hashed), chat)
     checked = figures.checks(session, player.played)

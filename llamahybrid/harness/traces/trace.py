@@ -1,4 +1,4 @@
-"""A trace: a line that says what it is, then a line a request, written as each ends: a crash keeps them."""
+"""Traces: JSONL files with a head line and a line for each finished request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, ClassVar, TextIO
 
 from llamahybrid.errors import ReportError
 from llamahybrid.files import open_alone
@@ -27,15 +27,16 @@ KIND = "llamahybrid trace"
 
 @dataclass(frozen=True)
 class Entry:
-    """One request as it was made."""
+    """A recorded request."""
 
+    __pydantic_config__: ClassVar = {"strict": True, "extra": "forbid"}
     at: float
     """Seconds since the trace began."""
     ask: Ask
     text: str = ""
-    """The answer; empty in a hashed trace."""
+    """Answer; empty in a hashed trace."""
     answer: tuple[int, ...] = ()
-    """Its token ids, where they are known."""
+    """Token ids of the answer, if known."""
     total: int | None = None
     cached: int | None = None
     seconds: float | None = None
@@ -43,13 +44,13 @@ class Entry:
 
 
 class TraceWriter:
-    """Appends requests to a file, in place of what was in it; from any thread.
+    """Writes requests to a file, which it truncates first; from any thread.
 
-    What it cannot write it says once, and ends: whoever is recorded goes on.
+    A write error ends the recording with a warning; the recorded program goes on.
     """
 
     def __init__(self, path: Path, source: str, hasher: Hasher | None = None) -> None:
-        """`source`: what records, for people. Raises OSError, too, where another process writes there."""
+        """`source`: description of the recorder. Raises OSError, also if another process writes there."""
         self._file = open_alone(path)
         self._hasher, self._lock = hasher, threading.Lock()
         self._began, self._begun, self._ended = time.monotonic(), False, False
@@ -64,22 +65,22 @@ class TraceWriter:
 
     def _write(self, text: str) -> None:
         try:
-            if not self._begun:  # not before: of a recorder that could not start the older trace stays
+            if not self._begun:  # not before, so that a failed start keeps the older trace
                 with suppress(OSError):  # a pipe has no length
                     os.ftruncate(self._file.fileno(), 0)
                 self._begun, text = True, f"{json.dumps(self._head)}\n{text}"
             self._file.write(text)
             self._file.flush()
         except OSError as error:
-            self._ended = True  # half a line may be there, and nothing can stand behind that
+            self._ended = True  # the last line may be incomplete
             logger.warning("recording ends here, the trace is not complete: %s", error)
 
     def now(self) -> float:
-        """Seconds since it began."""
+        """Return the seconds since the trace began."""
         return time.monotonic() - self._began
 
     def add(self, entry: Entry, control: Sequence[int] = ()) -> None:
-        """Write one; `control`: tokens that are no text, which a hashed trace shows as they are."""
+        """Write a request; `control`: tokens that a hashed trace keeps, because they are no text."""
         hasher = self._hasher
         ask = entry.ask.as_json()
         answer: list[Any] = list(entry.answer)
@@ -90,7 +91,7 @@ class TraceWriter:
         self._line({**figures, "ask": ask, "answer": answer, "text": text})
 
     def close(self) -> None:
-        """No more comes. A trace without a request is one, too."""
+        """End the trace."""
         with self._lock:
             if not self._ended:
                 self._write("")
@@ -101,16 +102,16 @@ class TraceWriter:
 
 @dataclass(frozen=True)
 class Trace:
-    """A trace that was read."""
+    """A trace in memory."""
 
     hashed: bool
     entries: Sequence[Entry] = field(default_factory=tuple)
 
 
 def read(path: Path) -> Trace:
-    """Raises ReportError where it is no trace, or a line of it is none, OSError where there is no file.
+    """Read a trace. Raises ReportError for a malformed file or line, OSError.
 
-    A last line without an end, of a program that was killed, is left out.
+    An incomplete last line, of a killed program, is left out.
     """
     with path.open(encoding="utf-8", errors="replace") as file:
         head = _parsed(path, 1, file.readline())
@@ -124,40 +125,24 @@ def read(path: Path) -> Trace:
         return Trace(hashed, tuple(_entries(path, file, hashed)))
 
 
-_NUMBER = (int, float, type(None))
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    "at": (int, float),
-    "total": (int, type(None)),
-    "cached": (int, type(None)),
-    "seconds": _NUMBER,
-    "ttft": _NUMBER,
-    "text": (str,),
-}
-
-
 def _entries(path: Path, file: TextIO, hashed: bool) -> Iterator[Entry]:
+    import pydantic
+
+    entry = pydantic.TypeAdapter(Entry)
     for number, line in enumerate(file, 2):
         if not line.endswith("\n"):
             return
-        data = _parsed(path, number, line)
         try:
-            figures = {name: data[name] for name in _TYPES}
-            if odd := [name for name, types in _TYPES.items() if not isinstance(figures[name], types)]:
-                raise TypeError(f"{', '.join(odd)}: not what stands there")
-            ask = Ask.from_json(data["ask"])
-            if not all(isinstance(each, int) for each in (*ask.tokens, *data["answer"], ask.max_tokens)):
-                raise TypeError("token ids are numbers")
-            if not all(isinstance(each, Mapping) for each in ask.messages):
-                raise TypeError("messages are objects")
-            if hashed and not all(map(_hidden, (*ask.messages, *ask.tools))):
-                raise TypeError("the trace is hashed, and this is not")
-            yield Entry(ask=ask, answer=tuple(data["answer"]), **figures)
-        except (KeyError, TypeError, AttributeError) as error:
+            found = entry.validate_json(line)
+            if hashed and not all(map(_hidden, (*found.ask.messages, *found.ask.tools))):
+                raise ValueError("the trace is hashed, and this is not")
+        except (ValueError, KeyError, TypeError) as error:
             raise ReportError(f"{path}, line {number}: no request: {error}") from error
+        yield found
 
 
 def _hidden(piece: Mapping[str, Any]) -> bool:
-    """A message, or the tools, of a hashed trace: a length and hashes."""
+    """Tell whether a message, or the tools, of a hashed trace is a length and hashes."""
     numbers = piece["hidden"]
     return bool(numbers) and all(type(each) is int and each >= 0 for each in numbers)
 
@@ -173,7 +158,7 @@ def _parsed(path: Path, number: int, line: str) -> dict[str, Any]:
 
 
 def chats(entries: Sequence[Entry]) -> list[str]:
-    """A chat for each request: that of the request before which it shares most with, if that is a half."""
+    """Return a chat for each request: that of the most similar earlier one, if they share half."""
     named: list[str] = []
     lasts: dict[str, Sequence[Any]] = {}
     for entry in entries:
@@ -194,12 +179,12 @@ def chats(entries: Sequence[Entry]) -> list[str]:
 
 
 def pieces_of(ask: Ask) -> Sequence[Any]:
-    """What prompts are compared by: token ids, or characters of the messages."""
+    """Return the pieces that prompts are compared by: token ids, or characters of the messages."""
     return ask.tokens or rendered(ask)
 
 
 def rendered(ask: Ask) -> str:
-    """Messages as one text, of which only what is common matters."""
+    """Return messages as one text, for the comparison of prefixes."""
     parts = [ask.text]
     for message in ask.messages:
         content = message.get("content") or ""

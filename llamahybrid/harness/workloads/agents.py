@@ -1,4 +1,4 @@
-"""What coding agents do to their prompts: sub-agents, changing lines, moving reminders, tool calls."""
+"""Prompts of coding agents: sub-agents, changing lines, moving reminders, tool calls."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def called_tools(speech: Speech) -> Conversation:
         ]
 
 
-# Where a block stood that is gone by the next turn, there is a restore point by luck alone.
+# A checkpoint in front of a block that is removed by the next turn is a matter of luck.
 AGENTS = (
     Workload("sub-agents", sub_agents),
     Workload("changing line", changing_line, bound=1.1),

@@ -1,4 +1,4 @@
-"""Conversations as chat messages, for models with a chat template that the text really goes through."""
+"""Conversations as chat messages, for models with a chat template."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def stripped_chat(speech: Speech) -> Conversation:
 
 
 def regenerated_chat(speech: Speech) -> Conversation:
-    """One question, answered once and then six times more, each time with another seed."""
+    """A question that is answered seven times, each time with another seed."""
     messages = [*_system(speech), _user(speech, 80)]
     for seed in range(7):
         yield Request(40, messages=messages, seed=seed)

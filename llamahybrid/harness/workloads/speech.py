@@ -1,4 +1,4 @@
-"""Words and message marks of any vocabulary, and text for any chat template; the same for the same seed."""
+"""Prompts made of any vocabulary's tokens, and text for chat templates; deterministic by seed."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _TEXT = (
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What prompts are made of; plain data, so that it can come from another process."""
+    """Tokens that prompts are made of, as plain data."""
 
     words: tuple[int, ...]
     """Ordinary tokens."""
     opening: int | None
-    """The control token that messages start with, as chat templates have it; None: there are not two."""
+    """Control token at the start of messages; None: the vocabulary has not two control tokens."""
     thinking: int | None
-    """The one that thinking starts with."""
+    """Control token at the start of thinking."""
 
     @classmethod
     def of(cls, llm: llama_cpp.Llama, most: int | None = None) -> Vocabulary:
-        """That of a model; `most`: so many words at most."""
+        """Return the vocabulary of a model, with at most `most` words."""
         vocab = llama_cpp.llama_model_get_vocab(llm.model)
         special = {llm.token_bos(), llm.token_eos(), llm.token_nl()}
         words: list[int] = []
@@ -56,8 +56,8 @@ class Vocabulary:
 class Speech:
     """Makes prompts out of the ordinary and the control tokens of a vocabulary.
 
-    A message is [mark, role, newline, words...], as chat templates have it; the mark is a control token, so
-    that message starts can be found. Thinking starts with a mark of its own.
+    A message is [mark, role, newline, words...] as in chat templates, with a control token as its mark.
+    Thinking starts with another mark.
     """
 
     scale: float = 1.0
@@ -71,8 +71,8 @@ class Speech:
     ) -> None:
         """Prepare the words of a vocabulary.
 
-        With `marked` False, and in a vocabulary without two marks (Llama 2's), ordinary tokens stand for the
-        marks, as in prompts made without a template. `scale` shortens all messages and answers.
+        With `marked` False, and in a vocabulary without two marks (Llama 2's), the marks are ordinary tokens,
+        as in prompts without a template. `scale` shortens all messages and answers.
         """
         self.scale = scale
         known = llm if isinstance(llm, Vocabulary) else Vocabulary.of(llm)
@@ -91,28 +91,28 @@ class Speech:
         return n if self.scale == 1.0 else max(1, round(n * self.scale))
 
     def words(self, n: int) -> list[int]:
-        """`n` ordinary tokens."""
+        """Return `n` ordinary tokens."""
         return self._random.choices(self._words, k=self.size(n))
 
     def message(self, n: int, role: str = "user") -> list[int]:
-        """A message of `n` tokens (at least 3) with its mark and role."""
+        """Return a message of `n` tokens (at least 3) with its mark and role."""
         head = self._roles[role]
         return head + self._random.choices(self._words, k=max(0, self.size(n) - len(head)))
 
     def reply(self, thinking: bool = False) -> list[int]:
-        """What a template puts last to make the model answer: 3 tokens, 5 if it is told to think."""
+        """Return the end of a template that makes the model answer: 3 tokens, 5 with thinking."""
         return [*self._reply, self._think, self._reply[-1]] if thinking else list(self._reply)
 
     def spoken(self, tokens: Sequence[int]) -> list[int]:
-        """The ordinary tokens among `tokens`: what is left of an answer once it was shown as text."""
+        """Return the ordinary tokens among `tokens`, as an answer sent back as text has them."""
         return [token for token in tokens if token in self._ordinary]
 
     def sentence(self, n: int) -> str:
-        """A text of `n` words."""
+        """Return a text of `n` words."""
         return " ".join(self._random.choices(_TEXT, k=self.size(n)))
 
 
 def _spelled(llm: llama_cpp.Llama, text: str) -> list[int]:
-    """The one token that spells `text`, or nothing if the vocabulary has no such token."""
+    """Return the token that spells `text`; empty: there is none."""
     tokens: list[int] = llm.tokenize(text.encode(), add_bos=False, special=True)
     return tokens if len(tokens) == 1 else []

@@ -20,7 +20,7 @@ class Workload:
     start: Callable[[Speech], Conversation]
     n_ctx: int = 4096
     measured_from: int = 1
-    """First request that counts: a cold first one is the same for everybody and would only dilute ratios."""
+    """Number of the first counted request: a cold first one is the same for all and would dilute ratios."""
     bound: float = 1.02
     """Oracle ratio that llamahybrid promises."""
     template: bool = False
@@ -28,14 +28,14 @@ class Workload:
     marked: bool = True
     """Messages start with control tokens, as chat templates have it."""
     clients: int = 1
-    """So many play it at once, each with words of its own; one after the other where a target takes one."""
+    """Number of clients at once, each with words of its own; in turn if the target takes one."""
 
 
 RAW_BOUND = 1.06
 
 
 def raw(workload: Workload) -> Workload:
-    """The same conversation in prompts that nothing in the vocabulary marks the messages of."""
+    """Return the same conversation without control tokens at the starts of messages."""
     name, bound = f"raw: {workload.name}", max(workload.bound, RAW_BOUND)
     return replace(workload, name=name, bound=bound, marked=False)
 
@@ -53,19 +53,21 @@ def exact_append(speech: Speech) -> Conversation:
         history += answer.tokens
 
 
-def thinking_stripped(speech: Speech) -> Conversation:
+def thinking_stripped(
+    speech: Speech, system: int = 200, turns: int = 8, answer: int = 100, thinking: int = 60
+) -> Conversation:
     """The first 60 tokens of each answer are thinking, and history goes back without them."""
-    history = speech.message(200, "system")
-    for _ in range(8):
+    history = speech.message(system, "system")
+    for _ in range(turns):
         history += speech.message(60)
-        answer = yield Request(100, history + speech.reply(thinking=True))
-        history += speech.reply() + speech.spoken(answer.tokens[speech.size(60) :])
+        said = yield Request(answer, history + speech.reply(thinking=True))
+        history += speech.reply() + speech.spoken(said.tokens[speech.size(thinking) :])
 
 
-def regenerate(speech: Speech) -> Conversation:
-    """One prompt, answered once and then six times more, each time with another seed."""
-    prompt = speech.message(200, "system") + speech.message(97) + speech.reply()
-    for seed in range(7):
+def regenerate(speech: Speech, system: int = 200, answers: int = 7) -> Conversation:
+    """A prompt that is answered seven times, each time with another seed."""
+    prompt = speech.message(system, "system") + speech.message(97) + speech.reply()
+    for seed in range(answers):
         yield Request(40, prompt, seed=seed)
 
 

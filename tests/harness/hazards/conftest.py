@@ -1,11 +1,11 @@
-"""Benches on tiny models; and the probes that the selected tests are about, run all of them in one go."""
+"""Tiny models under test, and the results of all selected probes."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -14,12 +14,13 @@ from llamahybrid.engine.bindings import stock
 from llamahybrid.harness.hazards import runner
 from llamahybrid.harness.hazards.catalogue import PROBES
 from llamahybrid.harness.hazards.context import Context
-from llamahybrid.harness.hazards.model import Bench, lib
-from tests.harness.hazards.verdicts import Results
+from llamahybrid.harness.hazards.model import ModelUnderTest, lib
+
+Results: TypeAlias = Mapping[tuple[str, object], runner.Result]
 
 
-class FreedBench(Bench):
-    """A bench whose contexts can be freed."""
+class FreedModel(ModelUnderTest):
+    """A model under test that can be freed with its contexts."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -38,12 +39,12 @@ class FreedBench(Bench):
 
 
 @pytest.fixture
-def bench(tiny_model: Callable[..., Path]) -> Iterator[Callable[[str], Bench]]:
-    """`bench(arch)`: a bench for a tiny model, gone after the test, as is its way with the library's log."""
-    made: list[FreedBench] = []
+def tested(tiny_model: Callable[..., Path]) -> Iterator[Callable[[str], ModelUnderTest]]:
+    """`tested(arch)`: a tiny model under test, freed after the test."""
+    made: list[FreedModel] = []
 
-    def make(arch: str) -> Bench:
-        made.append(FreedBench(str(tiny_model(arch))))
+    def make(arch: str) -> ModelUnderTest:
+        made.append(FreedModel(str(tiny_model(arch))))
         return made[-1]
 
     with quiet():
@@ -60,7 +61,7 @@ def stock_library() -> runner.Library:
 
 @pytest.fixture(scope="session")
 def results(request: pytest.FixtureRequest) -> Results:
-    """What each probe of the selected tests found, on every model that it knows, with this run's library."""
+    """Results of the selected tests' probes on all their models, with this run's library."""
     asked = {
         item.callspec.params["probe"].id
         for item in request.session.items

@@ -1,32 +1,29 @@
-"""The catalogue: every probe explains itself, says what is known of it, and which patch mends it."""
+"""The catalogue: each probe has a description, known verdicts, and the patches that fix it."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import pytest
 
 from llamahybrid.engine import sdist, series
-from llamahybrid.harness.hazards import catalogue
+from llamahybrid.harness.hazards import case, catalogue
+from llamahybrid.harness.hazards.case import GEMMA3, LLAMA, QWEN35, Model, on, probes_in
 from llamahybrid.harness.hazards.catalogue import PROBES, find
-from llamahybrid.harness.hazards.outcome import Outcome, Verdict
-from llamahybrid.harness.hazards.runner import Result
-from tests.harness.hazards.verdicts import surprise
+from llamahybrid.harness.hazards.outcome import Outcome, Verdict, wrong
 
 
-def test_every_probe_of_every_family_is_listed_once_and_explains_itself() -> None:
+def test_every_probe_is_listed_once_and_described() -> None:
     families = [value.PROBES for value in vars(catalogue).values() if hasattr(value, "PROBES")]
     assert sum(map(len, families)) == len({probe.id for probe in PROBES}) == len(PROBES)
     assert all(probe.title and probe.done and probe.site and probe.sound for probe in PROBES)
 
 
-def test_a_probe_is_found_by_its_id() -> None:
+def test_probe_is_found_by_its_id() -> None:
     assert [find(probe.id) for probe in PROBES] == list(PROBES)
     with pytest.raises(ValueError, match="no probe called nonsense; there are: rollback-one-batch, "):
         find("nonsense")
 
 
-def test_what_stock_does_wrong_names_its_patch_and_is_mended() -> None:
+def test_faults_of_stock_have_a_patch_that_fixes_them() -> None:
     numbers = set(series.sets(sdist.PIN.version))
     for probe in PROBES:
         assert set(probe.patches) <= numbers
@@ -39,7 +36,7 @@ def test_what_stock_does_wrong_names_its_patch_and_is_mended() -> None:
             assert probe.patches, probe.id
 
 
-def test_stock_is_far_from_sound() -> None:
+def test_catalogue_has_faults_for_each_patch() -> None:
     verdicts = [probe.stock for probe in PROBES]
     assert verdicts.count(Verdict.WRONG) >= 15
     assert verdicts.count(Verdict.DIED) >= 8
@@ -48,17 +45,36 @@ def test_stock_is_far_from_sound() -> None:
     }
 
 
-def test_another_verdict_or_detail_is_a_surprise() -> None:
-    """What the tests of the families rest on."""
-    for probe, model in [(each, model) for each in PROBES for model in each.known]:
-        mended, says = probe.mended(model)
-        good = Result(probe, model, Outcome(mended, says), 0.0)
-        assert surprise(good, patched=True) is None
-        for verdict in set(Verdict) - {mended}:
-            assert surprise(replace(good, outcome=Outcome(verdict, says)), patched=True)
-        assert surprise(replace(good, outcome=Outcome(mended, f"{says} 1")), patched=True)
-        for verdict in Verdict:
-            found = surprise(replace(good, outcome=Outcome(verdict, "SIGABRT")), patched=False)
-            assert (found is None) == (verdict is probe.known[model])
-        hung = Outcome(Verdict.DIED, "hung: killed after 240 s")
-        assert surprise(replace(good, outcome=hung), patched=False)
+def test_probe_is_made_of_a_function() -> None:
+    @case.probe(
+        "title",
+        site="x.cpp: f",
+        sound="refuses",
+        verdicts=(Verdict.DIED, Verdict.REFUSED),
+        says="no",
+        also=on(Verdict.WRONG, "jamba", LLAMA),
+        otherwise={LLAMA: (Verdict.EXACT, "yes")},
+    )
+    def do_this(tested: object) -> Outcome:
+        """Do this,
+        then that.
+        """
+        return wrong("")
+
+    made = do_this
+    assert (made.id, made.stock, made.patched) == ("do-this", Verdict.DIED, Verdict.REFUSED)
+    assert probes_in(locals()) == (made, made)
+    assert made.done == "Do this, then that."
+    assert made.known == {QWEN35: Verdict.DIED, Model("jamba"): Verdict.WRONG, LLAMA: Verdict.WRONG}
+    assert [made.mended(model) for model in (QWEN35, LLAMA)] == [
+        (Verdict.REFUSED, "no"),
+        (Verdict.EXACT, "yes"),
+    ]
+
+
+def test_model_name_has_its_sizes() -> None:
+    assert [model.name for model in (LLAMA, GEMMA3, Model("qwen35", embd=192))] == [
+        "llama",
+        "gemma3-window16",
+        "qwen35-embd192",
+    ]

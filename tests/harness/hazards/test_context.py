@@ -1,16 +1,58 @@
-"""One context: how it goes on, beside one that saw nothing else, and how a decode is stopped."""
+"""Contexts for probes: requirements on models, comparison with clean runs, stopped decodes, batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from llamahybrid.harness.hazards.context import ABORTED, PARTIAL, TWO
-from llamahybrid.harness.hazards.model import Bench
-from llamahybrid.harness.hazards.outcome import Gap
+import pytest
+
+from llamahybrid.harness.hazards.batches import batch_of_several
+from llamahybrid.harness.hazards.context import ABORTED, PARTIAL, TWO, Context, Item
+from llamahybrid.harness.hazards.model import ModelUnderTest
+from llamahybrid.harness.hazards.outcome import Gap, NotApplicable, Verdict
+from llamahybrid.harness.hazards.steps import stop
 
 
-def test_what_goes_on_is_compared_with_a_run_that_saw_nothing_else(bench: Callable[[str], Bench]) -> None:
-    model = bench("jamba")
+@pytest.mark.parametrize(
+    ("arch", "refused"),
+    [
+        ("qwen35", {"window", "other positions"}),
+        ("mamba", {"hybrid", "attention", "window", "planes", "M-RoPE"}),
+        ("llama", {"hybrid", "recurrent", "window", "planes", "M-RoPE"}),
+        ("gemma3", {"hybrid", "recurrent", "planes", "M-RoPE"}),
+        ("jamba", {"window", "planes", "M-RoPE"}),
+        ("qwen4exp", {"window", "other positions", "shared tokens"}),
+        ("bert", {"hybrid", "recurrent", "window", "planes", "M-RoPE", "memory"}),
+    ],
+)
+def test_requirement_that_a_model_lacks_is_not_applicable(
+    tested: Callable[[str], ModelUnderTest], arch: str, refused: set[str]
+) -> None:
+    model = tested(arch)
+    needs: dict[str, Callable[[], object]] = {
+        "hybrid": model.need_hybrid,
+        "recurrent": model.need_recurrent,
+        "attention": model.need_attention,
+        "window": model.need_window,
+        "M-RoPE": lambda: model.need_multi_rope(True),
+        "other positions": lambda: model.need_multi_rope(False),
+        "planes": lambda: model.with_planes(2),
+        "shared tokens": model.need_shared_tokens,
+        "memory": model.context,
+    }
+    found = set()
+    for name, need in needs.items():
+        try:
+            need()
+        except NotApplicable:
+            found.add(name)
+    assert found == refused
+
+
+def test_logits_are_compared_with_a_clean_run(
+    tested: Callable[[str], ModelUnderTest],
+) -> None:
+    model = tested("jamba")
     context = model.context().grown(8)
     found = context.goes_on(8)
     assert isinstance(found, Gap)
@@ -23,11 +65,11 @@ def test_what_goes_on_is_compared_with_a_run_that_saw_nothing_else(bench: Callab
     assert context.rm(0, -1, -1)
     found = context.goes_on_after_refusal(11)
     assert isinstance(found, Gap)
-    assert found.exact, "what was dropped is not missed"
+    assert found.exact, "the dropped state is not compared"
 
 
-def test_a_decode_stops_at_the_poll_that_is_named(bench: Callable[[str], Bench]) -> None:
-    context = bench("llama").context()
+def test_decode_stops_at_the_given_poll(tested: Callable[[str], ModelUnderTest]) -> None:
+    context = tested("llama").context()
     once = context.polls_of(lambda: context.feed(0, 8))
     assert once > 1
     assert context.stopped(1, lambda: context.feed(8, 16)) == ABORTED
@@ -36,8 +78,8 @@ def test_a_decode_stops_at_the_poll_that_is_named(bench: Callable[[str], Bench])
     assert context.stopped(once + 1, lambda: context.feed(end, end + 8)) == 0, "there is no such poll"
 
 
-def test_each_sequence_holds_the_text_of_its_number(bench: Callable[[str], Bench]) -> None:
-    context = bench("jamba").context(**TWO).filled({1: 6, 0: 8})
+def test_each_sequence_has_its_own_text(tested: Callable[[str], ModelUnderTest]) -> None:
+    context = tested("jamba").context(**TWO).filled({1: 6, 0: 8})
     assert context.last_of() == [7, 5]
     for seq, length in ((0, 8), (1, 6)):
         found = context.goes_on(length, seq, text=seq)
@@ -45,8 +87,8 @@ def test_each_sequence_holds_the_text_of_its_number(bench: Callable[[str], Bench
         assert found.exact
 
 
-def test_a_snapshot_is_gone_back_to(bench: Callable[[str], Bench]) -> None:
-    context = bench("jamba").context().grown(8)
+def test_snapshot_is_restored(tested: Callable[[str], ModelUnderTest]) -> None:
+    context = tested("jamba").context().grown(8)
     snapshot = context.save(flags=PARTIAL)
     assert context.feed(8, 12) == 0
     assert not context.rm(0, 8, -1), "a hybrid cannot forget"
@@ -57,10 +99,60 @@ def test_a_snapshot_is_gone_back_to(bench: Callable[[str], Bench]) -> None:
     assert found.exact
 
 
-def test_another_prompt_starts_over_or_says_why_not(bench: Callable[[str], Bench]) -> None:
-    context = bench("jamba").context().grown(8)
-    assert context.starts_over(8, text=1) == -1, "the old prompt is still there"
-    assert context.rm(0, -1, -1)
-    found = context.starts_over(8, text=1)
-    assert isinstance(found, Gap)
-    assert found.exact
+def test_decode_that_was_not_stopped_is_an_error(
+    tested: Callable[[str], ModelUnderTest],
+) -> None:
+    context = tested("llama").context()
+    polls = context.polls_of(lambda: context.feed(0, 8))
+    stop(context, polls, 0.5, lambda: context.feed(8, 16))
+    end = context.last() + 1
+    with pytest.raises(RuntimeError, match="the decode was not stopped: it returned 0"):
+        stop(context, polls, 2.0, lambda: context.feed(end, end + 8))
+
+
+def _decoding(patch: pytest.MonkeyPatch, shared: Callable[[Callable[..., int], list[Item]], int]) -> None:
+    """Let `shared` decode batches of several sequences."""
+    native = Context.decode
+
+    def decode(context: Context, items: Iterable[Item]) -> int:
+        rows = list(items)
+        if len({seqs for _, _, seqs in rows}) == 1:
+            return native(context, rows)
+        return shared(lambda rows: native(context, rows), rows)
+
+    patch.setattr(Context, "decode", decode)
+
+
+def test_last_two_of_three_sequences_are_decoded_together_twice(
+    tested: Callable[[str], ModelUnderTest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches: list[list[Item]] = []
+
+    def noted(native: Callable[..., int], rows: list[Item]) -> int:
+        batches.append(rows)
+        return native(rows)
+
+    _decoding(monkeypatch, noted)
+    llama = tested("llama")
+    assert batch_of_several.run(llama).verdict is Verdict.EXACT
+    assert batches == [[(llama.token(at, seq), at, (seq,)) for seq in (1, 2)] for at in (12, 13)]
+
+
+@pytest.mark.parametrize("arch", ["llama", "jamba"])
+def test_mixed_up_sequences_are_wrong(
+    tested: Callable[[str], ModelUnderTest], monkeypatch: pytest.MonkeyPatch, arch: str
+) -> None:
+    def swapped(native: Callable[..., int], rows: list[Item]) -> int:
+        (one, at, first), (two, _, second) = rows
+        return native([(two, at, first), (one, at, second)])
+
+    _decoding(monkeypatch, swapped)
+    assert batch_of_several.run(tested(arch)).verdict is Verdict.WRONG
+
+
+def test_batch_that_fails_is_an_error(
+    tested: Callable[[str], ModelUnderTest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _decoding(monkeypatch, lambda native, rows: 1)
+    with pytest.raises(RuntimeError, match="llama_decode returned 1 for a batch of 2 sequences"):
+        batch_of_several.run(tested("llama"))

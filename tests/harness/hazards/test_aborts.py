@@ -1,8 +1,0 @@
-"""Decodes that are stopped: what the engine of this run keeps of them."""
-
-from __future__ import annotations
-
-from llamahybrid.harness.hazards.aborts import PROBES
-from tests.harness.hazards.verdicts import known_of
-
-test_it_does_what_is_known_of_it = known_of(PROBES)

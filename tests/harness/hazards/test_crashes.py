@@ -1,8 +1,0 @@
-"""Arguments and blobs that end a process: whether they end it with the engine of this run."""
-
-from __future__ import annotations
-
-from llamahybrid.harness.hazards.crashes import PROBES
-from tests.harness.hazards.verdicts import known_of
-
-test_it_does_what_is_known_of_it = known_of(PROBES)

@@ -1,0 +1,68 @@
+"""Each probe on each of its models: the known verdict of the engine of this run.
+
+Stock is compared by verdict; the patched build (`LLAMAHYBRID_TEST_LIB`, as in tests/patches) by the exact
+detail, too: positions, return values and statuses. A library that lacks a patch must give another outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import pytest
+
+from llamahybrid.harness.hazards.case import Probe
+from llamahybrid.harness.hazards.catalogue import PROBES
+from llamahybrid.harness.hazards.outcome import Outcome, Verdict
+from llamahybrid.harness.hazards.runner import Result
+from tests.harness.hazards.conftest import Results
+from tests.lab import patched_library
+from tests.lab.patched_library import marks
+
+PATCHED = bool(patched_library.PATCHED)
+
+
+def surprise(result: Result, patched: bool) -> str | None:
+    """Describe an outcome other than the known one; None: it is the known one."""
+    probe, outcome = result.probe, result.outcome
+    if outcome.verdict is Verdict.DIED and not outcome.detail.startswith(("SIGABRT", "SIGSEGV")):
+        return f"an end of another kind: {outcome.detail}"
+    known = probe.mended(result.model) if patched else (probe.known[result.model], outcome.detail)
+    found = outcome.verdict, outcome.detail
+    return None if found == known else f"{found}, known is {known}"
+
+
+def _marks(probe: Probe) -> Collection[pytest.MarkDecorator]:
+    """On stock only the full suite runs it: our changes do not alter stock."""
+    if PATCHED:
+        return [pytest.mark.patched, *marks(probe.patches)]
+    return [pytest.mark.patched, pytest.mark.full]
+
+
+@pytest.mark.xdist_group("hazards")  # one worker runs all probes, at the first of these tests
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("probe", "model"),
+    [
+        pytest.param(probe, model, id=f"{probe.id}-{model.name}", marks=_marks(probe))
+        for probe in PROBES
+        for model in probe.known
+    ],
+)
+def test_probe_has_its_known_outcome(results: Results, probe: Probe, model: object) -> None:
+    assert surprise(results[probe.id, model], PATCHED) is None
+
+
+def test_another_verdict_or_detail_is_a_surprise() -> None:
+    for probe, model in [(each, model) for each in PROBES for model in each.known]:
+        mended, says = probe.mended(model)
+        good = Result(probe, model, Outcome(mended, says), 0.0)
+        assert surprise(good, patched=True) is None
+        for verdict in set(Verdict) - {mended}:
+            assert surprise(replace(good, outcome=Outcome(verdict, says)), patched=True)
+        assert surprise(replace(good, outcome=Outcome(mended, f"{says} 1")), patched=True)
+        for verdict in Verdict:
+            found = surprise(replace(good, outcome=Outcome(verdict, "SIGABRT")), patched=False)
+            assert (found is None) == (verdict is probe.known[model])
+        hung = Outcome(Verdict.DIED, "hung: killed after 240 s")
+        assert surprise(replace(good, outcome=hung), patched=False)

@@ -1,8 +1,0 @@
-"""Restores that go wrong: what the engine of this run leaves behind."""
-
-from __future__ import annotations
-
-from llamahybrid.harness.hazards.state_blobs import PROBES
-from tests.harness.hazards.verdicts import known_of
-
-test_it_does_what_is_known_of_it = known_of(PROBES)
