@@ -293,6 +293,13 @@ def _both(llm: Llama, fake: FakeEngine, prompt: list[int], tokens: int) -> list[
 class Noting(PromptCache):
     """Notes where checkpoints are admitted, behind how many live tokens."""
 
-    def admit(self, view, position, snapshot, logits=None):  # type: ignore[no-untyped-def]
-        self.places = [*getattr(self, "places", []), (len(view.tokens), position)]
-        return super().admit(view, position, snapshot, logits)
+    def __init__(self, ram_bytes: int) -> None:
+        super().__init__(ram_bytes)
+        self.places: list[tuple[int, int]] = []
+        admit = self.admit
+
+        def noting(view: Any, position: int, *rest: Any) -> bool:
+            self.places.append((len(view.tokens), position))
+            return admit(view, position, *rest)
+
+        self.admit = noting
