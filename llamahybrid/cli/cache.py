@@ -34,11 +34,7 @@ NAME_LETTERS = 8
 
 
 @cache.command("list")
-def list_(
-    folder: Folder = None,
-    records: Annotated[bool, typer.Option(help="every record, not conversations")] = False,
-    preview: Preview = None,
-) -> None:
+def list_(folder: Folder = None, preview: Preview = None) -> None:
     """List conversations with tokens, checkpoints, bytes and age, the newest last.
 
     A column has the digests of the requests' salts, if there are any.
@@ -47,34 +43,30 @@ def list_(
     from rich.markup import escape
     from rich.table import Table
 
-    from llamahybrid.cli.cache_folder import CacheFolder, Found, age, conversations
+    from llamahybrid.cli.cache_folder import CacheFolder, age, conversations
 
     stored = CacheFolder(folder)
     spell = _speller(preview) if preview else None
     found = stored.found()
-    rows: list[list[Found]] = [[one] for one in found] if records else conversations(found)
     table = Table("model", title=escape(str(stored.rows.folder.parent)))
     salted = any(one.salt for one in found)
     if salted:
         table.add_column("salt", no_wrap=True)
-    for name in ("tokens", "checkpoints" if not records else "state", "MiB", "age"):
+    for name in ("tokens", "checkpoints", "MiB", "age"):
         table.add_column(name, justify="right", no_wrap=True)
     if spell:
         table.add_column("text", overflow="ellipsis", no_wrap=True, max_width=PREVIEW_WIDTH)
-    for row in sorted(rows, key=lambda row: max(one.item.written for one in row)):
-        deepest = max(row, key=lambda one: one.item.end)
-        states = sum(one.item.is_checkpoint for one in row)
-        item = deepest.item
-        what = item.why.name.lower() if item.is_checkpoint else f"[{item.start:,}, {item.end:,})"
-        cells = [
+    for group in sorted(conversations(found), key=lambda group: max(one.item.written for one in group)):
+        deepest = max(group, key=lambda one: one.item.end)
+        table.add_row(
             deepest.model[:NAME_LETTERS],
             *([escape(deepest.salt)] if salted else []),
-            f"{item.end:,}",
-            what if records else str(states),
-            f"{sum(one.item.nbytes for one in row) / 2**20:.1f}",
-            age(max(one.item.written for one in row)),
-        ]
-        table.add_row(*cells, *([escape(spell(deepest.tokens))] if spell else []))
+            f"{deepest.item.end:,}",
+            str(sum(one.item.is_checkpoint for one in group)),
+            f"{sum(one.item.nbytes for one in group) / 2**20:.1f}",
+            age(max(one.item.written for one in group)),
+            *([escape(spell(deepest.tokens))] if spell else []),
+        )
     console = Console()
     console.print(table)
     console.print(f"{len(found)} records, {stored.nbytes / 2**20:,.1f} MiB{stored.troubles()}")
