@@ -36,7 +36,7 @@ HANDED_OUT = (RequestReport, PromptProgress, RequestHandle, CacheStats)
 FOR_USERS = {
     llamahybrid.PromptCache: ("ram_bytes", "pin", "unpin", "forget", "clear", "flush", "close", "stats"),
     RequestHandle: ("cancel", "reports"),
-    llamahybrid.ModelDraft: ("__call__",),
+    llamahybrid.ModelDraft: (),
 }
 """Members of a class for its users; the others are for the models that use the class."""
 
@@ -47,8 +47,8 @@ AS_UPSTREAM = {"__call__", "cache", "context_params", "detokenize", "draft_model
 AS_UPSTREAM |= {"n_ctx", "n_tokens", "reset", "sample", "scores"}
 """Members of `Llama` that upstream's documentation describes."""
 
-INTERNAL_ERRORS = {"FolderRefused", "RecordError", "RecordGone"}
-"""Errors that end as a miss or a warning."""
+INTERNAL_ERRORS = {"FolderRefused", "RecordError", "RecordGone", "ReportError", "TargetError", "UnknownArchitecture"}
+"""Errors that end as a miss, a warning, or a message of the command line."""
 
 HEAD = """\
 # The public names
