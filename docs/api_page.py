@@ -30,6 +30,9 @@ from llamahybrid.prompt_cache import CacheStats
 
 PAGE = Path(__file__).parent / "reference" / "api.md"
 
+DIAGNOSTICS = {"last", "plan_seconds", "restore_seconds", "unreached"}
+"""Fields of reports for the package itself and its tests."""
+
 HANDED_OUT = (RequestReport, PromptProgress, RequestHandle, CacheStats)
 """Classes that users get and do not make."""
 
@@ -43,11 +46,12 @@ FOR_USERS = {
 SEAMS = {"drafts", "embeds", "evaluation", "requests", "runner"}
 """Members of `Llama` for the package itself and its tests."""
 
-AS_UPSTREAM = {"__call__", "cache", "context_params", "detokenize", "draft_model", "input_ids", "model_params"}
-AS_UPSTREAM |= {"n_ctx", "n_tokens", "reset", "sample", "scores"}
+AS_UPSTREAM = {"__call__", "cache", "context_params", "detokenize", "draft_model", "input_ids"}
+AS_UPSTREAM |= {"model_params", "n_ctx", "n_tokens", "reset", "sample", "scores"}
 """Members of `Llama` that upstream's documentation describes."""
 
-INTERNAL_ERRORS = {"FolderRefused", "RecordError", "RecordGone", "ReportError", "TargetError", "UnknownArchitecture"}
+INTERNAL_ERRORS = {"FolderRefused", "RecordError", "RecordGone"}
+INTERNAL_ERRORS |= {"ReportError", "TargetError", "UnknownArchitecture"}
 """Errors that end as a miss, a warning, or a message of the command line."""
 
 HEAD = """\
@@ -184,7 +188,8 @@ def _fields(owner: type) -> list[str]:
     if not is_dataclass(owner):
         return []
     texts = described_fields(owner)
-    return ["\n".join(f"- `{f.name}`: {' '.join(texts[f.name].split())}" for f in fields(owner)) + "\n"]
+    shown = [f.name for f in fields(owner) if f.name not in DIAGNOSTICS]
+    return ["\n".join(f"- `{name}`: {' '.join(texts[name].split())}" for name in shown) + "\n"]
 
 
 def _call(name: str, thing: Any) -> str:
