@@ -71,7 +71,7 @@ def ratios(workloads: Iterable[Workload], policies: Sequence[Policy], longer: in
 
 
 class Curve:
-    """One family of workloads over all budgets."""
+    """Play a family of workloads under all budgets."""
 
     def __init__(
         self, name: str, workloads: Sequence[Workload], longer: int = 1, together: bool = False

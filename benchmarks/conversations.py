@@ -26,7 +26,7 @@ REPLY = 4, 16
 
 
 class Words(Protocol):
-    """Whatever makes random words."""
+    """A source of random words."""
 
     def words(self, n: int) -> list[int]:
         """`n` ordinary tokens."""
@@ -57,7 +57,7 @@ class Dice:
         return self._random.random() < share
 
     def one_of(self, n: int) -> int:
-        """One of range(n)."""
+        """Return a number of range(n)."""
         return self._random.randrange(n)
 
     def prompt(self) -> int:
@@ -65,12 +65,12 @@ class Dice:
         return self.log(PROMPT[0], self._longest)
 
     def distance(self, length: int) -> int:
-        """How far before the end of a prompt of `length` tokens histories part."""
+        """Return the distance between the parting of histories and the end of a prompt of `length` tokens."""
         return self.log(DISTANCE[0], min(DISTANCE[1], length - DISTANCE[0]))
 
 
 def questions(dice: Dice, speech: Words) -> Conversation:
-    """One text, asked something else each time: a system prompt with many users, or a document."""
+    """A text with another question each time: a system prompt of many users, or a document."""
     length = dice.prompt()
     asked = dice.distance(length)
     text = speech.words(length - asked)
@@ -138,7 +138,7 @@ SHAPES: tuple[Callable[[Dice, Words], Conversation], ...] = (questions, few_shot
 
 @dataclass(frozen=True)
 class Draw:
-    """One conversation of the distribution; the same for the same seed."""
+    """A conversation of the distribution; the same for the same seed."""
 
     seed: int
     longest: int = PROMPT[1]

@@ -1,4 +1,4 @@
-"""What keeping checkpoints costs where nothing can be reused: ratios to stock, measured in one run.
+"""Cost of checkpoints where nothing can be reused: ratios to stock, measured in one run.
 
 A Qwen3.5-architecture model of about 100M parameters; stock and ours take turns, and the ratio is the median
 over the rounds, because a machine's speed may change by a fifth between one round and the next.

@@ -37,7 +37,7 @@ ENGINE = "stock" if loaded_from() == stock() else "patched"
 
 @dataclass(frozen=True)
 class Cell:
-    """One workload on one model."""
+    """A workload on a model."""
 
     workload: str
     arch: str

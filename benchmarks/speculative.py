@@ -1,4 +1,4 @@
-"""What drafts do to the time of an answer: ratios to no drafts, measured in one run.
+"""Time of an answer with drafts: ratios to no drafts, measured in one run.
 
 A Qwen3.5-architecture model of about 100M parameters; the answer is prescribed, for the weights are random.
 Once it quotes a document of the prompt with a word changed here and there, as an edit of code does, and once
@@ -40,7 +40,7 @@ Clock = Callable[[], float]
 
 DOCUMENT = 600
 KEPT = 25
-"""Every so many words of the quotation one is changed."""
+"""Distance of changed words in the quotation."""
 GUESSES = 10
 
 

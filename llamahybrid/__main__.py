@@ -1,7 +1,7 @@
 """The command `llamahybrid`, and `python -m llamahybrid`.
 
-`run` goes before the command line's own library is there: what the program raises, a KeyboardInterrupt, say,
-ends as it would under Python, and nothing is on the stack or in `sys.excepthook` that was not its own.
+`run` bypasses the command line's library, so that exceptions of the program, KeyboardInterrupt among them,
+are handled as under plain Python, with its own stack and `sys.excepthook`.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ def main() -> None:
     print_anything()
     try:
         app()
-    except EngineError as error:  # of LLAMAHYBRID_ENGINE, say, in whichever command imports llama_cpp
+    except EngineError as error:  # invalid LLAMAHYBRID_ENGINE, in any command that imports llama_cpp
         sys.exit(f"error: {error}")
     except (ImportError, OSError, RuntimeError) as error:
         if _of_llama_cpp(error):
             sys.exit(f"error: llama_cpp cannot be imported: {error}; see `llamahybrid engine doctor`")
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            sys.exit(f"error: {error}")  # of what standard output goes to
+            sys.exit(f"error: {error}")  # the disk of a redirected standard output
         raise
 
 
 def _of_llama_cpp(error: Exception) -> bool:
-    """It is not there, has no library, or is another package of that name."""
+    """Tell whether the import of llama_cpp failed: missing, without a library, or another package."""
     if isinstance(error, ImportError) and (error.name or "").partition(".")[0] == "llama_cpp":
         return True
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]

@@ -1,6 +1,6 @@
 """Assertions on reports of the harness, for regression tests; the pytest plugin's fixtures make the reports.
 
-What cannot be told fails, and the message says so: an assertion that holds while nothing is known is none.
+Missing information fails an assertion, with a message: no assertion passes without data.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Processes that are started for a while: what they import, and that nothing of them stays behind."""
+"""Child processes: their import path, and their end together with the parent."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ runpy.run_module({!r}, run_name="__main__")
 
 
 def python(module: str) -> tuple[str, ...]:
-    """A command that runs a module as `python -m` does, but that the working folder comes last in `sys.path`.
+    """A command like `python -m MODULE`, with the working folder last in `sys.path`.
 
-    Where it comes first, a checkout of llama-cpp-python has its own `llama_cpp` taken, which is not built.
+    First, as with `python -m`, a checkout of llama-cpp-python would shadow the installed package.
     """
     return sys.executable, "-c", _RUN.format(module)
 
 
 @contextmanager
 def ended_in_order() -> Iterator[None]:
-    """Meanwhile SIGTERM and SIGHUP end this process as Ctrl-C does: children and temporary files go with it.
+    """Raise SystemExit on SIGTERM and SIGHUP in the body, to clean up children and temporary files.
 
-    For main threads; a signal that is ignored, as under nohup, stays so.
+    Has no effect outside of the main thread. Ignored signals, as under nohup, stay ignored.
     """
 
     def end(number: int, frame: FrameType | None) -> None:

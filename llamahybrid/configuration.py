@@ -12,6 +12,7 @@ import math
 import os
 import re
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -28,7 +29,7 @@ _UNITS = {"": 1, "b": 1} | {
 }
 _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]*)")
 _LEAST = 1 << 20
-"""A smaller size was meant in another unit."""
+"""Smaller sizes are refused: the unit is probably missing."""
 _OFF = ("off", "none", "no", "false")
 _ON = ("on", "yes", "true")
 
@@ -39,7 +40,7 @@ class Disk:
 
     folder: Path
     n_bytes: int | None = None
-    """The budget; None: a quarter of what is free, at most 32 GiB."""
+    """The budget; None: a quarter of the free space, at most 32 GiB."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Configuration:
 
 
 class _Keep:
-    """Stands for an argument that was not given."""
+    """The default of an argument that leaves a setting unchanged."""
 
     def __repr__(self) -> str:
         return "..."
@@ -83,7 +84,7 @@ def configure(
     1000); 0 or "off": no prompt cache.
     `disk`: a folder, "~/chats"; with a budget, "~/chats:20GiB"; a size alone or True: the folder `prompts`
     in the cache folder (`LLAMAHYBRID_CACHE_DIR`); 0, False or "off": no disk.
-    `parallel`: slots of a `Llama`. One slot, with a warning, if the model or its arguments do not allow
+    `parallel`: slots of a `Llama`; reduced to one, with a warning, if the model or its arguments do not allow
     several, or if the program gives a draft model.
     `stock_logprobs`: see `Llama`.
 
@@ -93,17 +94,12 @@ def configure(
     Raises ConfigurationError, with nothing changed, for a value that cannot be read.
     """
     global _configured
-    changes: dict[str, Any] = {}
-    if not isinstance(ram, _Keep):
-        changes["ram"] = None if ram is None else _size(ram, f"configure(ram={ram!r})")
-    if not isinstance(disk, _Keep):
-        changes["disk"] = None if disk is None else _disk(disk, f"configure(disk={disk!r})")
-    if not isinstance(parallel, _Keep):
-        said = f"configure(parallel={parallel!r})"
-        changes["parallel"] = None if parallel is None else _number(parallel, said)
-    if not isinstance(stock_logprobs, _Keep):
-        said = f"configure(stock_logprobs={stock_logprobs!r})"
-        changes["stock_logprobs"] = None if stock_logprobs is None else _switch(stock_logprobs, said)
+    given = {"ram": ram, "disk": disk, "parallel": parallel, "stock_logprobs": stock_logprobs}
+    changes = {
+        name: None if value is None else _PARSERS[name](value, f"configure({name}={value!r})")
+        for name, value in given.items()
+        if not isinstance(value, _Keep)
+    }
     with _lock:
         wanted = replace(_configured, **changes)
         found = _over_environment(wanted)
@@ -115,7 +111,7 @@ def current() -> Configuration:
     """Return the settings in effect: of `configure`, else of the environment.
 
     Raises:
-        ConfigurationError: a value in the environment means nothing.
+        ConfigurationError: a value in the environment is invalid.
     """
     return _over_environment(_configured)
 
@@ -154,7 +150,7 @@ def own_cache(*, on_disk: bool = False) -> PromptCache | bool:
 
 
 def _made(wanted: Configuration) -> PromptCache:
-    from llamahybrid.prompt_cache import PromptCache  # numpy is imported by those who need it
+    from llamahybrid.prompt_cache import PromptCache  # imports numpy
 
     place = wanted.disk if isinstance(wanted.disk, Disk) else None
     folder, n_bytes = (None, None) if place is None else (place.folder, place.n_bytes)
@@ -184,12 +180,12 @@ def cache_for(given: bool | PromptCache | None, reusing: bool = True) -> PromptC
     return shared if isinstance(shared, PromptCache) else PromptCache()
 
 
-def patience(given: bool | float | None) -> bool | float:
-    """Return `wait` of a `Llama`: True for ever, False not at all, else seconds; None: the default.
+def wait_timeout(given: bool | float | None) -> bool | float:
+    """Validate `wait` of a `Llama`: True: no limit, False: do not wait, else seconds; None: the default.
 
     Raises:
-        TypeError: that is no number.
-        ValueError: that is no time.
+        TypeError: not a number.
+        ValueError: negative, or not a number (NaN).
     """
     if given is None or isinstance(given, bool):
         return given is not False
@@ -212,20 +208,11 @@ def default_folder() -> Path:
 
 
 def _over_environment(configured: Configuration) -> Configuration:
-    found = configured
-    if found.ram is None and (text := _environment("RAM")):
-        found = replace(found, ram=_size(text, f"LLAMAHYBRID_RAM={text}"))
-    if found.disk is None and (text := _environment("DISK")):
-        found = replace(found, disk=_disk(text, f"LLAMAHYBRID_DISK={text}"))
-    if found.parallel is None and (text := _environment("PARALLEL")):
-        found = replace(found, parallel=_number(text, f"LLAMAHYBRID_PARALLEL={text}"))
-    if found.stock_logprobs is None and (text := _environment("STOCK_LOGPROBS")):
-        found = replace(found, stock_logprobs=_switch(text, f"LLAMAHYBRID_STOCK_LOGPROBS={text}"))
-    return found
-
-
-def _environment(name: str) -> str:
-    return os.environ.get(f"LLAMAHYBRID_{name}", "").strip()
+    for name, parse in _PARSERS.items():
+        text = os.environ.get(f"LLAMAHYBRID_{name.upper()}", "").strip()
+        if text and getattr(configured, name) is None:
+            configured = replace(configured, **{name: parse(text, f"LLAMAHYBRID_{name.upper()}={text}")})
+    return configured
 
 
 def _size(value: object, said: str) -> int:
@@ -243,12 +230,12 @@ def _size(value: object, said: str) -> int:
 
 
 def _bytes(text: str) -> int | None:
-    """A size in words; None: it is none."""
+    """Parse a size like "2GiB"; None: not a size."""
     match = _SIZE.fullmatch(text.strip().lower())
     if match is None or match[2] not in _UNITS:
         return None
     unit: int = _UNITS[match[2]]
-    return math.ceil(float(match[1]) * unit)  # "0.5" is less than a byte, and not none
+    return math.ceil(float(match[1]) * unit)  # "0.5" counts as one byte, not as "none"
 
 
 def _disk(value: object, said: str) -> Disk | bool:
@@ -272,7 +259,7 @@ def _disk(value: object, said: str) -> Disk | bool:
 
 
 def _folder(text: str, said: str) -> Disk:
-    """A folder, with its budget behind a colon."""
+    """Parse a folder, with an optional budget after a colon."""
     path, colon, size = text.rpartition(":")
     budget = None
     if colon and _bytes(size) is not None:
@@ -312,6 +299,15 @@ def _switch(value: object, said: str) -> bool:
     if word not in (*_ON, *_OFF, "0", "1"):
         raise ConfigurationError(f'{said}: give "on" or "off"')
     return word in (*_ON, "1")
+
+
+_PARSERS: dict[str, Callable[[object, str], Any]] = {
+    "ram": _size,
+    "disk": _disk,
+    "parallel": _number,
+    "stock_logprobs": _switch,
+}
+"""For each setting, a function of the value and of the text that introduces an error."""
 
 
 def _forked() -> None:

@@ -1,4 +1,4 @@
-"""Files that are whole or not there; results as files, without the user's home folder in them."""
+"""Write files atomically, and results without the user's home folder in them."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ except ImportError:  # Windows
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write plain data, `without_home`, in the file's place once all of it is there. Raises OSError."""
+    """Write plain data as JSON, `without_home`, atomically. Raises OSError."""
     text = json.dumps(without_home(data), indent=1) + "\n"
     if path.exists() and not path.is_file():  # /dev/stdout
         path.write_text(text, encoding="utf-8")
         return
     mask = os.umask(0)
     os.umask(mask)
-    write_whole(path.resolve(), text.encode("utf-8"), 0o666 & ~mask)  # a link stays one; it is no secret
+    write_whole(path.resolve(), text.encode("utf-8"), 0o666 & ~mask)  # links stay links
 
 
 def require_writable(*paths: Path | None) -> None:
-    """Raises OSError where a file cannot be written: better before a long run than after it."""
+    """Raise OSError for a file that cannot be written, before a long run instead of after it."""
     for path in paths:
         if path is None or (path.exists() and not (path.is_file() or path.is_dir())):  # /dev/stdout
             continue
@@ -44,7 +44,7 @@ def require_writable(*paths: Path | None) -> None:
 
 
 def without_home(data: Any) -> Any:
-    """Plain data with `~` for the user's home folder in every text: results are shown to others."""
+    """Replace the user's home folder by `~` in all texts of plain data."""
     home = str(Path.home())
     if len(home) < 2:
         return data
@@ -61,7 +61,7 @@ def without_home(data: Any) -> Any:
 
 
 def open_alone(path: Path) -> TextIO:
-    """A file to write to, with what is in it. Raises OSError, too, where another process has it so."""
+    """Open a file for writing without truncation, under a lock. Raises OSError, also if it is locked."""
     file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666), "w", encoding="utf-8")
     if fcntl is not None:
         try:
@@ -75,9 +75,9 @@ def open_alone(path: Path) -> TextIO:
 
 
 def distinct_names(paths: Sequence[Path]) -> list[str]:
-    """What to call files in a report: each by its name, with as much of its folders as tells them apart.
+    """Names of files in a report: the shortest ends of their paths that differ.
 
-    Raises ValueError for one that is there twice.
+    Raises ValueError for a file that is given twice.
     """
     whole = [path.absolute().parts for path in paths]
     for length in range(1, 1 + max(map(len, whole), default=0)):
@@ -91,14 +91,14 @@ def distinct_names(paths: Sequence[Path]) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """`text` without the control characters that XML cannot hold."""
+    """Replace control characters, which XML cannot hold, by spaces."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def write_whole(path: Path, data: bytes, mode: int | None = None) -> None:
-    """Write a file in the place of what is there: until all of it is written, that stays.
+    """Write a file atomically: the old content stays until the new one is complete.
 
-    Only its owner reads it, unless `mode` says otherwise. Raises OSError.
+    `mode`: None: readable by the owner alone. Raises OSError.
     """
     descriptor, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.")
     try:

@@ -18,7 +18,6 @@ from llama_cpp.llama_speculative import LlamaDraftModel
 from llama_cpp.llama_tokenizer import LlamaTokenizer
 
 from llamahybrid.capi.samplers import Samplers, WithSamplers
-from llamahybrid.capi.sampling import sampled, sampler_for
 from llamahybrid.client import json_schema
 from llamahybrid.client.answer import answer
 from llamahybrid.client.answer_text import AnswerText
@@ -32,7 +31,8 @@ from llamahybrid.client.handle import RequestHandle, made_with, takes_salt
 from llamahybrid.client.native_calls import GuardedModel, NativeCalls, held
 from llamahybrid.client.requests import Requests
 from llamahybrid.client.salt import digest, model_salt, text_of
-from llamahybrid.configuration import cache_for, current, patience
+from llamahybrid.client.sampling import sampled, sampler_for
+from llamahybrid.configuration import cache_for, current, wait_timeout
 from llamahybrid.core.assembly import ContextShape, Wish, assemble, filled_in, require_adapter, slots_for
 from llamahybrid.core.executor import Executor
 from llamahybrid.core.report import PromptProgress, RequestReport
@@ -100,7 +100,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         stock_logprobs: bool | None = None,
         **kwargs: Any,
     ) -> None:
-        self._cache_salt, wait = text_of(cache_salt), patience(wait)
+        self._cache_salt, wait = text_of(cache_salt), wait_timeout(wait)
         self.requests = Requests(self, wait)
         self._calls = NativeCalls()
         self.slots = Slots([])
@@ -445,7 +445,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     def __del__(self) -> None:
         # Not `close`: a garbage collection may come while this very thread holds the cache's lock.
-        # Without `_stack` upstream never saw it. What is being read goes with who reads it, a tokenizer say.
+        # Without `_stack` upstream's constructor failed early. A tokenizer may still use an open model.
         if hasattr(self, "_stack") and self._calls.end_unless_running():
             loop = self.requests.loop
             if loop is None or not loop.abandon(self._stack.close):

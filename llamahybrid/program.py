@@ -1,8 +1,8 @@
-"""`llamahybrid run`: a script or module that knows llama_cpp alone, with ours in its place (`install`).
+"""`llamahybrid run`: run a script or module written for llama_cpp with llamahybrid installed in its place.
 
-As `python PROGRAM` and `python -m MODULE` would run it: `sys.argv`, `sys.path[0]`, `__main__`, exit status.
-llama_cpp is not imported for it: a program may set `CUDA_VISIBLE_DEVICES` or `OMP_NUM_THREADS` first. What it
-starts as processes of their own is not changed, unless they are forked.
+`sys.argv`, `sys.path[0]`, `__main__` and the exit status are as with `python PROGRAM` and `python -m MODULE`.
+llama_cpp is not imported before the program, which may set `CUDA_VISIBLE_DEVICES` or `OMP_NUM_THREADS` first.
+Child processes are unchanged, unless they are forked.
 """
 
 from __future__ import annotations
@@ -23,17 +23,16 @@ from llamahybrid.engine.import_hook import Then, after_import
 from llamahybrid.errors import ConfigurationError
 
 _OURS = {"llamahybrid.llama": "Llama", "llamahybrid.installation": "install"}
-"""Modules that import llama_cpp, where the program imports them itself, and what they lack until then."""
+"""Our modules that import llama_cpp, each with the last name that it defines."""
 
 USAGE = "usage: llamahybrid run PROGRAM [ARGUMENT ...]\n       llamahybrid run -m MODULE [ARGUMENT ...]"
 
 
 def run(arguments: Sequence[str], then: Callable[[], None] | None = None) -> int:
-    """Run a program; 2 where there is none or the environment means nothing, 1 for a module or folder that
-    cannot be run, else 0.
+    """Run a program and return 0; 2 for invalid arguments or environment, 1 for a module that cannot be run.
 
-    `then` is called once llama_cpp is there and ours is in its place.
-    Whatever the program raises, SystemExit among it, comes through.
+    `then` is called once after llama_cpp was imported and `install` has run. Exceptions of the program,
+    SystemExit among them, propagate.
     """
     as_module = bool(arguments) and arguments[0].startswith("-m")
     if as_module:
@@ -55,7 +54,7 @@ def run(arguments: Sequence[str], then: Callable[[], None] | None = None) -> int
         after_import(module, once)
     if as_module:
         _set_first_path(os.getcwd())
-        sys.argv[:] = ["-m", *rest[1:]]  # what packages above it see while they are imported
+        sys.argv[:] = ["-m", *rest[1:]]  # during the import of parent packages, as with `python -m`
         if (spec := _found(name)) is None:
             return _failed(f"llamahybrid run: No module named {name}", 1)
         if spec.submodule_search_locations is not None and (spec := _found(f"{name}.__main__")) is None:
@@ -81,7 +80,7 @@ def _run_script(path: str) -> int:
         code = loader.get_code("__main__")
     else:
         with io.open_code(path) as file:  # not `get_code`, which would write a .pyc
-            # its own __future__ imports, without those of this file
+            # without this file's __future__ imports
             code = compile(file.read(), path, "exec", dont_inherit=True)
     assert code is not None, "it has a file"
     return _execute(code, __file__=path, __loader__=loader, __cached__=None)
@@ -97,9 +96,9 @@ def _run_found(spec: ModuleSpec, name: str) -> int:
 
 
 def _execute(code: CodeType, **names: Any) -> int:
-    """As `__main__`, which it stays to threads and to functions that are called at the end.
+    """Execute code as `__main__`, for threads and exit functions, too.
 
-    `runpy` would put the former one back, and into `sys.argv` what it was told as the path.
+    `runpy` would restore the previous `__main__` at the end, and change `sys.argv`.
     """
     main = ModuleType("__main__")
     main.__dict__.update(names, __builtins__=builtins)
@@ -109,7 +108,7 @@ def _execute(code: CodeType, **names: Any) -> int:
 
 
 def _installer(then: Callable[[], None] | None) -> Then:
-    """Installs, once: as soon as llama_cpp is there, and not half of ours, which imports it."""
+    """A function that calls `install` once, when no module of ours is half imported."""
     done = False
 
     def install_once(module: ModuleType) -> None:
@@ -128,9 +127,9 @@ def _installer(then: Callable[[], None] | None) -> Then:
 
 
 def _set_first_path(folder: str, always: bool = False) -> None:
-    """In place of what was put there for this process; under `python -P` there is nothing.
+    """Replace the first entry of `sys.path`, which is this command's; under `python -P` there is none.
 
-    `always`: a program in a folder or an archive has it there all the same.
+    `always`: for a program in a folder or an archive, insert under `python -P`, too.
     """
     if not getattr(sys.flags, "safe_path", False):
         sys.path[:1] = [folder]
@@ -139,12 +138,12 @@ def _set_first_path(folder: str, always: bool = False) -> None:
 
 
 def _found(name: str) -> ModuleSpec | None:
-    """A module's spec; imports the packages above it, as runpy does. Raises what they raise."""
+    """Find a module's spec, importing its parent packages, whose exceptions propagate."""
     try:
         return importlib.util.find_spec(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # something that a package above it wants
+            raise  # a dependency of a parent package is missing
         return None
 
 

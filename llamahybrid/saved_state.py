@@ -1,8 +1,8 @@
-"""Upstream's whole-state interfaces made safe: `save_state`, `load_state` and `set_cache`.
+"""Safe versions of upstream's whole-state interfaces: `save_state`, `load_state` and `set_cache`.
 
-A `LlamaState` we save carries what is needed to tell damage and foreign models, and the logits of its tip.
-One that upstream saved carries none of that: it is taken as upstream takes it, its bytes unchecked. It may be
-another model's, so that nothing that rests on it is sealed, or stored in the prompt cache.
+A `LlamaState` that we save has a seal: a checksum, the identity of its model, and the logits at its end. A
+state saved by upstream has none and is loaded unchecked, as upstream does. Its model is unknown, so states
+derived from it get no seal and are not stored in the prompt cache.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ SEAL = "llamahybrid"
 
 @dataclass(frozen=True)
 class StateSeal:
-    """What rides along with a `LlamaState`. Pickled, it says what it belongs to by content."""
+    """Metadata of a `LlamaState`. A pickled seal identifies the model by content."""
 
     fingerprint: bytes
     checksum: int
     """xxh3-64 of the native bytes, the ids and the logits."""
     tokens: Tokens
-    """Ids of the sequence, shape (n_tokens,); negative where content was decoded natively."""
+    """Ids of the sequence, shape (n_tokens,); negative for content that a chat handler decoded natively."""
     logits: Logits | None
     score_rows: int
-    """Rows of the state's `scores` that are those of its tokens."""
+    """Rows of the state's `scores` that belong to its tokens."""
     computation: Computation | None = field(default=None, compare=False, repr=False)
-    """What it was computed by, within this process."""
+    """Model and context that computed it; known within this process alone."""
     salt: bytes = field(default=b"", compare=False, repr=False)
-    """Digest of the salt of the requests that it was computed for, within this process."""
+    """Digest of the requests' salt; known within this process alone."""
 
     def __reduce__(self) -> tuple[type[StateSeal], tuple[Any, ...]]:
         name = self.fingerprint
@@ -53,7 +53,7 @@ class StateSeal:
         return StateSeal, (name, self.checksum, self.tokens, self.logits, self.score_rows)
 
     def belongs_to(self, live: LiveSequence) -> bool:
-        """The state was saved by what computes `live`, here or (as far as pickled) in another process."""
+        """Tell whether the state is of the same model and context as `live`, also from another process."""
         if self.fingerprint == live.fingerprint:
             return True
         if self.computation is not None or live.identity.computation is None:
@@ -81,7 +81,7 @@ def _checksum(native: bytes, tokens: Tokens, logits: Logits | None) -> int:
 
 
 def check_state(state: llama_cpp.LlamaState, live: LiveSequence) -> None:
-    """Raise SnapshotError for a sealed state that is damaged or of another model or context shape."""
+    """Raise SnapshotError for a sealed state that is damaged, or of another model or context shape."""
     if state.llama_state_size != len(state.llama_state):
         raise SnapshotError(f"state is truncated: {len(state.llama_state)} of {state.llama_state_size} bytes")
     if not 0 <= state.n_tokens <= min(live.capacity, len(state.input_ids)):
@@ -102,10 +102,9 @@ def check_state(state: llama_cpp.LlamaState, live: LiveSequence) -> None:
 
 
 def fit_scores(state: llama_cpp.LlamaState, rows: int) -> tuple[llama_cpp.LlamaState, int]:
-    """The state with as many rows of scores as upstream copies, and how many of them are its tokens'.
+    """Return the state with the rows of scores that upstream copies, and the number of rows of its tokens.
 
-    `rows`: those that there is room for. A context that keeps the logits of every token has more of them than
-    one that does not.
+    `rows`: rows of the context, which has more if it keeps the logits of every token.
     """
     seal: StateSeal | None = getattr(state, SEAL, None)
     have, wanted = len(state.scores), min(state.n_tokens, rows)
@@ -120,9 +119,9 @@ def fit_scores(state: llama_cpp.LlamaState, rows: int) -> tuple[llama_cpp.LlamaS
 
 
 def save(llm: Any, native_save: Callable[[], llama_cpp.LlamaState]) -> llama_cpp.LlamaState:
-    """What the calling thread has live, by upstream's `save_state`, sealed; while nobody else is in."""
+    """Save the calling thread's sequence with upstream's `save_state`, sealed; the context must be idle."""
     executor = llm.slots.all[0].executor
-    llm.requests.alone(Executor.bring)  # the end of an answer may come after another salt's request
+    llm.requests.alone(Executor.bring)  # a request of another salt may have run since
     state = native_save()
     if llm.offload.watch is not None:
         llm.offload.watch.check()
@@ -131,9 +130,9 @@ def save(llm: Any, native_save: Callable[[], llama_cpp.LlamaState]) -> llama_cpp
 
 
 def load(llm: Any, state: llama_cpp.LlamaState, native_load: Callable[[llama_cpp.LlamaState], None]) -> None:
-    """Make a saved state what is live, in place of all else; while nobody else is in.
+    """Load a saved state in place of all live sequences; the context must be idle.
 
-    Raises as `load_into`, where no cache of the user's can take the state back.
+    Raises as `load_into`, unless the state came from the user's own cache, which then takes it back.
     """
     executor = llm.slots.all[0].executor
     executor.runner.store_attention()
@@ -148,9 +147,9 @@ def load(llm: Any, state: llama_cpp.LlamaState, native_load: Callable[[llama_cpp
 def load_into(
     executor: Executor, state: llama_cpp.LlamaState, native_load: Callable[[llama_cpp.LlamaState], None]
 ) -> None:
-    """Make a saved state the current one, by upstream's `load_state`, and believe what memory bears out.
+    """Load a saved state with upstream's `load_state`, and adopt the tokens that memory confirms.
 
-    Raises as `check_state` (nothing changed), and RuntimeError when the library does not take it.
+    Raises as `check_state` (nothing changed), and RuntimeError if the library refuses the state.
     """
     runner, arrays = executor.runner, executor.view
     live = runner.live
@@ -180,15 +179,15 @@ def load_into(
 
 
 class UsefulStates(BaseLlamaCache):  # type: ignore[misc]
-    """A user's cache of whole states, whose states are loaded only where they save decoding here.
+    """A user's cache of whole states, which are loaded only if they save decoding.
 
-    Upstream loads the state with the longest common prefix even where it cannot be cut back to it, which
-    wipes live memory and then decodes everything (llama.py:1370). Like upstream it asks nothing of that cache
-    but items; one that names the key it would answer by, as `LlamaRAMCache` does, is asked that first.
+    Upstream loads the state with the longest common prefix even if the state cannot be cut back to it, which
+    clears live memory and then decodes everything (llama.py:1370). Like upstream, this class uses the cache's
+    items alone; upstream's own caches are asked for the key first.
     """
 
     def __init__(self, inner: Any, depth: Callable[[Tokens], int], cuttable: bool) -> None:
-        """`depth(prompt)`: tokens already at hand; `cuttable`: a loaded state can be cut anywhere."""
+        """`depth(prompt)`: tokens resumable without it; `cuttable`: a loaded state can be cut anywhere."""
         super().__init__(getattr(inner, "capacity_bytes", 0))
         self.inner = inner
         self._offered: tuple[Any, llama_cpp.LlamaState] | None = None
@@ -197,26 +196,26 @@ class UsefulStates(BaseLlamaCache):  # type: ignore[misc]
 
     @classmethod
     def of(cls, inner: Any, runner: Runner) -> UsefulStates:
-        """Those of a cache that save a context's decoding."""
+        """Wrap a cache for a context."""
         return cls(inner, runner.checkpoints.depth, not runner.live.profile.needs_checkpoints)
 
     @property
     def cache_size(self) -> int:
-        """Bytes in the user's cache; 0 where it does not say."""
+        """Bytes in the user's cache; 0: unknown."""
         return int(getattr(self.inner, "cache_size", 0))
 
     def __bool__(self) -> bool:
-        return bool(self.inner)  # upstream asks that of the user's
+        return bool(self.inner)  # as upstream tests the user's cache
 
     def __getitem__(self, key: Sequence[int]) -> llama_cpp.LlamaState:
-        """The state to load for a prompt. Raises KeyError where none would help."""
+        """The state to load for a prompt. Raises KeyError if none saves decoding."""
         prompt = np.asarray(key, dtype=np.int32)
         found = None
         if _names_keys(self.inner):
             found = self.inner._find_longest_prefix_key(tuple(key))
             if found is None:
                 raise KeyError("Key not found")
-            # A key names the answer's last token too, which was sampled but not decoded.
+            # A key includes the answer's last token, which was sampled but not decoded.
             self._require_gain(prompt, found, len(found) - 1)
         state = self.inner[key]
         if found is None:
@@ -225,21 +224,21 @@ class UsefulStates(BaseLlamaCache):  # type: ignore[misc]
         return state
 
     def _require_gain(self, prompt: Tokens, held: Any, n_decoded: int) -> None:
-        """Raise KeyError where a state that holds these tokens serves no more of a prompt than is at hand."""
+        """Raise KeyError if a state of these tokens serves no more of a prompt than live state does."""
         common = common_prefix(np.asarray(held, dtype=np.int32), prompt)
         serves = common if self._cuttable or common >= n_decoded else 0
         if serves <= self._depth(prompt):
             raise KeyError("live state and checkpoints already serve this prompt as well")
 
     def take_back(self, state: llama_cpp.LlamaState) -> bool:
-        """A state could not be loaded; True if it came from here: then that is a miss, and no error.
+        """Put a state that failed to load back; False if it did not come from this cache.
 
-        Another `Llama` with the same cache may have saved it, of another model or context.
+        The failure counts as a miss: another `Llama` with the same cache may have saved the state.
         """
         offered, self._offered = self._offered, None
         if offered is None or offered[1] is not state:
             return False
-        if isinstance(self.inner, LlamaDiskCache) and offered[0] is not None:  # it gives a state away
+        if isinstance(self.inner, LlamaDiskCache) and offered[0] is not None:  # it removes what it returns
             self.inner.cache[offered[0]] = state
         return True
 
@@ -252,7 +251,7 @@ class UsefulStates(BaseLlamaCache):  # type: ignore[misc]
 
 
 def _names_keys(cache: Any) -> bool:
-    """What a cache answers by can be told before it does: its items are found as upstream's caches do it."""
+    """Tell whether a cache finds items as upstream's caches do, by `_find_longest_prefix_key`."""
     kind = type(cache)
     return getattr(kind, "__getitem__", None) in _UPSTREAMS and hasattr(kind, "_find_longest_prefix_key")
 

@@ -1,6 +1,6 @@
-"""Signatures of methods that stand in for upstream's: what they hand on is in them, too.
+"""Signatures of methods that replace upstream's, with the keywords that they pass on.
 
-Editors show them, and programs that keep only the arguments that a function takes read them.
+Editors show them, and programs that filter arguments by signature read them.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def as_of(upstream: Callable[..., Any], *ours: Callable[..., Any]) -> Callable[[Method], Method]:
-    """To `inspect`, a method takes what `upstream` takes, and the keywords that it adds by name.
+    """Give a method the signature of `upstream`, extended by its own keyword-only arguments.
 
-    `ours`: methods that it hands keywords on to, which they add.
+    `ours`: methods that receive its keywords; their keyword-only arguments are added, too.
     """
 
     def shown(method: Method) -> Method:
@@ -31,7 +31,7 @@ def as_of(upstream: Callable[..., Any], *ours: Callable[..., Any]) -> Callable[[
 
 
 def _added(method: Any) -> Iterator[inspect.Parameter]:
-    """Keywords of a method, and of those that it is put around."""
+    """Keyword-only arguments of a method and of the methods that it wraps."""
     while method is not None:
         parameters = inspect.signature(method, follow_wrapped=False).parameters.values()
         yield from (p for p in parameters if p.kind is p.KEYWORD_ONLY)

@@ -1,9 +1,9 @@
-"""Every name of llama_cpp that llamahybrid leans on beyond its documented interface, and a look at each.
+"""The undocumented names of llama_cpp that llamahybrid uses, and a check of each.
 
-A drop-in lives inside another package: it overrides methods that others call, sets fields of structures and
-reads attributes with a leading underscore. ctypes takes an unknown field without a word, and an override that
-nobody calls any more says nothing either. So what each must look like stands here, `require` looks once when
-`llamahybrid.llama` is imported, and `llamahybrid engine doctor` prints what it found.
+A drop-in overrides methods that others call, sets fields of structures and reads attributes with a leading
+underscore. ctypes accepts an unknown field silently, and an override that upstream no longer calls is silent,
+too. `require` checks all names once when `llamahybrid.llama` is imported; `llamahybrid engine doctor` prints
+the differences.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from llamahybrid.errors import EngineError
 logger = logging.getLogger("llamahybrid")
 
 Look: TypeAlias = Callable[[Any], str]
-"""What is wrong with an object, in words that follow its name; empty: nothing."""
+"""Describes how an object differs, in words that follow its name; empty: it does not."""
 
 
 def takes(*first: str, named: tuple[str, ...] = ()) -> Look:
@@ -66,7 +66,7 @@ def has_fields(**kinds: Any) -> Look:
 
 
 def declared(arguments: int) -> Look:
-    """A function of libllama that llama_cpp declares with so many arguments."""
+    """A function of libllama that llama_cpp declares with this number of arguments."""
 
     def look(function: Any) -> str:
         if not hasattr(function, "errcheck"):
@@ -84,15 +84,15 @@ def is_a(kind: type) -> Look:
 
 @dataclass(frozen=True)
 class Need:
-    """One name, and what rests on it."""
+    """A name, and the feature that depends on it."""
 
     path: str
     """Module below llama_cpp, then the name: "llama:Llama.generate"."""
     look: Look
     feature: str
-    """What is off, or does less, where it is not so."""
+    """The feature that is off, or limited, without it."""
     vital: bool = False
-    """Answers could be wrong without it, or nothing works."""
+    """Without it answers could be wrong, or nothing works."""
 
 
 _u32, _i32, _bool = ctypes.c_uint32, ctypes.c_int32, ctypes.c_bool

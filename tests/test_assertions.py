@@ -69,7 +69,7 @@ def test_workload_that_did_not_run_does_not_pass(check: object) -> None:
         check(report(target("ours", workload(), left_out)))  # type: ignore[operator]
 
 
-def test_answers_must_be_those_of_a_fresh_context() -> None:
+def test_answers_other_than_a_fresh_contexts_fail() -> None:
     assert_same_answer(report())
     assert_same_answer(of(answer="tie"))
     with pytest.raises(AssertionError, match="chat 0, turn 1: the answer is not that"):

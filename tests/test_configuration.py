@@ -26,8 +26,8 @@ from llamahybrid.configuration import (
     current,
     default_folder,
     own_cache,
-    patience,
     shared_cache,
+    wait_timeout,
 )
 from tests.conftest import EMBEDDING_ALONE
 
@@ -289,15 +289,17 @@ def test_prompt_cache_must_be_one(open_model: Opener, given: Any) -> None:
 
 
 def test_wait_is_a_flag_or_seconds() -> None:
-    assert patience(None) is patience(True) is patience(float("inf")) is patience(10**12) is True
-    assert patience(False) is False
-    assert (patience(0), patience(2.5)) == (0, 2.5)
+    assert (
+        wait_timeout(None) is wait_timeout(True) is wait_timeout(float("inf")) is wait_timeout(10**12) is True
+    )
+    assert wait_timeout(False) is False
+    assert (wait_timeout(0), wait_timeout(2.5)) == (0, 2.5)
     for nonsense in ("x", "5", [1]):
         with pytest.raises(TypeError, match="wait="):
-            patience(nonsense)  # type: ignore[arg-type]
+            wait_timeout(nonsense)  # type: ignore[arg-type]
     for nonsense in (-1, float("nan")):
         with pytest.raises(ValueError, match="wait="):
-            patience(nonsense)
+            wait_timeout(nonsense)
 
 
 def test_default_disk_folder_follows_the_cache_folder(

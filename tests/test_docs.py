@@ -194,7 +194,7 @@ PRINTED = {
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_example_programs_print_what_was_reused(example: Path, tiny_model: TinyModel, tmp_path: Path) -> None:
+def test_example_programs_print_reused_tokens(example: Path, tiny_model: TinyModel, tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, example, tiny_model("qwen35")],
         cwd=tmp_path,

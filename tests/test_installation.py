@@ -359,14 +359,6 @@ def test_class_that_cannot_be_subclassed_stays_stock(
     assert "stays stock" in caplog.text
 
 
-def test_missing_model_is_the_same_error(caplog: pytest.LogCaptureFixture) -> None:
-    llamahybrid.install(n_parallel=2)
-    for cls in (BoundEarly, Counting):
-        with pytest.raises(ValueError, match="does not exist"):
-            cls("/nowhere/model.gguf", verbose=False)
-    gc.collect()
-
-
 def test_install_and_uninstall_while_threads_open_models(open_model: Opener, tiny_model: TinyModel) -> None:
     path, wrong = str(tiny_model("qwen35")), []
     expected = texts(open_model(cls=Stock))

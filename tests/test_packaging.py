@@ -1,4 +1,4 @@
-"""What is shipped: the package with its types and the patches; nothing of tests, laboratory or benchmarks.
+"""Contents of wheel and sdist: the package with its types and the patches; no tests, no benchmarks.
 
 setuptools is asked for its file lists in a copy of the checkout: no network, no engine, nothing compiled.
 """

@@ -1,4 +1,4 @@
-"""What editors and programs read of our methods' parameters."""
+"""Parameters of our methods as editors and programs read them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def parameters(thing: Any) -> dict[str, inspect.Parameter]:
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_a_method_shows_what_upstreams_takes_and_what_it_adds(name: str) -> None:
+def test_signatures_are_upstreams_and_our_keywords(name: str) -> None:
     theirs, ours = (parameters(getattr(cls, name)) for cls in (llama_cpp.Llama, Llama))
     assert theirs.items() <= ours.items()
     assert ours.keys() - theirs.keys() == OURS[name]
@@ -44,13 +44,13 @@ def test_a_method_shows_what_upstreams_takes_and_what_it_adds(name: str) -> None
     assert all(ours[added].kind is inspect.Parameter.KEYWORD_ONLY for added in OURS[name])
 
 
-def test_the_class_shows_what_its_constructor_takes() -> None:
+def test_the_class_has_the_signature_of_its_constructor() -> None:
     shown = parameters(Llama)
     assert {"model_path", "n_ctx", "draft_model", "n_parallel", "kwargs"} <= shown.keys()
     assert "self" not in shown
 
 
-def test_who_keeps_only_what_a_function_takes_keeps_what_was_meant(open_model: Callable[..., Any]) -> None:
+def test_arguments_filtered_by_signature_are_complete(open_model: Callable[..., Any]) -> None:
     wanted = {"n_ctx": 256, "prompt_cache": PromptCache(ram_bytes=1 << 20), "of_another_library": 1}
     llm = open_model(**{name: value for name, value in wanted.items() if name in parameters(Llama)})
     assert (llm.n_ctx(), llm.prompt_cache.ram_bytes) == (256, 1 << 20)
@@ -59,7 +59,7 @@ def test_who_keeps_only_what_a_function_takes_keeps_what_was_meant(open_model: C
     assert len(answer["choices"]) == 2
 
 
-def test_methods_that_are_put_around_others_add_to_them() -> None:
+def test_wrapping_methods_add_their_parameters() -> None:
     def upstream(self: object, a: int, b: int = 1, **more: Any) -> None: ...
 
     def inner(self: object, *args: Any, c: int = 2, **more: Any) -> None: ...

@@ -25,7 +25,7 @@ def logits(llm: llama_cpp.Llama, tokens: list[int]) -> npt.NDArray[np.float32]:
     return np.array(llm.scores[: len(tokens)])
 
 
-def test_the_loaded_library_makes_them_all() -> None:
+def test_the_loaded_library_makes_all_architectures() -> None:
     assert tiny.impossible() == {}
 
 

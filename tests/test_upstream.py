@@ -1,4 +1,4 @@
-"""A release of llama-cpp-python that changes what llamahybrid leans on is told, by name."""
+"""Changes of llama-cpp-python that break llamahybrid are named."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_function_of_the_library_with_other_arguments_is_told(
     assert str(found).startswith(f"{name} takes 1 arguments, expected {before}")
 
 
-def test_it_is_told_when_the_model_class_is_imported() -> None:
+def test_differences_are_told_when_the_model_class_is_imported() -> None:
     code = (
         "import llamahybrid, llama_cpp\n"
         "del llama_cpp.Llama._input_ids\n"
@@ -115,7 +115,7 @@ def test_it_is_told_when_the_model_class_is_imported() -> None:
     assert "Llama._input_ids is not there" in run.stdout
 
 
-def test_what_somebody_wraps_is_no_change_of_llama_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrapped_methods_are_no_change_of_llama_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
     generate = llama_cpp.Llama.generate
     monkeypatch.setattr(llama_cpp.Llama, "generate", lambda *args, **kwargs: generate(*args, **kwargs))
     assert upstream.differences() == []

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from llama_cpp import llama_cpp
 
 MOST_REPETITIONS = 2000
 """llama.cpp's MAX_REPETITION_THRESHOLD."""
@@ -16,6 +20,10 @@ MOST_ELEMENTS = 1_000_000
 """Characters and references of all rules, repetitions written out; 8 bytes each."""
 
 DEEPEST_GROUP = 200
+
+MOST_RULES = 4_000
+"""Most rules, and most groups. The library reads a grammar recursively: 20,000 groups, or a chain of 100,000
+rules, end the process."""
 
 _SPACE = re.compile(rb"(?:[ \t]|#[^\r\n]*)*")
 _SPACE_OR_LINES = re.compile(rb"(?:[ \t\r\n]|#[^\r\n]*)*")
@@ -28,7 +36,26 @@ _CHAR = re.compile(
 _TOKEN = re.compile(rb"!?<(?:\[([0-9]{1,9})\]|[^>]*)>")
 
 TokenCount = Callable[[bytes], int]
-"""How many tokens a text is, control tokens read as such."""
+"""Counts the tokens of a text, with control tokens recognized."""
+
+
+def require_grammar(vocab: Any, grammar: Any) -> None:
+    """Raise ValueError for a `LlamaGrammar` that the library cannot read.
+
+    The library returns NULL then, which upstream adds to its chain, and the next sample ends the process
+    (src/llama-sampler.cpp, llama_sampler_init_grammar; llama_cpp/_internals.py, LlamaSampler.add_grammar).
+    """
+    require_parsed(grammar._grammar, partial(_count, vocab))
+    text, root = grammar._grammar.encode("utf-8"), grammar._root.encode("utf-8")
+    sampler = llama_cpp.llama_sampler_init_grammar(vocab, text, root)
+    if not sampler:
+        raise ValueError("the grammar cannot be used: a rule begins with itself")
+    llama_cpp.llama_sampler_free(sampler)
+
+
+def _count(vocab: Any, text: bytes) -> int:
+    """Count the tokens of a text, with control tokens recognized."""
+    return abs(int(llama_cpp.llama_tokenize(vocab, text, len(text), None, 0, False, True)))
 
 
 def require_parsed(text: str, tokens: TokenCount) -> None:
@@ -47,6 +74,7 @@ class _Parser:
         self._tokens = tokens
         self._at = 0
         self._elements = 0
+        self._rules = self._groups = 0
         self._defined: set[bytes] = set()
         self._names: set[bytes] = {b""}
         self._generated = 0
@@ -66,6 +94,9 @@ class _Parser:
 
     def _rule(self) -> None:
         name = self._match(_NAME, "the name of a rule is missing")
+        self._rules += 1
+        if self._rules > MOST_RULES:
+            raise self._fault(f"the grammar has more than {MOST_RULES:,} rules")
         self._names.add(name)
         self._skip(lines=False)
         self._expect(b"::=")
@@ -117,6 +148,9 @@ class _Parser:
                 self._skip(lines=True)
                 before = len(self._names) + self._generated
                 self._generated += 1
+                self._groups += 1
+                if self._groups > MOST_RULES:
+                    raise self._fault(f"the grammar has more than {MOST_RULES:,} groups")
                 self._alternates(depth + 1)
                 rules = max(1, len(self._names) + self._generated - before)
                 self._expect(b")")

@@ -1,4 +1,4 @@
-"""`llamahybrid cache`: what lies in a folder of the disk tier; nothing here runs a model."""
+"""`llamahybrid cache`: list, show, verify and prune a cache folder, without running a model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MOST_SHOWN = 200
 PREVIEW_TOKENS = 60
 PREVIEW_WIDTH = 36
 NAME_LETTERS = 8
-"""Of a model's fingerprint."""
+"""Letters of a model's fingerprint."""
 
 
 @cache.command("list")
@@ -39,9 +39,9 @@ def list_(
     records: Annotated[bool, typer.Option(help="every record, not conversations")] = False,
     preview: Preview = None,
 ) -> None:
-    """Show what is stored: tokens, checkpoints, bytes and age, the newest last.
+    """List conversations with tokens, checkpoints, bytes and age, the newest last.
 
-    A column names the salts of requests, if there are any; the salt cannot be told from its name.
+    A column has the digests of the requests' salts, if there are any.
     """
     from rich.console import Console
     from rich.markup import escape
@@ -86,11 +86,10 @@ def show(
     preview: Preview = None,
     most: Annotated[int, typer.Option(min=1, help="branches to show")] = MOST_SHOWN,
 ) -> None:
-    """Show the records as a tree, in which a common beginning of conversations stands and counts once.
+    """Show the records as a tree, with the common prefixes of conversations once.
 
     Each checkpoint has its reason: tip, prompt, system, branch or rung (docs/guide/caching.md). The records
-    that go first when room is needed are marked, as far as the folder tells: a process that has it open
-    spares those that its requests use."""
+    to be evicted next are marked; a process that has the folder open spares those in use."""
     from rich.console import Console
     from rich.markup import escape
 
@@ -149,20 +148,18 @@ def verify(
 def prune(
     folder: Folder = None,
     max_mib: Annotated[
-        float | None, typer.Option(min=0, help="remove the longest unused until so much is left")
+        float | None, typer.Option(min=0, help="remove the least recently used until this much is left")
     ] = None,
-    older_than: Annotated[float | None, typer.Option(min=0, help="remove what is older, in days")] = None,
+    older_than: Annotated[float | None, typer.Option(min=0, help="remove older records, in days")] = None,
     model: Annotated[
-        str | None, typer.Option(help="remove what is of this model, as `list` names it")
+        str | None, typer.Option(help="remove records of this model, as `list` names it")
     ] = None,
-    salt: Annotated[
-        str | None, typer.Option(help="remove what requests of this salt stored, as `list` names it")
-    ] = None,
+    salt: Annotated[str | None, typer.Option(help="remove records of this salt, as `list` names it")] = None,
 ) -> None:
-    """Remove records by size, age, model, salt; with several, those that any of them names.
+    """Remove records that match any of the options.
 
-    By size the least recently used records go first. Damaged ones stay: `verify --remove` removes them.
-    Exit status 1 if something could not be removed.
+    By size the least recently used records go first. Damaged records stay: `verify --remove` removes them.
+    Exit status 1 if a record could not be removed.
     """
     from llamahybrid.cli.cache_folder import CacheFolder, Found
 
@@ -193,7 +190,7 @@ def prune(
 
 
 def _speller(model: Path) -> Callable[[Tokens], str]:
-    """The end of a token path as text."""
+    """A function that returns the end of a token path as text."""
     with errors_shown(ValueError, OSError, RuntimeError):
         import llama_cpp
 

@@ -1,4 +1,4 @@
-"""A folder of the disk tier as the commands look at it: what the disk refuses is said, and they go on."""
+"""The records of a cache folder for the commands, which report errors of the disk and continue."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Found:
 
     @property
     def name(self) -> str:
-        """What the commands call it."""
+        """The name in the commands' output."""
         return name_of(self.item.key)
 
     @property
@@ -46,19 +46,19 @@ class Found:
 
     @property
     def salt(self) -> str:
-        """What stands for the salt of its requests; empty without one."""
+        """The digest of its requests' salt; empty: none."""
         return self.namespace.partition("+")[2]
 
 
 class CacheFolder:
-    """The records in a folder. Looking at them is no use of them: what goes next stays what it was."""
+    """The records in a folder. Reading them does not count as use, so the order of eviction stays."""
 
     def __init__(self, folder: Path | None) -> None:
-        """`folder`: None for that of `chat --keep`. Says why and raises typer.Exit where there are none."""
+        """`folder`: None: that of `chat --keep`. Without records: print the reason and raise typer.Exit."""
         self.rows = _opened(default_folder() if folder is None else folder)
         self.store = BlockStore(self.rows)
         self.unread = 0
-        """Records that could not be read; they may be sound."""
+        """Records that could not be read now; they may be sound."""
         self.stuck = 0
         """Records that could not be removed."""
 
@@ -68,7 +68,7 @@ class CacheFolder:
         return self.rows.nbytes
 
     def found(self) -> list[Found]:
-        """All records, the longest unused first."""
+        """All records, least recently used first."""
         there = [
             Found(item, place, path.namespace, tokens_of(path.ids))
             for place, path in self.store.each()
@@ -78,13 +78,13 @@ class CacheFolder:
         return sorted((one for one in there if used[one.item.key]), key=lambda one: used[one.item.key])
 
     def lost(self, found: Sequence[Found]) -> list[bytes]:
-        """Keys of records to which no path leads."""
+        """Keys of records without a path."""
         known = {one.item.key for one in found}
         return [key for key in self.rows.records() if key not in known]
 
     def check(self, one: Found) -> RecordError | None:
-        """Read a whole record; how it is damaged, None for a sound one or one that cannot be read (said)."""
-        for attempt in range(2):  # only twice damaged is damaged: a bit may be read wrong
+        """Read a whole record and return its damage; None: sound, or unreadable now (printed and counted)."""
+        for attempt in range(2):  # a read error may be transient
             try:
                 header = self.rows.read(one.item.key).head.header
                 if header.digest != path_digest(one.namespace, one.tokens):
@@ -102,7 +102,7 @@ class CacheFolder:
         return None
 
     def remove(self, one: Found | bytes) -> bool:
-        """Remove a record; False if it stays."""
+        """Remove a record; False if the disk refuses."""
         try:
             if isinstance(one, bytes):
                 self.rows.remove(one)
@@ -115,23 +115,23 @@ class CacheFolder:
         return True
 
     def tidy(self) -> int:
-        """Remove nodes that lead nowhere, and files of killed processes; how many files there were."""
+        """Remove nodes without records, and files of killed processes; return the number of files."""
         sweep_nodes(self.store)
         return sum(self.rows.sweep(shard) for shard in range(SHARDS))
 
     def troubles(self) -> str:
-        """What could not be done, as the end of a line; empty for nothing."""
+        """The numbers of failures, to end a line with; empty: none."""
         counts = ((self.unread, "could not be read"), (self.stuck, "could not be removed"))
         return "".join(f", {count} {what}" for count, what in counts if count)
 
 
 def name_of(key: bytes) -> str:
-    """What the commands call a record: the beginning of its file's name."""
+    """The name of a record: the beginning of its file's name."""
     return key[1:].hex()
 
 
 def conversations(found: Sequence[Found]) -> list[list[Found]]:
-    """Records by the longest path they belong to, longest first; what several share counts for the first."""
+    """Group records by conversation, longest first; shared records belong to the first."""
     tree, ending = Tree(), dict[Node, list[Found]]()
     for one in found:
         tree.insert(one.namespace, one.tokens)
@@ -141,7 +141,7 @@ def conversations(found: Sequence[Found]) -> list[list[Found]]:
     for leaf in sorted(_leaves(tree), key=lambda leaf: -leaf.end):
         group: list[Found] = []
         for node in leaf.path():
-            if node in taken:  # and so is all above
+            if node in taken:  # and its ancestors, too
                 break
             taken.add(node)
             group += sorted(ending.get(node, ()), key=lambda one: -one.item.end)
@@ -150,7 +150,7 @@ def conversations(found: Sequence[Found]) -> list[list[Found]]:
 
 
 def age(written: float) -> str:
-    """How long ago that was, in one unit."""
+    """The age in its largest unit."""
     seconds = max(0, int(time.time() - written))
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
@@ -177,6 +177,6 @@ def _opened(folder: Path) -> DiskRows:
     except (FileNotFoundError, NotADirectoryError) as error:
         typer.echo(f"error: nothing is stored in {folder}", err=True)
         raise typer.Exit(1) from error
-    except (OSError, RuntimeError) as error:  # RuntimeError: ~ of somebody who has no home
+    except (OSError, RuntimeError) as error:  # RuntimeError: ~ of an unknown user
         typer.echo(f"error: {folder} cannot be used: {error}", err=True)
         raise typer.Exit(1) from error

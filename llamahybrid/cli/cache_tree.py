@@ -1,4 +1,4 @@
-"""An outline of a cache as trees in the terminal."""
+"""Print an outline of a cache as trees."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from llamahybrid.prompt_cache.nodes import tokens_of
 from llamahybrid.prompt_cache.outline import Branch, CacheOutline
 
 NAME_LETTERS = 8
-"""Of a model's fingerprint, as `list` shows it."""
+"""Letters of a model's fingerprint, as in `list`."""
 
 DEEPEST = 12
-"""What lies deeper stands below the branch at this depth: a terminal is only so wide."""
+"""Deeper branches are not indented further, for the terminal's width."""
 
 
 def trees(seen: CacheOutline, spell: Callable[[Tokens], str] | None = None) -> list[Tree]:
-    """A tree for each model and salt. `spell`: the text of tokens, cut to what fits into a line."""
+    """A tree for each model and salt. `spell`: returns the text of tokens, shortened to a line."""
     roots: dict[str, Tree] = {}
     made: list[tuple[Tree, int]] = []
     for branch in seen.branches:

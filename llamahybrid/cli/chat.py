@@ -1,4 +1,4 @@
-"""`llamahybrid chat MODEL`: a chat in the terminal that says after each turn what had to be decoded."""
+"""`llamahybrid chat MODEL`: a chat in the terminal; each turn ends with its cached and decoded tokens."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from types import FrameType, ModuleType
 
 from rich.console import Console
 
-from llamahybrid.cli.asking import Asking, Outcome
+from llamahybrid.cli.chat_requests import ChatRequests, Outcome
 from llamahybrid.cli.conversation import Conversation
-from llamahybrid.cli.dialogue import Dialogue, Do, Step
+from llamahybrid.cli.dialogue import ChatAction, Dialogue, Step
 from llamahybrid.cli.prompt_bar import PromptBar
 from llamahybrid.cli.signals import delivered
 from llamahybrid.core.report import RequestReport
@@ -24,17 +24,17 @@ from llamahybrid.llama import Llama
 readline: ModuleType | None
 try:
     import readline
-except ImportError:  # not on every system; input() then edits as the terminal does
+except ImportError:  # not on every system
     readline = None
 
 _THINK, _THINK_END = "<think>", "</think>"
 _CONTROLS = {c: "\N{REPLACEMENT CHARACTER}" for c in (*range(32), *range(127, 160)) if chr(c) not in "\n\t"}
 _CONTROLS[ord("\r")] = ""
-"""An answer must not steer the terminal."""
+"""Control characters of an answer, which must not control the terminal."""
 
 
 def turn_line(report: RequestReport) -> str:
-    """One line about a request."""
+    """A line about a request."""
     stopped = report.cancelled and not report.generated
     line = f"cached {report.cached} of {report.total}, "
     line += "stopped in the prompt" if stopped else f"decoded {report.left}"
@@ -48,7 +48,7 @@ def turn_line(report: RequestReport) -> str:
 
 
 def without_thinking(text: str) -> str | None:
-    """An answer as it is sent back with the history; None where its thinking never ended."""
+    """An answer as it is stored in the history; None if its thinking never ended."""
     _, end, said = text.rpartition(_THINK_END)
     if not end and text.lstrip().startswith(_THINK):
         return None
@@ -56,7 +56,7 @@ def without_thinking(text: str) -> str | None:
 
 
 class TerminalChat:
-    """A chat on standard input and output; where that is no terminal, each line is a message."""
+    """A chat on standard input and output; without a terminal each line is a message."""
 
     def __init__(
         self,
@@ -70,31 +70,32 @@ class TerminalChat:
         self._console = console
         self._max_tokens = max_tokens
         self._keep_thinking = keep_thinking
-        self._asking = Asking(llm)
+        self._bar = PromptBar(console)
+        self._requests = ChatRequests(llm, self._bar.show)
         self._reading = False
         self._hung_up = False
-        if readline is not None:  # what is pasted is one text then, and not a message for each line
+        if readline is not None:  # pasted text is one message, not one for each line
             readline.parse_and_bind("set enable-bracketed-paste on")
         for stream in (sys.stdin, sys.stdout):
-            if hasattr(stream, "reconfigure"):  # what is not in the terminal's encoding ends no chat
+            if hasattr(stream, "reconfigure"):  # characters outside of the terminal's encoding are replaced
                 stream.reconfigure(errors="replace")
 
     def run(self) -> None:
-        """Answer what is typed until `/quit` or the end of the input."""
-        with closing(self._asking), self._interrupts():
+        """Answer messages until `/quit` or the end of the input."""
+        with self._interrupts():
             try:
                 self._talk()
             except OSError:
-                if not self._hung_up:  # else there is no terminal to write to
+                if not self._hung_up:  # otherwise the terminal is gone
                     raise
 
     def _talk(self) -> None:
         self._tell(Step(notice="/help lists the commands"))
-        while (step := self._read()).do is not Do.QUIT:
+        while (step := self._read()).do is not ChatAction.QUIT:
             self._tell(step)
-            if step.do is Do.ANSWER:
+            if step.do is ChatAction.ANSWER:
                 self._answer()
-            elif step.do is Do.PREPARE:
+            elif step.do is ChatAction.PREPARE:
                 self._prepare()
         self._tell(step)
 
@@ -102,9 +103,9 @@ class TerminalChat:
 
     @contextmanager
     def _interrupts(self) -> Iterator[None]:
-        """Ctrl-C ends what runs; it is raised only where a line is read. SIGTERM and SIGHUP end the chat.
+        """Let Ctrl-C cancel the request, or raise at the prompt, and SIGTERM and SIGHUP end the chat.
 
-        A signal that is ignored, as SIGHUP is under nohup, stays so.
+        Ignored signals, as SIGHUP under nohup, stay ignored.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -113,7 +114,7 @@ class TerminalChat:
         for name in ("SIGTERM", "SIGHUP"):
             number = getattr(signal, name, None)
             if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
-                before[number] = signal.signal(number, self._told_to_end)
+                before[number] = signal.signal(number, self._hang_up)
         try:
             with delivered(lambda: self._hung_up):
                 yield
@@ -121,10 +122,10 @@ class TerminalChat:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _told_to_end(self, _: int, __: FrameType | None) -> None:
-        """As Ctrl-D, wherever the chat is."""
+    def _hang_up(self, _: int, __: FrameType | None) -> None:
+        """End the chat, as Ctrl-D does at the prompt."""
         self._hung_up = True
-        self._asking.stop()
+        self._requests.stop()
         if self._reading:
             self._reading = False
             raise EOFError
@@ -133,13 +134,13 @@ class TerminalChat:
         if self._reading:
             self._reading = False
             raise KeyboardInterrupt
-        self._asking.stop()
+        self._requests.stop()
 
     def _read(self) -> Step:
         typed: str | None = None
         try:
             self._reading = True
-            self._asking.rearm()  # from when the line is there, Ctrl-C is about what comes of it
+            self._requests.rearm()  # after this line Ctrl-C cancels the next request
             if not self._hung_up:
                 typed = self._typed()
             self._reading = False
@@ -168,20 +169,20 @@ class TerminalChat:
         finally:
             readline.set_startup_hook(None)
 
-    # -- requests and what is shown ----------------------------------------------------------------
+    # -- requests and output -------------------------------------------------------------------------
 
     def _answer(self) -> None:
-        """Stream the answer to the last message, keep it, and tell what was reused."""
+        """Stream the answer to the last message, store it, and report."""
         pieces: list[str] = []
-        with self._progress() as bar:
-            for piece in self._asking.answer(self.dialogue.conversation.messages, self._max_tokens):
-                bar.end()
+        with self._bar:
+            for piece in self._requests.answer(self.dialogue.conversation.messages, self._max_tokens):
+                self._bar.end()
                 pieces.append(piece)
                 self._console.out(piece.translate(_CONTROLS), end="", highlight=False)
-        outcome, text = self._asking.outcome, "".join(pieces)
+        outcome, text = self._requests.outcome, "".join(pieces)
         said = text if self._keep_thinking else without_thinking(text)
         if outcome.finish != "stop" and not said:
-            said = None  # nothing came, which is no answer
+            said = None  # cancelled before the first token
         self.dialogue.conversation.answered(said)
         if text:
             self._console.print()
@@ -189,17 +190,12 @@ class TerminalChat:
         if said is None:
             self._tell(Step(notice="not answered: /retry and /edit try again, a new message replaces it"))
 
-    def _progress(self) -> PromptBar:
-        bar = PromptBar(self._console)
-        self._asking.on_progress = bar.show
-        return bar
-
     def _prepare(self) -> None:
-        """Decode the history, and tell what of it was reused."""
-        with self._progress():
-            self._asking.prepare(self.dialogue.conversation.messages)
-        outcome = self._asking.outcome
-        if outcome.error is None:  # there are templates that take no chat which ends in an answer
+        """Decode the history, and report."""
+        with self._bar:
+            self._requests.prepare(self.dialogue.conversation.messages)
+        outcome = self._requests.outcome
+        if outcome.error is None:  # some templates refuse a chat that ends in an answer
             self._report(outcome)
 
     def _report(self, outcome: Outcome) -> None:

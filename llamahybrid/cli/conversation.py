@@ -1,4 +1,4 @@
-"""The messages of a chat: said, answered, taken back, and as JSON in a file."""
+"""The messages of a chat, and their JSON files."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from llamahybrid.files import write_whole
 Message = dict[str, str]
 
 LARGEST_FILE = 64 << 20
-"""Bytes of a file of messages; what is larger is something else."""
+"""Bytes of the largest file of messages that is read."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What the user said, and the answer; None: there is none yet."""
+    """A user's message and its answer; None: not answered."""
 
     said: str
     answer: str | None = None
@@ -25,14 +25,14 @@ class Turn:
 
 @dataclass
 class Conversation:
-    """A system prompt, and turns of which at most the last one has no answer."""
+    """A system prompt and turns; only the last turn may lack an answer."""
 
     system: str = ""
     turns: list[Turn] = field(default_factory=list)
 
     @property
     def messages(self) -> list[Message]:
-        """As `create_chat_completion` takes them."""
+        """Messages for `create_chat_completion`."""
         found = [{"role": "system", "content": self.system}] if self.system else []
         for turn in self.turns:
             found.append({"role": "user", "content": turn.said})
@@ -41,19 +41,21 @@ class Conversation:
         return found
 
     def say(self, text: str) -> None:
-        """The user says something; it takes the place of what was not answered."""
+        """Add a user's message; it replaces an unanswered one."""
         if self.turns and self.turns[-1].answer is None:
             self.turns.pop()
         self.turns.append(Turn(text))
 
     def answered(self, text: str | None) -> None:
-        """The answer to the last message; None: there is none after all."""
+        """Set the answer to the last message; None: remove it."""
         self.turns[-1] = Turn(self.turns[-1].said, text)
 
     def save(self, path: Path) -> None:
-        """Write the messages as JSON; whatever happens, the file is the old one or the whole new one.
+        """Write the messages as JSON, atomically.
 
-        Raises ValueError where the file is there and is not a chat, OSError where it cannot be written.
+        Raises:
+            ValueError: the file exists and is not a chat.
+            OSError: the file cannot be written.
         """
         path = path.resolve()
         if path.exists():
@@ -66,9 +68,11 @@ class Conversation:
 
 
 def read(path: Path) -> Conversation:
-    """A chat from a file of JSON messages: a list of them, or an object with `messages`.
+    """Read a chat from a JSON file: a list of messages, or an object with `messages`.
 
-    Raises ValueError, which says what it is instead, and OSError where it cannot be read.
+    Raises:
+        ValueError: the file is not a chat; the message says why.
+        OSError: the file cannot be read.
     """
     if not path.is_file():
         raise ValueError("not a file" if path.exists() else "there is no such file")

@@ -1,4 +1,4 @@
-"""What typed lines mean: messages of one line or many, and commands. Knows no terminal and no model."""
+"""Parse typed lines into messages (of one or more lines) and commands, without a terminal or a model."""
 
 from __future__ import annotations
 
@@ -24,70 +24,70 @@ AGAIN_SECONDS = 1.0
 _FENCE = '"""'
 
 
-class Do(Enum):
-    """What has to be done next."""
+class ChatAction(Enum):
+    """The chat's next action."""
 
     READ = auto()
     """Read the next line."""
     ANSWER = auto()
-    """Have the last message answered."""
+    """Answer the last message."""
     PREPARE = auto()
-    """The history is another one: decode it, so that the next message starts behind it."""
+    """Decode the changed history, so that the next message continues from it."""
     QUIT = auto()
 
 
 @dataclass(frozen=True)
 class Step:
-    """What came of a line."""
+    """The result of a line."""
 
-    do: Do = Do.READ
+    do: ChatAction = ChatAction.READ
     notice: str = ""
     wrong: bool = False
-    """The notice tells what could not be done."""
+    """The notice is an error."""
 
 
 @dataclass
 class Dialogue:
-    """What was said, and what is being typed."""
+    """The conversation, and the message being typed."""
 
     conversation: Conversation = field(default_factory=Conversation)
     editing: bool = False
-    """The next message takes the place of the last one."""
+    """The next message replaces the last one."""
     _lines: list[str] = field(default_factory=list)
     _fenced: bool = False
     _interrupted: float | None = None
 
     @property
     def unfinished(self) -> bool:
-        """A message was begun and goes on."""
+        """A message of several lines has begun."""
         return self._fenced or bool(self._lines)
 
     @property
     def prompt(self) -> str:
-        """What to show where the next line is typed."""
+        """The prompt of the next line."""
         if self.unfinished:
             return "... "
         return "edit> " if self.editing else "> "
 
     @property
     def prefill(self) -> str:
-        """What the next line is to be made from."""
+        """The initial text of the next line."""
         return self.conversation.turns[-1].said if self.editing and not self.unfinished else ""
 
     def interrupt(self, now: float) -> Step:
-        """Ctrl-C at the prompt, at a time in seconds: drops what was being typed; the second one ends."""
+        """Ctrl-C at the prompt, at a time in seconds: drop the typed text; a second one quits."""
         again = self._interrupted is not None and now - self._interrupted <= AGAIN_SECONDS
         self._drop()
         self.editing = False
         self._interrupted = now
-        return Step(Do.QUIT) if again else Step(notice="Ctrl-C again, Ctrl-D or /quit leaves")
+        return Step(ChatAction.QUIT) if again else Step(notice="Ctrl-C again, Ctrl-D or /quit leaves")
 
     def end(self) -> Step:
-        """The input is at its end."""
-        return Step(Do.QUIT, "a message that was not finished is not sent" if self.unfinished else "")
+        """The end of the input."""
+        return Step(ChatAction.QUIT, "a message that was not finished is not sent" if self.unfinished else "")
 
     def line(self, typed: str) -> Step:
-        """A line as it was typed, or several that were pasted at once: these are one message."""
+        """Process a typed line, or several pasted lines, which are one message."""
         self._interrupted = None
         lines = typed.rstrip("\r\n").split("\n")
         if not self.unfinished and lines[0].strip() == _FENCE:
@@ -120,7 +120,7 @@ class Dialogue:
         if not said.strip():
             return Step()
         self.conversation.say(said)
-        return Step(Do.ANSWER)
+        return Step(ChatAction.ANSWER)
 
     # -- commands ----------------------------------------------------------------------------------
 
@@ -134,8 +134,8 @@ class Dialogue:
             "/save": self._save,
             "/load": self._load,
             "/help": lambda _: Step(notice=HELP),
-            "/quit": lambda _: Step(Do.QUIT),
-            "/exit": lambda _: Step(Do.QUIT),
+            "/quit": lambda _: Step(ChatAction.QUIT),
+            "/exit": lambda _: Step(ChatAction.QUIT),
         }
         if name not in commands:
             return _wrong(f"no command {name}: /help lists them; a space before it makes it a message")
@@ -160,13 +160,13 @@ class Dialogue:
             return Step(notice="the message as it should be; an empty line leaves it")
         turns.pop()
         self.conversation.say(text)
-        return Step(Do.ANSWER)
+        return Step(ChatAction.ANSWER)
 
     def _retry(self, _: str) -> Step:
         if not self.conversation.turns:
             return _wrong("there is no message to answer")
         self.conversation.answered(None)
-        return Step(Do.ANSWER)
+        return Step(ChatAction.ANSWER)
 
     def _system(self, text: str) -> Step:
         if not text:
@@ -199,9 +199,9 @@ class Dialogue:
         turns = self.conversation.turns
         return bool(turns) and turns[-1].answer is None
 
-    def _prepare(self) -> Do:
-        """A history without a turn, or with an open question, is not what the next prompt begins with."""
-        return Do.PREPARE if self.conversation.turns and not self._waits else Do.READ
+    def _prepare(self) -> ChatAction:
+        """PREPARE if the next prompt begins with the history: it has turns, and all are answered."""
+        return ChatAction.PREPARE if self.conversation.turns and not self._waits else ChatAction.READ
 
 
 def _wrong(notice: str) -> Step:
@@ -215,7 +215,7 @@ def _counted(n: int, what: str) -> str:
 def _path(name: str) -> Path:
     try:
         return Path(name).expanduser()
-    except RuntimeError as error:  # nobody of that name
+    except RuntimeError as error:  # unknown user
         raise ValueError(str(error)) from error
 
 

@@ -11,13 +11,13 @@ from typing import Annotated
 import typer
 
 engine = typer.Typer(
-    no_args_is_help=True, help="Which llama.cpp runs: build the patched one, list, diagnose."
+    no_args_is_help=True, help="Build and list patched llama.cpp libraries; diagnose the loaded one."
 )
 
 
 @contextmanager
 def errors_shown(*more: type[Exception]) -> Iterator[None]:
-    """Our errors, and `more` kinds, as one line on stderr and exit status 1."""
+    """Print our errors, and those of `more` kinds, as one line on stderr; exit status 1."""
     from llamahybrid.errors import LlamaHybridError
 
     kinds: tuple[type[Exception], ...] = (LlamaHybridError, *more)
@@ -30,23 +30,25 @@ def errors_shown(*more: type[Exception]) -> Iterator[None]:
 
 @engine.command()
 def build(
-    force: Annotated[bool, typer.Option("--force", help="build even if it is there")] = False,
+    force: Annotated[bool, typer.Option("--force", help="build even if it exists")] = False,
     source: Annotated[
         Path | None,
         typer.Option(
-            exists=True, file_okay=False, help="checkout of llama-cpp-python or llama.cpp, as it is"
+            exists=True,
+            file_okay=False,
+            help="build this checkout of llama-cpp-python or llama.cpp",
         ),
     ] = None,
     hardening: Annotated[
-        bool, typer.Option("--hardening", help="with the patches that llamahybrid itself does not need")
+        bool, typer.Option("--hardening", help="add the patches that llamahybrid itself does not need")
     ] = False,
     cuda: Annotated[bool, typer.Option("--cuda", help="for NVIDIA GPUs; finds toolkit and cuBLAS")] = False,
     cuda_arch: Annotated[
         str | None,
-        typer.Option(metavar="CC", help="compute capability, as 90; default: of the GPU that is here"),
+        typer.Option(metavar="CC", help="compute capability, as 90; default: of this machine's GPU"),
     ] = None,
 ) -> None:
-    """Build the patched engine (minutes; CMAKE_ARGS works as usual) and print where its libraries lie."""
+    """Build the patched engine (minutes; CMAKE_ARGS works as usual) and print the folder of its libraries."""
     from llamahybrid.engine import choice, patched
     from llamahybrid.engine import cuda as nvidia
     from llamahybrid.engine.process import display
@@ -57,7 +59,7 @@ def build(
     if cuda or cuda_arch:
         with errors_shown():
             options = nvidia.cmake_args(cuda_arch)
-        # as if the user had set them: they are then in the key of what is built, too
+        # as if set by the user, so that they are part of the engine's key
         os.environ["CMAKE_ARGS"] = f"{options} {os.environ.get('CMAKE_ARGS', '')}".strip()
     if source is None and (reason := choice.build_warning(site)):
         typer.echo(f"note: {reason}", err=True)
@@ -76,7 +78,7 @@ def build(
 
 @engine.command("list")
 def list_() -> None:
-    """List the engines that were built, latest first; the one that `import llamahybrid` takes is marked."""
+    """List the built engines, latest first; a star marks the one that `import llamahybrid` loads."""
     from llamahybrid.engine import choice, installed
 
     engines = installed.engines()
@@ -103,7 +105,7 @@ def list_() -> None:
 
 @engine.command()
 def doctor() -> None:
-    """Say which engine is loaded, whether it fits, what it can do, and what to do next."""
+    """Show the loaded engine, its functions and backends, and advice."""
     from llamahybrid.capi import shim
     from llamahybrid.devices import ggml
     from llamahybrid.engine.doctor import examine

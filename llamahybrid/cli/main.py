@@ -19,7 +19,7 @@ from llamahybrid.cli.record import record, replay
 from llamahybrid.cli.report import report
 
 MOST_TOKENS = 2**31 - 1
-"""Of a context: llama.cpp counts positions in 32 bits."""
+"""Largest context: llama.cpp's positions have 32 bits."""
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=(__doc__ or "").split(".")[0])
 
@@ -53,7 +53,7 @@ def _root(
 
 
 def _count(text: str | None) -> int | None:
-    """A number with an optional K, M or G, as in 100M."""
+    """Parse a number with an optional K, M or G, as in 100M."""
     if text is None:
         return None
     unit = {"K": 10**3, "M": 10**6, "G": 10**9}.get(text[-1:].upper(), 1)
@@ -75,7 +75,7 @@ def tiny(
     window: Annotated[int | None, typer.Option(min=1, help="sliding window in tokens")] = None,
     context: Annotated[int, typer.Option(min=1, help="context length it claims")] = 65536,
     seed: Annotated[int, typer.Option(min=0)] = 0,
-    list_: Annotated[bool, typer.Option("--list", help="show what can be made, and what cannot")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="list the architectures")] = False,
 ) -> None:
     """Write a random-weight model of any architecture; the same arguments give the same bytes."""
     from llamahybrid import tiny as models
@@ -102,8 +102,8 @@ def chat(
     n_ctx: Annotated[int, typer.Option(min=64, max=MOST_TOKENS, help="context length")] = 8192,
     max_tokens: Annotated[int, typer.Option(min=1, help="longest answer")] = 512,
     keep_thinking: Annotated[bool, typer.Option(help="send thinking back with the history")] = False,
-    keep: Annotated[bool, typer.Option(help="on disk, too: later starts go on from there")] = False,
-    draft: Annotated[int, typer.Option(min=0, help="tokens to guess at once from the text so far")] = 0,
+    keep: Annotated[bool, typer.Option(help="store on disk, too, so that later starts continue")] = False,
+    draft: Annotated[int, typer.Option(min=0, help="tokens to draft from the text so far")] = 0,
     n_gpu_layers: Annotated[
         int | None, typer.Option(help="layers on the GPU; -1: all, as with --rpc by default")
     ] = None,
@@ -112,7 +112,7 @@ def chat(
     ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: upstream's")] = None,
 ) -> None:
-    """Chat in the terminal; a line after each turn says what had to be decoded."""
+    """Chat in the terminal; a line after each turn has the cached and decoded tokens."""
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
     from rich.console import Console
 
@@ -143,7 +143,7 @@ def chat(
     add_help_option=False,
 )
 def serve(context: typer.Context) -> None:
-    """Serve models over HTTP, as llama_cpp.server does, several requests at once; `serve --help` says how."""
+    """Serve models over HTTP, as llama_cpp.server does, several requests at once; see `serve --help`."""
     try:
         from llamahybrid.cli.serve import server
     except ImportError as error:
@@ -160,18 +160,19 @@ def serve(context: typer.Context) -> None:
 
 @app.command("rpc-server")
 def rpc_server(
-    host: Annotated[str, typer.Option(help="address to listen at, one of this machine's")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="port to listen at")] = 50052,
+    host: Annotated[str, typer.Option(help="address of this machine to listen on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="port to listen on")] = 50052,
     threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads; default: one for each core")
     ] = None,
     keep: Annotated[
-        Path | None, typer.Option(file_okay=False, help="keep weights here, so that they are sent once")
+        Path | None,
+        typer.Option(file_okay=False, help="folder for weights, so that they are sent once"),
     ] = None,
 ) -> None:
     """Lend this machine's GPUs, else its CPU, to a model on another (`chat --rpc`, `Llama(rpc_servers=...)`).
 
-    Both sides need the same llama.cpp. One program at a time is served; others wait.
+    Both sides need the same llama.cpp. The server handles one program at a time; others wait.
     """
     from llamahybrid.devices import server
 

@@ -1,8 +1,8 @@
-"""PromptBar: how far a long prompt is, and the time that is left, while nothing of its answer is there."""
+"""PromptBar: progress and remaining time of a long prompt, until its answer begins."""
 
 from __future__ import annotations
 
-from types import TracebackType
+from contextlib import AbstractContextManager
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -10,42 +10,37 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from llamahybrid.core.report import PromptProgress
 
 LONG_TOKENS = 256
-"""A prompt of which no more is left is decoded before a bar could be read."""
+"""Prompts with at most this many tokens to decode are too short for a bar."""
 
 
-class PromptBar:
-    """A bar in the terminal, gone when the prompt is decoded; nothing where there is no terminal."""
+class PromptBar(AbstractContextManager["PromptBar"]):
+    """A bar that disappears when the prompt is decoded; invisible without a terminal."""
 
     def __init__(self, console: Console) -> None:
-        columns = (TextColumn("prompt"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._shows = console.is_terminal
-        self._bar = Progress(*columns, console=console, transient=True, auto_refresh=False)
-        self._began = False
+        self._console = console
+        self._bar: Progress | None = None
 
-    def __enter__(self) -> PromptBar:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
     def show(self, progress: PromptProgress) -> None:
-        """The prompt is that far."""
-        if not self._shows:
+        """Update the bar."""
+        if not self._console.is_terminal:
             return
-        if not self._began:
+        bar = self._bar
+        if bar is None:
             if progress.total - progress.processed <= LONG_TOKENS:
                 return
-            self._began = True
-            self._bar.start()
-            self._task = self._bar.add_task("", total=progress.total, completed=progress.cached)
-        self._bar.update(self._task, completed=progress.processed, refresh=True)
+            columns = (TextColumn("prompt"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            bar = self._bar = Progress(*columns, console=self._console, transient=True, auto_refresh=False)
+            self._task = bar.add_task("", total=progress.total, completed=progress.cached)
+            bar.start()
+        bar.update(self._task, completed=progress.processed, refresh=True)
         if progress.processed >= progress.total:
             self.end()
 
     def end(self) -> None:
-        """Take the bar away."""
-        if self._began:
-            self._began = False
-            self._bar.stop()
+        """Remove the bar."""
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            bar.stop()

@@ -1,4 +1,4 @@
-"""`llamahybrid serve MODEL`: the options of `python -m llama_cpp.server`, and ours."""
+"""`llamahybrid serve MODEL`: the options of `python -m llama_cpp.server` and ours."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llamahybrid.server.settings import ModelSettings, ServerSettings, Settings,
 
 
 def parser() -> argparse.ArgumentParser:
-    """Options, by the names of the settings; `--n-ctx` is `--n_ctx`."""
+    """The options, named after the settings; `--n-ctx` is the same as `--n_ctx`."""
     made = argparse.ArgumentParser(
         prog="llamahybrid serve",
         description="Serve models over HTTP, as llama_cpp.server does, several requests at once.",
@@ -27,13 +27,13 @@ def parser() -> argparse.ArgumentParser:
         "--config_file", help="JSON or YAML file with all settings, as llama_cpp.server reads it."
     )
     add_args_from_model(made, Settings)
-    for action in made._actions:  # % is a sign of argparse's
+    for action in made._actions:  # argparse expands %
         action.help = action.help and action.help.replace("%", "%%")
     return made
 
 
 def settings(arguments: Sequence[str]) -> tuple[ServerSettings, list[ModelSettings]]:
-    """What was asked for. Raises ValueError, OSError; SystemExit for options that there are not."""
+    """Parse the options, or the config file. Raises ValueError, OSError; SystemExit for unknown options."""
     named = parser()
     given = named.parse_args(_switched([_underscored(each) for each in arguments]))
     config = os.environ.get("CONFIG_FILE", given.config_file)
@@ -49,10 +49,9 @@ def settings(arguments: Sequence[str]) -> tuple[ServerSettings, list[ModelSettin
 
 
 def server(arguments: Sequence[str]) -> Server:
-    """A server for these options, its default model open: where that fails, uvicorn has not begun.
+    """A server for these options with its default model open, before uvicorn starts.
 
-    Raises as `settings`, ValueError where there is no model, OSError where the port is in use, and as
-    `Models.open`.
+    Raises as `settings` and `Models.open`; ValueError if there is no model, OSError if the port is in use.
     """
     how, models = settings(arguments)
     app = create_app(server_settings=how, model_settings=models)
@@ -63,9 +62,9 @@ def server(arguments: Sequence[str]) -> Server:
 
 
 def _switched(arguments: list[str]) -> list[str]:
-    """The arguments, with the value of a switch that was given none."""
+    """Add the value `true` to a switch without a value."""
     switch, words = "--ignore_unknown_fields", ("0", "1", "true", "false", "yes", "no", "on", "off")
-    pairs = zip(arguments, [*arguments[1:], ""], strict=False)  # without arguments there are none
+    pairs = zip(arguments, [*arguments[1:], ""], strict=False)  # no pairs without arguments
     return [
         f"{name}=true" if name == switch and after.lower() not in words else name for name, after in pairs
     ]

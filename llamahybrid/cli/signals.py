@@ -1,7 +1,7 @@
-"""Signals that end the chat while a line is read, none of them missed.
+"""Reliable delivery of SIGTERM and SIGHUP while a line is read.
 
-The readline module looks for signals only where one interrupts its `select` (CPython, Modules/readline.c,
-readline_until_enter_or_signal): one that arrives just before waits for the next key.
+The readline module handles a signal only if it interrupts `select` (CPython, Modules/readline.c,
+readline_until_enter_or_signal): a signal that arrives just before is delayed until the next key.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 AGAIN_SECONDS = 0.2
-"""Time between two deliveries of a signal that was not handled yet."""
+"""Time between two deliveries of an unhandled signal."""
 
 
 @contextmanager
 def delivered(handled: Callable[[], bool]) -> Iterator[None]:
-    """Deliver SIGTERM and SIGHUP to the main thread again until `handled()`, in the body.
+    """Repeat SIGTERM and SIGHUP to the main thread until `handled()`, in the body.
 
-    Enter in the main thread. The handlers of these signals must bear to be called more than once.
+    Enter in the main thread. The handlers of these signals may run more than once.
     """
     if not hasattr(signal, "pthread_kill"):  # Windows
         yield

@@ -1,4 +1,4 @@
-"""What is printed where not each letter can be: in a locale without UTF-8, or of a name that is no text."""
+"""Output in locales without UTF-8, and of file names that are not valid text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NEAREST = "llamahybrid-nearest"
 
 
 def _nearest(error: UnicodeError) -> tuple[bytes, int]:
-    """The bytes that a file's name came of; a question mark for what cannot be written."""
+    """Encode surrogate escapes as the original bytes of a file name, other characters as `?`."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     letters = error.object[error.start : error.end]
@@ -23,19 +23,19 @@ codecs.register_error(_NEAREST, _nearest)
 
 
 def require_descriptors() -> None:
-    """Open the null device for each standard stream that is closed.
+    """Open the null device for each closed standard stream.
 
-    The next file or connection would have its number, and what native code prints would go there.
+    The next file or connection would get its number, and the output of native code.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
 
 
 def print_anything() -> None:
-    """From now on nothing that is printed raises UnicodeEncodeError: what was measured is worth a `?`."""
+    """Make printing to the standard streams never raise UnicodeEncodeError."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # None where it is closed
+        if isinstance(stream, io.TextIOWrapper):  # None: closed
             stream.reconfigure(errors=_NEAREST)

@@ -1,1 +1,1 @@
-"""What a caller's thread does of a request: ask, wait, sample over a row, spell, build chunks."""
+"""Requests in callers' threads: send, wait, sample over a row, detokenize, build chunks."""

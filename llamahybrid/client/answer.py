@@ -1,9 +1,9 @@
-"""One answer, whole or as a stream of chunks, with the same text, end and log-probabilities either way.
+"""Completions, whole or streamed, with the same text, end and log-probabilities either way.
 
-Upstream's own stream (`Llama._create_completion`) loses characters of several tokens, all that follows a byte
-which is no UTF-8, and text that might have begun a stop string. Upstream's code still runs up to the first
-token, and makes whole answers, except for one that fills the context inside a character (upstream goes on),
-one that ends on a token of the request's own, log-probabilities and the echo of a prompt.
+Upstream's own stream (`Llama._create_completion`) loses characters of several tokens, text behind a byte that
+is not UTF-8, and text that might have begun a stop string. Upstream's code still runs up to the first token,
+and makes whole answers, with these exceptions: an answer that fills the context inside a character, one that
+ends on a stop token of the request, log-probabilities, and the echo of a prompt.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Chunk = dict[str, Any]
 
 
 def answer(llm: Any, options: Mapping[str, Any], extras: Extras = NO_EXTRAS) -> Generator[Any, Any, None]:
-    """Upstream's completion with these arguments of its, or the chunks of it. Raises what upstream raises."""
+    """Make a completion with upstream's arguments, or its chunks. Raises upstream's errors."""
     asked = {**_DEFAULTS, **options}
     if asked["logit_bias"] is not None and isinstance(asked["logits_processor"], list):
         asked["logits_processor"] = _Processors(asked["logits_processor"])
@@ -52,7 +52,7 @@ def answer(llm: Any, options: Mapping[str, Any], extras: Extras = NO_EXTRAS) -> 
 
 
 def _tokens(llm: Any, prompt: str | Sequence[int]) -> list[int]:
-    """The tokens of a prompt, as upstream has them (llama.py, _create_completion)."""
+    """Return the tokens of a prompt, as upstream does (llama.py, _create_completion)."""
     if not isinstance(prompt, str):
         return list(prompt)
     begin = llm._model.add_bos_token() and llm.token_bos() != -1
@@ -63,7 +63,7 @@ def _tokens(llm: Any, prompt: str | Sequence[int]) -> list[int]:
 def _generate(
     llm: Any, prompt: list[int], extras: Extras, options: dict[str, Any], bounds: Bounds
 ) -> Iterator[tuple[int, bool]]:
-    """The tokens of an answer; with each, whether the answer ends before it."""
+    """Yield the tokens of an answer, each with True if the answer ends before it."""
     request = llm.requests.inside
     assert request is not None, "a completion is a request"
     request.most, request.pauses = bounds.tokens, Pauses(llm, extras.stop_token_ids, bounds.stops)
@@ -85,7 +85,7 @@ def _generate(
 
 
 class _Processors(llama_cpp.LogitsProcessorList):  # type: ignore[misc]
-    """Upstream extends the caller's list by the biases, and takes what `list.extend` returns for it: none."""
+    """Fixes upstream, which extends the caller's list by biases and uses `list.extend`'s result, None."""
 
     def extend(self, more: Iterable[Any]) -> _Processors:
         """A list with these, too."""
@@ -93,7 +93,7 @@ class _Processors(llama_cpp.LogitsProcessorList):  # type: ignore[misc]
 
 
 class Bounds:
-    """Ends of an answer beside the model's: stop strings, the number of tokens, and the context."""
+    """Ends of an answer besides end tokens: stop strings, the number of tokens, and the context."""
 
     def __init__(self, llm: Any, options: Mapping[str, Any], prompt: Sequence[int]) -> None:
         stop = options["stop"]
@@ -108,10 +108,10 @@ class Bounds:
         """The largest number of tokens, the BOS before the answer to an empty prompt included."""
 
     def asked(self, text: bytes) -> bool:
-        """After one more token, that made this text: upstream asks for a stop string and for `max_tokens`.
+        """Upstream looks for stop strings and `max_tokens` after one more token made this text.
 
-        Not while the end of it looks like a character whose other bytes come with as many tokens; a text of
-        less than three bytes is taken for the beginning of such a one.
+        Not while the text ends like an incomplete character, for as many tokens as bytes are missing; a text
+        of less than three bytes counts as incomplete.
         """
         for left, byte in zip((3, 2, 1), text[-3:], strict=False):
             for width, lead in _LEADS:
@@ -130,9 +130,9 @@ class Bounds:
         return None
 
     def held(self, text: bytes, start: int) -> int:
-        """Return the position, from `start` on, where a text may still change; its length: nowhere.
+        """Return the position, from `start` on, behind which a text may still change.
 
-        Its end may begin a stop string, or a character of which a tokenizer of `transformers` lacks bytes.
+        Its end may begin a stop string, or be an incomplete character of a tokenizer of `transformers`.
         """
         for at in range(max(start, len(text) - self._longest + 1), len(text)):
             if any(each.startswith(text[at:]) for each in self.stops):
@@ -145,9 +145,9 @@ class Bounds:
 
 
 class _Bounded(StandIn):
-    """Generates no more than there is room for, where upstream does not look: inside a character.
+    """Ends an answer at a full context inside a character, where upstream continues.
 
-    An answer ends on the request's own stop tokens, too.
+    And on the request's own stop tokens.
     """
 
     def __init__(self, llm: Any, options: Mapping[str, Any], extras: Extras) -> None:
@@ -158,7 +158,7 @@ class _Bounded(StandIn):
         self.said: list[int] = []
         """The tokens of the answer so far."""
         self.end: int | None = None
-        """The token that the answer ended on, which is no part of it."""
+        """The token that ended the answer and is not part of it."""
         self.ended: bytes | None = None
         """The text of an answer that was ended here."""
         self.detokenize = AnswerSpelling(llm, extras.spelt)
@@ -185,7 +185,7 @@ class _Bounded(StandIn):
                 return
 
     def finish(self, choice: Chunk) -> None:
-        """Put the end of an answer that was ended here into its choice."""
+        """Write the text and finish reason of an answer that was ended here into its choice."""
         if self.ended is None:
             return
         choice["text"] = self.ended.decode("utf-8", errors="ignore")
@@ -212,7 +212,7 @@ def _whole(llm: Any, options: Mapping[str, Any], extras: Extras) -> Generator[An
 
 
 def _tell(llm: Any, options: Mapping[str, Any], extras: Extras, bounded: _Bounded, made: Chunk) -> None:
-    """Put the prompt and the log-probabilities that were asked for into a completion."""
+    """Write the echoed prompt and the log-probabilities into a completion."""
     (choice,), best, said = made["choices"], options["logprobs"], list(bounded.said)
     if not options["echo"]:
         if best is not None:
@@ -236,7 +236,7 @@ def _tell(llm: Any, options: Mapping[str, Any], extras: Extras, bounded: _Bounde
 
 
 class _Asked(Exception):
-    """Upstream asks for the first token."""
+    """Upstream is about to generate the first token."""
 
     def __init__(self, tokens: list[int], options: dict[str, Any]) -> None:
         self.tokens = tokens
@@ -244,7 +244,7 @@ class _Asked(Exception):
 
 
 class _Asking(StandIn):
-    """Learns what upstream generates from."""
+    """Captures the arguments of upstream's `generate`."""
 
     def generate(self, tokens: list[int], **options: Any) -> Iterator[int]:
         """Raises _Asked."""
@@ -255,7 +255,7 @@ def _asked(llm: Any, options: Mapping[str, Any]) -> _Asked:
     try:
         list(llama_cpp.Llama._create_completion(_Asking(llm), **options))
     except _Asked as asked:
-        return asked.with_traceback(None)  # its frames hold the model
+        return asked.with_traceback(None)  # whose frames hold the model
     raise AssertionError("upstream's completion generates")
 
 
@@ -307,5 +307,5 @@ def _stream(llm: Any, options: Mapping[str, Any], extras: Extras) -> Generator[C
 
 
 def _begun(llm: Any, options: Mapping[str, Any]) -> list[int]:
-    """Return the tokens that upstream begins an answer with."""
+    """Return the first tokens of upstream's answer: a BOS for an empty prompt."""
     return [] if len(options["prompt"]) else [llm.token_bos()]

@@ -1,8 +1,8 @@
-"""Answers: several to one prompt, as one completion or as one stream of chunks.
+"""Answers: several answers to one prompt, as one completion or one stream of chunks.
 
-Each is a completion of its own, made by upstream's code with a sampler and a seed of its own. Where slots
-can go on from what another one left behind, they run side by side, in threads; else one after the other, each
-from the end of the prompt. Either way the prompt is decoded for the first one alone.
+Each answer is a separate completion with its own sampler and seed. With several slots that can load each
+other's state they run in parallel, in threads; else one by one. The prompt is decoded once, for the first
+answer.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from weakref import finalize
 from llamahybrid.client.collecting import collecting
 from llamahybrid.client.completion import keeps_rows
 from llamahybrid.client.extras import asking, current_extras
-from llamahybrid.client.handle import Cancels, RequestHandle, belonging_to
+from llamahybrid.client.handle import RequestHandle, belonging_to
 from llamahybrid.client.salt import SHARED
 from llamahybrid.core.request import Request
 from llamahybrid.errors import LlamaHybridError
 
 RANDOM_SEED = 0xFFFFFFFF
-"""Has the library draw a seed (LLAMA_DEFAULT_SEED, include/llama.h)."""
+"""Seed for a random seed of the library (LLAMA_DEFAULT_SEED, include/llama.h)."""
 
 AHEAD = 8
-"""Chunks of a stream that may wait to be taken, for each answer."""
+"""Most unread chunks of each answer of a stream."""
 
 Make = Callable[[int], Any]
 """Makes one answer, by its index: a completion, or an iterator of chunks."""
@@ -41,7 +41,7 @@ Part = tuple[int, Any]
 
 
 def answer_count(n: Any) -> int:
-    """How many answers `n` asks for; None is one. Raises ValueError unless it is an integer of at least 1."""
+    """Return the number of answers; None is 1. Raises ValueError unless `n` is an integer of at least 1."""
     try:
         count = 1 if n is None else operator.index(n)
     except TypeError:
@@ -52,7 +52,7 @@ def answer_count(n: Any) -> int:
 
 
 def seeds(first: int, count: int) -> list[int]:
-    """The seed of each answer: `first`, and those that follow it; the same for all if the library draws."""
+    """Return the seeds of the answers, counted up from `first`; all the same for random seeds."""
     number = first & 0xFFFFFFFF  # as the library reads it
     if number == RANDOM_SEED:
         return [first] * count
@@ -60,11 +60,11 @@ def seeds(first: int, count: int) -> list[int]:
 
 
 def answers(llm: Any, create: Callable[..., Any], options: Mapping[str, Any], count: int) -> Any:
-    """`count` answers of `create(**options)`, each as if it was asked for alone: a completion, or its stream.
+    """Return `count` answers of `create(**options)`, each as if alone: a completion, or a stream.
 
-    A completion has all their choices, one id, and a usage that counts the prompt once. In a stream the index
-    of a chunk's choice says whose it is. What one raises ends all; what ends one as cancelled does, too.
-    Raises LlamaHybridError where content that was decoded natively, and is so once, would have several.
+    A completion has all choices, one id, and a usage that counts the prompt once. In a stream each chunk's
+    choice has the index of its answer. An error or a cancel of one answer ends all.
+    Raises LlamaHybridError for natively decoded content (an image), which has one answer.
     """
     handle = Siblings(llm.requests, llm.requests.handle(), llm.requests.salt())
     extras = current_extras()
@@ -75,22 +75,22 @@ def answers(llm: Any, create: Callable[..., Any], options: Mapping[str, Any], co
 
     parts = _parts(llm, one, dict(options), count, handle)
     if "prompt" in options and llm.requests.seen.handoff and llm.requests.seen.salt == handle.salt:
-        raise LlamaHybridError("an image is answered once; n of create_chat_completion decodes it for each")
+        raise LlamaHybridError("an image is answered once: use n of create_chat_completion instead")
     return _as_one_stream(parts) if options.get("stream") else merged(dict(parts))
 
 
 class Siblings(RequestHandle):
-    """The requests of one call: the first is in before the others, which go on from what it leaves behind."""
+    """The requests of one call: the first one decodes the prompt, and the others resume from its state."""
 
-    def __init__(self, owner: Cancels, part_of: RequestHandle | None, salt: bytes = SHARED) -> None:
+    def __init__(self, owner: Any, part_of: RequestHandle | None, salt: bytes = SHARED) -> None:
         super().__init__(owner, part_of, salt)
         self.entered()
         self.began: Callable[[], object] | None = None
-        """Called when there is a first one."""
+        """Called when the first request was made."""
 
     @property
     def first(self) -> Request | None:
-        """The one that decodes the prompt."""
+        """The request that decodes the prompt."""
         return self._requests[0] if self._requests else None
 
     def add(self, request: Request) -> None:
@@ -105,7 +105,7 @@ class Siblings(RequestHandle):
             self.began()
 
     def made(self, item: Any) -> None:
-        """A completion, or a chunk of one, was made: where that ends as cancelled, so do the others."""
+        """Note a completion or chunk; one that ends as cancelled cancels the others."""
         if any(choice["finish_reason"] == "cancelled" for choice in item["choices"]):
             self.cancel()
 
@@ -114,7 +114,7 @@ class Siblings(RequestHandle):
 
 
 def merged(completions: Mapping[int, Any]) -> dict[str, Any]:
-    """One completion with a choice of each; the prompt is counted once, as the first one's."""
+    """Merge completions into one with all choices; the prompt is counted once."""
     whole = dict(completions[0])
     each = [completions[index]["choices"] for index in sorted(completions)]
     whole["choices"] = [{**choices[0], "index": index} for index, choices in enumerate(each)]
@@ -130,7 +130,7 @@ def merged(completions: Mapping[int, Any]) -> dict[str, Any]:
 
 
 def _as_one_stream(parts: Generator[Part, None, None]) -> Iterator[Any]:
-    """Chunks of several with one id, and each with its index."""
+    """Give the chunks of all answers the same id, and their index."""
     same: dict[str, Any] = {}
     with closing(parts):
         for index, chunk in parts:
@@ -151,7 +151,7 @@ def _parts(
     requests, stream = llm.requests, bool(options.get("stream"))
     seed = options.get("seed")
     if seed is None:  # as upstream draws it
-        with belonging_to(handle):  # a stream is advanced where its salt may be unknown
+        with belonging_to(handle):  # a stream may be advanced in another context
             seed = random.Random(llm._seed).randint(0, 2**32)
     each = seeds(seed, count)
 
@@ -170,11 +170,11 @@ def _parts(
                 yield index, item
     finally:
         if requests.seed in each:
-            llm.set_seed(seed)  # the next request finds what one answer leaves
+            llm.set_seed(seed)  # as after a single answer
 
 
 def _go_on_from_each_other(llm: Any, options: Mapping[str, Any]) -> bool:
-    """What one slot has decoded can be had in another."""
+    """Slots can load the state of other slots."""
     if len(llm.slots) < 2 or llm.chat_handler is not None:
         return False
     rows = llm.requests.seen.always_rows or keeps_rows(llm, options)
@@ -184,7 +184,7 @@ def _go_on_from_each_other(llm: Any, options: Mapping[str, Any]) -> bool:
 def _one_after_the_other(
     make: Make, count: int, handle: Siblings, stream: bool
 ) -> Generator[Part, None, None]:
-    """In the calling thread."""
+    """Make the answers one by one, in the calling thread."""
     for index in range(count):
         with belonging_to(handle):
             made = make(index)
@@ -205,7 +205,7 @@ def _one_after_the_other(
 def _side_by_side(
     llm: Any, make: Make, count: int, handle: Siblings, stream: bool
 ) -> Generator[Part, None, None]:
-    """In threads, as many as there are slots, which end when this generator does, however that comes."""
+    """Make the answers in parallel, in a thread for each slot; the threads end with this generator."""
     crew, threads, owner = _Crew(make, count, handle, stream), list[threading.Thread](), _Owner()
     dismiss = finalize(owner, crew.dismiss)
     dismiss.atexit = False
@@ -220,25 +220,25 @@ def _side_by_side(
 
 
 class _Owner:
-    """Lives as long as somebody waits for the answers."""
+    """Lives as long as the generator of the answers."""
 
 
 @dataclass(frozen=True)
 class _Left:
-    """A thread has nothing more to do, or failed."""
+    """A thread has ended, or failed."""
 
     error: BaseException | None
 
 
 class _Crew:
-    """Threads that make answers, and what they say to who waits; keeps none of those who wait alive."""
+    """Threads that make answers, and their queues; holds no reference to the reader."""
 
     def __init__(self, make: Make, count: int, handle: Siblings, stream: bool) -> None:
         self._make = make
         self._handle = handle
         self._stream = stream
         self._over = False
-        # Simple queues throughout: the collector may run `dismiss` under any of their calls.
+        # SimpleQueue is reentrant: the garbage collector may run `dismiss` inside any call.
         self._news: SimpleQueue[Part | _Left | None] = SimpleQueue()
         self._todo: SimpleQueue[int] = SimpleQueue()
         self._room: list[SimpleQueue[None]] = [SimpleQueue() for _ in range(count)]
@@ -249,12 +249,12 @@ class _Crew:
         handle.began = partial(self._news.put, None)
 
     def parts(self, threads: list[threading.Thread], width: int) -> Generator[Part, None, None]:
-        """What `width` threads make, as it comes; they are put into `threads`. Raises what one raises."""
+        """Yield completions or chunks of `width` threads, added to `threads`. Raises the first error."""
         self._start(threads)
         left = 0
         while left < len(threads):
             news = self._news.get()
-            while len(threads) < width:  # the first has made its request
+            while len(threads) < width:  # the first thread has made its request
                 self._start(threads)
             if isinstance(news, _Left):
                 left += 1
@@ -265,7 +265,7 @@ class _Crew:
                 self._room[news[0]].put(None)
 
     def dismiss(self) -> None:
-        """Nobody waits for more. Takes no lock."""
+        """Cancel all answers; takes no lock."""
         self._over = True
         self._handle.drop()
         for room in self._room:
@@ -305,13 +305,13 @@ class _Crew:
                     return
 
     def _tell(self, index: int, item: Any) -> None:
-        self._handle.made(item)  # before the next one begins, however late this is taken
+        self._handle.made(item)  # at once, however late it is read
         self._news.put((index, item))
 
 
 @contextmanager
 def _ending(made: Any) -> Iterator[Iterator[Any]]:
-    """A stream of chunks, closed at the end where that can be."""
+    """Close a stream of chunks at the end, where it can be closed."""
     chunks = iter(made)
     try:
         yield chunks

@@ -1,7 +1,7 @@
-"""JSON schemas whose objects have the properties that they name, and no others.
+"""Closed JSON schemas: objects without properties that their schema does not name.
 
-An object may have further properties unless its schema says `additionalProperties: false`. A model seldom
-adds wanted ones: llama.cpp's converters and OpenAI's strict mode leave them out, and so does `closed`.
+JSON schema allows further properties unless it says `additionalProperties: false`. A model seldom adds useful
+ones: llama.cpp's converters and OpenAI's strict mode forbid them, and so does `closed`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _closed(part: Any, pointer: str, combined: frozenset[str]) -> Any:
 
 
 def _names_all_it_needs(part: dict[str, Any]) -> bool:
-    """Whether a schema names properties, and among them all that it requires."""
+    """A schema names properties, among them all required ones."""
     names, required = part.get("properties"), part.get("required", [])
     if not isinstance(names, dict) or not isinstance(required, list):
         return False
@@ -56,7 +56,7 @@ def _names_all_it_needs(part: dict[str, Any]) -> bool:
 
 
 def _stands_alone(part: dict[str, Any], name: str) -> bool:
-    """Whether nothing beside a list of schemas constrains the same value, nor one of them another."""
+    """A list of schemas constrains its value alone, and no schema in it another one."""
     return part.keys() <= {name, *_NOTES} and (name != "allOf" or len(part[name]) == 1)
 
 

@@ -1,7 +1,7 @@
-"""Whether the garbage collector runs in the calling thread: no time to wait for another one.
+"""Detect calls by the garbage collector, in which no other thread may be waited for.
 
-A generator that is collected runs its `finally` blocks in whatever thread the collector happened to start,
-under whatever lock that holds. Python does not say so to the generator; here it can be asked.
+The `finally` blocks of a collected generator run in any thread in which the collector starts, under any lock
+of that thread. Python does not tell the generator.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _thread = threading.local()
 
 
 def collecting() -> bool:
-    """This thread is inside the garbage collector, or the interpreter ends."""
+    """The calling thread is inside the garbage collector, or the interpreter ends."""
     return sys.is_finalizing() or getattr(_thread, "collects", False)
 
 

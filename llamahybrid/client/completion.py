@@ -10,8 +10,8 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-from llamahybrid.capi.sampling import RowSampler
 from llamahybrid.client.requests import Requests
+from llamahybrid.client.sampling import RowSampler
 from llamahybrid.core.answering import answer_steps
 from llamahybrid.core.executor import Executor
 from llamahybrid.core.messages import Resume
@@ -26,7 +26,7 @@ _CRITERION = "Jinja2ChatFormatter.__call__.<locals>.stop_on_last_token"
 
 
 def arguments(method: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
-    """What a call of an upstream method gives each of its parameters by name, without `self`."""
+    """Return a function that binds arguments to the parameters of an upstream method, without `self`."""
     signature = inspect.signature(method)
 
     def named(*args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -38,17 +38,17 @@ def arguments(method: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
 
 
 def keeps_rows(llm: Any, options: Mapping[str, Any]) -> bool:
-    """A completion with these options needs the logits of every token, and gets them for itself alone."""
+    """A completion with these options keeps the logits of every token."""
     asked = options.get("logprobs")
-    given = asked is not None and asked is not False  # 0 is asked for
+    given = asked is not None and asked is not False  # 0 counts as given
     return given and (llm.requests.logprobs_on_request or llm._draft_model is not None)
 
 
 class Cancelled(llama_cpp.StoppingCriteriaList):  # type: ignore[misc]
-    """A caller's stopping criteria, and a last one: the request was cancelled.
+    """A caller's stopping criteria, and one for a cancelled request.
 
-    A cancelled request ends its `generate()`, which upstream reads as "length" and without its text
-    (llama.py, _create_completion): a stopping criterion makes it take the text.
+    A cancelled request ends its `generate()`, and upstream then returns "length" without the text (llama.py,
+    _create_completion). With a stopping criterion it returns the text.
     """
 
     def __init__(self, request: Request, criteria: Any) -> None:
@@ -57,7 +57,7 @@ class Cancelled(llama_cpp.StoppingCriteriaList):  # type: ignore[misc]
         self.given = criteria
 
     def __call__(self, ids: Any, scores: Any) -> bool:
-        """Whether the answer ends here."""
+        """Return True where the answer ends."""
         return self.request.ended_early or bool(self.given is not None and self.given(ids, scores))
 
 
@@ -67,12 +67,12 @@ def completion(
     start: Callable[[dict[str, Any]], Generator[Any, Any, None]],
     options: dict[str, Any],
 ) -> Generator[Any, Any, None]:
-    """`start(options)`, a completion or its chunks, as a request."""
+    """Run `start(options)`, a completion or its chunks, as a request."""
     options["stopping_criteria"] = Cancelled(request, options.get("stopping_criteria"))
     made = requests.drive(request, lambda: start(options))
     if not options.get("stream"):
         item = next(made)
-        made.close()  # here, since upstream drops this generator, and what `on_request` raises would be lost
+        made.close()  # here, since upstream drops this generator and would lose errors of `on_request`
         request.annotate(item)
         yield item
         return
@@ -82,7 +82,7 @@ def completion(
 
 
 class Pauses:
-    """Tokens that an answer may end on: the state is not to go beyond them before its reader asks."""
+    """Tokens that may end an answer, behind which the loop does not decode ahead of the reader."""
 
     def __init__(self, llm: Any, ends: Collection[int] = (), stops: Sequence[bytes] = ()) -> None:
         """`ends`: the request's own stop tokens; `stops`: its stop strings."""
@@ -118,7 +118,7 @@ def generate(
     tokens: Sequence[int] | Iterator[int],
     options: dict[str, Any],
 ) -> Tokens:
-    """Token ids from a prompt, as a part of a request; `options`: those of upstream's `generate`."""
+    """Generate token ids from a prompt, in a request; `options`: those of upstream's `generate`."""
     requests: Requests = llm.requests
     loop = requests.loop
     assert loop is not None, "upstream generates where there is none"
@@ -128,7 +128,7 @@ def generate(
         requests.begin(request, reset)
         request.prompt = _placed_by(llm, request, prompt, reset)
         rest: list[int] = []
-        if _overridden(llm):  # a subclass wants to see what is evaluated
+        if _overridden(llm):  # a subclass sees each evaluation
             rest = loop.run(request, lambda ex: ex.begin(request, prompt, reset)).tolist()
         else:
             loop.run(request, lambda ex: ex.prefill(request, prompt, reset))
@@ -170,12 +170,12 @@ def generate(
 
 
 def _overridden(llm: Any) -> bool:
-    """A subclass, or the object, has an `eval` or `sample` of its own, which `generate` has to call."""
+    """A subclass or the object overrides `eval` or `sample`, which `generate` then calls."""
     return any(name in vars(llm) or getattr(type(llm), name) is not own for name, own in llm.own_methods)
 
 
 def _placed_by(llm: Any, request: Request, prompt: Sequence[int], reset: bool) -> Any:
-    """The tokens that decide which slot serves best; None where they are none."""
+    """Return the tokens by which a slot is chosen; None where they are invalid."""
     if request.rests_on is not None:
         return request.rests_on
     try:
@@ -191,7 +191,7 @@ def _answer(
     options: dict[str, Any],
     rest: list[int],
 ) -> Tokens:
-    """The answer's tokens: sampled in the loop where no code of the caller's is asked for each."""
+    """Yield the answer's tokens, sampled in the loop unless code of the caller takes part."""
     criteria = options.get("stopping_criteria")
     if isinstance(criteria, Cancelled) and (criteria.given is None or _idle(llm, request, criteria.given)):
         options = {**options, "stopping_criteria": None}
@@ -214,10 +214,10 @@ def _answer(
 
 
 def _idle(llm: Any, request: Request, criteria: Any) -> bool:
-    """The criteria are the one that upstream gives each chat by a template, and would never end this answer.
+    """The criteria are upstream's for chat templates, and cannot end this answer.
 
-    It looks for the vocabulary's end token as the last one that was decoded (llama_chat_format.py,
-    Jinja2ChatFormatter.__call__). Answers end on that token before it is decoded; a prompt may end with it.
+    Upstream's criterion compares the last decoded token with end tokens (llama_chat_format.py,
+    Jinja2ChatFormatter.__call__). Answers end on such a token before it is decoded; a prompt may end with it.
     """
     first = next(iter(criteria), None) if isinstance(criteria, llama_cpp.StoppingCriteriaList) else None
     if first is None or len(criteria) != 1 or getattr(first, "__qualname__", None) != _CRITERION:
@@ -231,9 +231,9 @@ def _idle(llm: Any, request: Request, criteria: Any) -> bool:
 
 
 def _lock_step(llm: Any, options: dict[str, Any], tokens: list[int], index: int) -> Tokens:
-    """The tokens of an answer, each sampled by its caller: upstream's loop (llama.py, Llama.generate).
+    """Yield the tokens of an answer, sampled in the caller's thread as in upstream's `Llama.generate`.
 
-    `tokens` are evaluated first; the row of token `index`, and each that follows it, is sampled from.
+    `tokens` are evaluated first; the first sample uses the row of token `index`.
     """
     criteria = options.get("stopping_criteria")
     arguments = {name: value for name, value in options.items() if name not in ("stopping_criteria", "reset")}
@@ -272,7 +272,7 @@ def _sampler(llm: Any, options: dict[str, Any]) -> RowSampler:
 def _run_ahead(
     llm: Any, request: Request, sampler: RowSampler
 ) -> Generator[int, Sequence[int] | None, list[int]]:
-    """The tokens that the loop samples; returns the last one, and those sent, where it samples no more."""
+    """Yield the tokens that the loop samples; return the last one and sent ones to continue in lock step."""
     loop, view, feed = llm.requests.loop, request.view, Feed()
     context = llm._ctx
     progress = request.progress
@@ -282,7 +282,7 @@ def _run_ahead(
     def sample(executor: Executor) -> int:
         return sampler.sample_at(context, executor.live.row.place())
 
-    pauses = request.pauses or _always  # who drives `generate` may leave at any token
+    pauses = request.pauses or _always  # a caller of `generate` may stop at any token
     count, last, process = 0, -1, os.getpid()
     try:
         loop.submit(request, lambda _: answer_steps(request, feed, sample, pauses), feed)
@@ -297,7 +297,7 @@ def _run_ahead(
                 view.n_tokens = total + count - 1
             last = token
             sent = yield token
-            if sent is not None or os.getpid() != process:  # of a child nobody decodes ahead
+            if sent is not None or os.getpid() != process:  # a forked child continues in lock step
                 progress.said, progress.decoded = [], 0
                 return [token, *(sent or ())]
     finally:
@@ -310,7 +310,7 @@ def _always(token: int) -> bool:
 
 
 def decode_ahead(llm: Any, prompt: str | Sequence[int] | Sequence[dict[str, Any]]) -> RequestReport:
-    """Decode a prompt (text, token ids or chat messages); what that took."""
+    """Decode a prompt (text, token ids or chat messages), and return its report."""
     if isinstance(prompt, str):
         prompt = llm.tokenize(prompt.encode("utf-8"), special=True)
     words: list[Any] = list(prompt)

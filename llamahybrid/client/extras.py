@@ -1,7 +1,7 @@
-"""Extras: what a completion may ask for beyond the arguments of `llama_cpp.Llama.create_completion`.
+"""Extras: options of a completion beyond the arguments of `llama_cpp.Llama.create_completion`.
 
-A context variable hands them through upstream's chat formats, which know no further arguments. A completion
-takes them when it is made, and keeps them wherever its stream is advanced later.
+A context variable passes them through upstream's chat formats, which take no further arguments. A completion
+reads them when it is made, and keeps them in any later context.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from llamahybrid.client.thought import Thinking
 
 @dataclass(frozen=True)
 class Extras:
-    """What one request asks for."""
+    """Extra options of one request."""
 
     samplers: Samplers | None = None
     stop_token_ids: frozenset[int] = frozenset()
-    """Tokens that end the answer, and are no part of it."""
+    """Tokens that end the answer and are not part of it."""
     truncate: int | None = None
-    """Only so many tokens of the prompt are used, its last ones."""
+    """Number of last tokens of the prompt to use; None: all."""
     thinking: Thinking | None = None
-    """How answers think; None: nobody looks."""
+    """Markers and budget of thoughts; None: thoughts are not recognized."""
     spelt: frozenset[int] = frozenset()
-    """Control tokens that the text of an answer has, too."""
+    """Control tokens that the text of an answer includes."""
     prompt_only: bool = False
     """With `echo`: the answer is the prompt and its log-probabilities alone."""
     on_token: Callable[[int, int], None] | None = None
@@ -42,13 +42,13 @@ _extras: ContextVar[Extras] = ContextVar("llamahybrid.extras", default=NO_EXTRAS
 
 
 def current_extras() -> Extras:
-    """The extras of the request that is being made in this context."""
+    """Return the extras of this context."""
     return _extras.get()
 
 
 @contextmanager
 def asking(extras: Extras) -> Iterator[None]:
-    """Completions that are made inside the block have these extras."""
+    """Give completions that are made inside the block these extras."""
     token = _extras.set(extras)
     try:
         yield

@@ -1,6 +1,6 @@
-"""Handles: which requests belong together, to be cancelled and told of; and the salt that they have.
+"""Handles: groups of requests, to be cancelled and reported together, and their salt.
 
-A context variable says so where a request is made. What was made keeps it, wherever it is advanced later.
+A context variable holds the handle for new requests. A request keeps its handle in any later context.
 """
 
 from __future__ import annotations
@@ -9,35 +9,31 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
-from typing import Any, Protocol
+from typing import Any
 
 from llamahybrid.client.salt import SHARED
 from llamahybrid.core.report import PromptProgress, RequestReport, sentence
 from llamahybrid.core.request import Request
 
 
-class Cancels(Protocol):
-    """Whose requests a handle has."""
-
-    def cancel(self, request: Request | None = None) -> None:
-        """End this request."""
-
-
 class RequestHandle:
     """The requests made inside `with llm.request() as handle:`, streams included; safe from any thread."""
 
-    def __init__(self, owner: Cancels, part_of: RequestHandle | None = None, salt: bytes = SHARED) -> None:
-        """`part_of`: its requests are also those of this one; `salt`: theirs (see `salt.digest`)."""
+    def __init__(self, owner: Any, part_of: RequestHandle | None = None, salt: bytes = SHARED) -> None:
+        """`owner`: the `Requests` of a model; `part_of`: a handle that gets the requests, too.
+
+        `salt`: digest of their salt (see `salt.digest`).
+        """
         self.on_progress: Callable[[PromptProgress], None] | None = None
-        """Told of the progress of their prompts, instead of `Llama.on_progress`."""
+        """Called with the progress of prompts, instead of `Llama.on_progress`."""
         if part_of is not None:
             self.on_progress = part_of.on_progress
         self.salt = salt
-        """Digest of the salt that its requests have."""
+        """Digest of the salt of its requests."""
         self.open = False
         """Its `with` block runs."""
         self.outer: RequestHandle | None = None
-        """The handle whose block it stands in."""
+        """The handle of the enclosing block."""
         self._owner = owner
         self._part_of = part_of
         self._requests: list[Request] = []
@@ -51,7 +47,7 @@ class RequestHandle:
             self._owner.cancel(request)
 
     def drop(self) -> None:
-        """Nobody waits for what comes of them: `cancel`, and those in line raise RequestCancelled at once."""
+        """Cancel without a reader: waiting requests raise RequestCancelled at once."""
         self._unwanted = True
         for request in list(self._requests):
             request.unwanted = True
@@ -64,11 +60,11 @@ class RequestHandle:
 
     @property
     def reasons(self) -> list[str]:
-        """How each of their prompts started (see `report.sentence`), naming no token."""
+        """The start of each prompt, in words without tokens (see `report.sentence`)."""
         return [sentence(r.progress.plan, None) for r in self._requests if r.progress is not None]
 
     def add(self, request: Request) -> None:
-        """One more request."""
+        """Add a request."""
         self._requests.append(request)
         if self._unwanted:  # no |=: it would undo what `drop` says between its read and its write
             request.unwanted = True
@@ -78,20 +74,20 @@ class RequestHandle:
             self._part_of.add(request)
 
     def entered(self) -> RequestHandle:
-        """Itself, as if its block ran from here on."""
+        """Return the handle, as if its block began here."""
         self.outer, self.open = _handle.get(), True
         return self
 
-    def of(self, owner: Cancels) -> bool:
-        """Its requests are those of this model."""
+    def of(self, owner: Any) -> bool:
+        """The handle has requests of this model."""
         return self._owner is owner
 
 
 _handle: ContextVar[RequestHandle | None] = ContextVar("llamahybrid.request", default=None)
 
 
-def handle_here(owner: Cancels) -> RequestHandle | None:
-    """What requests of a model that are made here and now belong to: the innermost of its own."""
+def handle_here(owner: Any) -> RequestHandle | None:
+    """Return the innermost handle of this context for requests of a model."""
     handle = _handle.get()
     while handle is not None and not (handle.open and handle.of(owner)):
         handle = handle.outer
@@ -100,19 +96,19 @@ def handle_here(owner: Cancels) -> RequestHandle | None:
 
 @contextmanager
 def made_with(handle: RequestHandle) -> Generator[RequestHandle, None, None]:
-    """Requests made in this context belong to `handle`."""
+    """Add requests made in this context to `handle`."""
     try:
         _handle.set(handle.entered())
         yield handle
     finally:
         handle.open = False
-        if _handle.get() is handle:  # a generator may leave in another context, or after others came
+        if _handle.get() is handle:  # a generator may end in another context, or later than inner blocks
             _handle.set(handle.outer)
 
 
 @contextmanager
 def belonging_to(handle: RequestHandle) -> Generator[None, None, None]:
-    """Requests made by the body belong to a handle that is open elsewhere."""
+    """Add requests made in the block to a handle that is open elsewhere."""
     around = _handle.get()
     try:
         _handle.set(handle)
@@ -122,7 +118,7 @@ def belonging_to(handle: RequestHandle) -> Generator[None, None, None]:
 
 
 def advanced_for(handle: RequestHandle, made: Iterator[Any]) -> Generator[Any, None, None]:
-    """A stream; requests that are made only while it is advanced belong to a handle, too."""
+    """Advance a stream; requests that are made on the way belong to a handle, too."""
     try:
         while True:
             with belonging_to(handle):
@@ -136,7 +132,7 @@ def advanced_for(handle: RequestHandle, made: Iterator[Any]) -> Generator[Any, N
 
 
 def takes_salt(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of `Llama` that makes a request, and `cache_salt`, as in `request(cache_salt)`."""
+    """Add the argument `cache_salt`, as of `request(cache_salt)`, to a method of `Llama`."""
 
     @wraps(method)
     def salted(llm: Any, *args: Any, cache_salt: str | None = None, **kwargs: Any) -> Any:

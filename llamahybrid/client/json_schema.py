@@ -1,8 +1,8 @@
 """JSON answers that follow a schema, enforced by llguidance while the answer is sampled.
 
-llama-cpp-python writes a schema out as GBNF rules: strings of such an answer may hold raw newlines, and
-keywords such as `minimum`, `uniqueItems` or `required` outside of `properties` are ignored without a word.
-llguidance follows a keyword or refuses the schema.
+llama-cpp-python converts a schema to GBNF rules, which allow raw newlines in strings and silently ignore
+keywords such as `minimum`, `uniqueItems` or `required` outside of `properties`. llguidance follows a keyword
+or refuses the schema.
 
 Without the package `llguidance` (it comes with `llamahybrid[server]`) upstream's rules are used.
 """
@@ -36,8 +36,8 @@ logger = logging.getLogger("llamahybrid")
 Logits = npt.NDArray[np.single]
 
 WHITESPACE = " ?"
-"""Between two tokens of JSON, as in upstream's rules (llama_cpp/llama_grammar.py, SPACE_RULE). Where any
-number of spaces is allowed, a model may fill an answer with them."""
+"""Between two tokens of JSON, as in upstream's rules (llama_cpp/llama_grammar.py, SPACE_RULE). Without a
+limit a model may fill an answer with spaces."""
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 """The schema of `{"type": "json_object"}` without one."""
@@ -84,7 +84,7 @@ class Constraint:
         self._prompt: int | None = None
         self._consumed: list[int] = []
         self.waits: Callable[[], bool] | None = None
-        """The answer has not begun: it thinks."""
+        """Returns True while the answer is inside its thought, which is not constrained."""
 
     def __call__(self, ids: npt.NDArray[np.intc], scores: Logits) -> Logits:
         """`scores`, shape (n_vocab,), with -inf for each token that breaks the schema."""

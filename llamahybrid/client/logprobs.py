@@ -35,7 +35,7 @@ class AnswerLogprobs:
     """The log-probabilities of an answer's tokens, as they come."""
 
     def __init__(self, llm: Any, best: int | None, before: int, prompt: Sequence[int]) -> None:
-        """`best`: likeliest tokens that are told; None: nothing is. `before`: length of the prompt's text."""
+        """`best`: number of likeliest tokens; None: no log-probabilities. `before`: length of the prompt."""
         self._llm = llm
         self._best = best
         self._before = before
@@ -43,7 +43,7 @@ class AnswerLogprobs:
         self._told: Logprobs | None = None
 
     def add(self, token: int, said: list[int], text: bytes) -> None:
-        """The next token of an answer, and what was said before it."""
+        """Add the next token of an answer, behind the tokens `said` and their `text`."""
         if self._best is None:
             return
         row, self._row = self._llm._scores[self._row], self._row + 1
@@ -59,7 +59,7 @@ class AnswerLogprobs:
             self._told[name].append(value)
 
     def take(self) -> Logprobs | None:
-        """Those that were not told yet."""
+        """Return the log-probabilities since the last call."""
         told, self._told = self._told, None
         return told
 

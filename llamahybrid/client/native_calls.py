@@ -1,10 +1,10 @@
 """NativeCalls: calls into a model outside of its requests, which `close` waits for and then refuses.
 
-Any thread tokenizes at any time, without a ticket: upstream's chat handlers do it before they ask for one.
-The library reads freed memory where the model goes meanwhile.
+Any thread may tokenize at any time, as upstream's chat handlers do before they make a request. The library
+would read freed memory if the model were closed during a call.
 
-A call leaves its frame here while it runs. One that an interrupt ended before it could take it away again
-is told by that (see `executes`), and no lock is waited for, so that finalisers may do all of it.
+Each call registers its frame while it runs. An interrupt may leave a frame registered, but then it no longer
+executes (see `executes`). There are no locks, so that finalizers may use everything here.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ Result = TypeVar("Result")
 
 
 class NativeCalls:
-    """The calls that run on a model outside of its requests, and whether there may be more."""
+    """The calls that run on a model outside of its requests."""
 
     def __init__(self) -> None:
         self.frames: set[FrameType] = set()
-        """Of calls that run, and of some that an interrupt ended."""
+        """Frames of running calls, and of some that an interrupt ended."""
         self.closed = False
         """Calls are refused."""
         _all.add(self)
 
     def run(self, work: Callable[..., Result], *args: Any) -> Result:
-        """`work(*args)`, which `end` waits for. Raises ModelClosed after that."""
+        """Run `work(*args)`, which `end` waits for. Raises ModelClosed afterwards."""
         self.frames.add(_getframe())
         try:
-            self.require_open()  # who ends them says so first, and looks at the frames then
+            self.require_open()  # `end` sets `closed` before it looks at the frames
             return work(*args)
         finally:
             self.frames.discard(_getframe())
@@ -55,26 +55,26 @@ class NativeCalls:
             raise ModelClosed("the model is closed")
 
     def require_outside(self) -> None:
-        """Raise RuntimeError in the middle of a call of this thread, where finalisers may run."""
+        """Raise RuntimeError inside a call of this thread, where finalizers may run."""
         if self._below():
             raise RuntimeError("a model cannot be closed from inside one of its own calls")
 
     def end(self) -> None:
-        """Refuse calls from now on, and wait for those that run. Raises RuntimeError inside of one."""
+        """Refuse calls from now on, and wait for running ones. Raises RuntimeError inside of one."""
         self.require_outside()
         self.closed = True
         while self._running():
             time.sleep(POLL)
 
     def end_unless_running(self) -> bool:
-        """Refuse calls from now on; False, with nothing changed, where one runs. For finalisers."""
+        """Refuse calls from now on; False, with nothing changed, where one runs. For finalizers."""
         if not self.closed:
             self.closed = True
             self.closed = not self._running()
         return self.closed
 
     def forget_others(self) -> None:
-        """Of all threads there is only the calling one left, in a process that was forked from it."""
+        """Forget the calls of threads that a forked process does not have."""
         self.frames = self._below()
 
     def _running(self) -> bool:
@@ -83,7 +83,7 @@ class NativeCalls:
         return bool(self.frames)
 
     def _below(self) -> set[FrameType]:
-        """The calls that this thread is in."""
+        """Frames of calls that this thread is inside of."""
         found, frame = set(), sys._getframe(1)
         while frame is not None:
             if frame in self.frames:
@@ -93,9 +93,9 @@ class NativeCalls:
 
 
 def held(method: Callable[..., Result]) -> Callable[..., Result]:
-    """A method as a call that `NativeCalls.end` waits for, of an object that has them as `_calls`.
+    """Make a method a call that `NativeCalls.end` waits for; its object has `_calls`.
 
-    As `NativeCalls.run`, in one call less: it is made for each piece of a text.
+    As `NativeCalls.run`, with one call less, since it runs for each piece of a text.
     """
 
     @wraps(method)
@@ -113,13 +113,13 @@ def held(method: Callable[..., Result]) -> Callable[..., Result]:
 
 
 class GuardedModel(LlamaModel):  # type: ignore[misc]
-    """`llama_cpp._internals.LlamaModel` that is not freed while it is read, nor read when it was."""
+    """`llama_cpp._internals.LlamaModel` that is not freed during calls, nor called afterwards."""
 
     _calls: NativeCalls
 
     @classmethod
     def guard(cls, model: LlamaModel, calls: NativeCalls) -> None:
-        """Turn a model that upstream opened into a guarded one, in place: tokenizers have it, too."""
+        """Turn a model that upstream opened into a guarded one, in place, since tokenizers hold it, too."""
         model._calls = calls
         model.__class__ = cls
 
@@ -130,7 +130,7 @@ for _name, _method in list(vars(LlamaModel).items()):
 
 
 def executes(frame: FrameType) -> bool:
-    """A function's call has not come to its end: only then its frame refuses to be cleared."""
+    """The call of a frame still runs: only then the frame refuses to be cleared."""
     try:
         frame.clear()
     except RuntimeError:
@@ -139,7 +139,7 @@ def executes(frame: FrameType) -> bool:
 
 
 def piece(model: LlamaModel, token: int) -> str:
-    """The text of a token; its id where the model is closed."""
+    """Return the text of a token; its id where the model is closed."""
     try:
         text: bytes = model.detokenize([token], special=True)
     except ModelClosed:

@@ -1,7 +1,7 @@
-"""Requests: what a `Llama` does for those that ask it: whose tokens are meant, salts, steps, reports.
+"""Requests: callers' side of a model's requests: views, salts, steps, reports.
 
-A request is asked for in callers' threads and decoded in the loop's. Inside one of its steps, in whatever
-thread that runs, upstream's attributes are its own.
+A request is made in a caller's thread and decoded in the loop's. Inside its steps, in any thread, upstream's
+attributes are its own.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ class Requests:
     """The requests of one `Llama`."""
 
     def __init__(self, llm: Any, wait: bool | float) -> None:
-        """`wait`: True waits for a slot, False raises `Busy` where there is none, seconds do both."""
-        self._of = ref(llm)  # no cycle: a model is freed when nobody uses it any more
+        """`wait`: True waits for a slot, False raises `Busy` without a free one, seconds do both."""
+        self._of = ref(llm)  # weak: no reference cycle
         self.wait = wait
         self.loop: DecodeLoop | None = None
-        """What decodes; None where upstream does."""
+        """The decode loop; None where upstream decodes."""
         self.seed = 0
-        """Upstream's, which goes on from request to request; not by way of those that have a salt."""
+        """Upstream's seed, which continues from request to request, except from those with a salt."""
         self.salted = False
-        """Some request had a salt."""
+        """Any request had a salt."""
         self.logprobs_on_request = False
-        """Requests with `logprobs` keep the rows that these need, as with `logits_all`, and no others do."""
+        """Requests with `logprobs` keep all rows, as with `logits_all`; others do not."""
         self.several = False
         """There is more than one slot."""
         self._calling: set[Request] = set()
@@ -54,11 +54,11 @@ class Requests:
         self._last: Request | None = None
         self._thread = threading.local()
 
-    # -- whose tokens are meant --------------------------------------------------------------------
+    # -- views -------------------------------------------------------------------------------------
 
     @property
     def inside(self) -> Request | None:
-        """The request in whose step the calling thread is."""
+        """The request whose step runs in the calling thread."""
         stack = getattr(self._thread, "stack", None)
         while stack:
             request, frame = stack[-1]
@@ -69,9 +69,9 @@ class Requests:
 
     @property
     def seen(self) -> View:
-        """Upstream's attributes, to be read: inside a request its own, else what this thread did last.
+        """Upstream's attributes, for reading: inside a request its own, else those of this thread's last one.
 
-        With one slot, and for a thread that has done nothing: what was done last by any.
+        With one slot, and in a new thread: those of the last request of any thread.
         """
         if (request := self.inside) is not None:
             return request.aside if request.aside is not None and self._awaits(request) else request.view
@@ -80,15 +80,14 @@ class Requests:
 
     @property
     def own(self) -> View:
-        """The same, to be changed."""
+        """Upstream's attributes, for changes."""
         if (request := self.inside) is not None:
             if not self._awaits(request):
                 return request.view
             request.aside = request.aside or request.view.fork()
             return request.aside
         view = self._outside()
-        mine = getattr(self._thread, "view", None)
-        if self.several and mine is None:
+        if self._mine() is None:
             view = self._shown.blank()
         elif view.busy:
             view = view.fork()
@@ -99,23 +98,22 @@ class Requests:
         return view
 
     def _awaits(self, request: Request) -> bool:
-        """A task of this request runs, and a signal handler or a finalizer asks in its caller's thread."""
+        """A task of this request runs, and the caller is a signal handler or finalizer in its thread."""
         return request.awaits and self.loop is not None and not self.loop.here
 
     def _outside(self) -> View:
-        mine: View | None = getattr(self._thread, "view", None)
-        return self._shown if mine is None or not self.several else mine
+        return self._mine() or self._shown
 
     def _mine(self) -> View | None:
-        """What this thread did last; with one slot, what was done last by any."""
+        """The view of this thread's last request; with one slot, of the last one of any thread."""
         return getattr(self._thread, "view", None) if self.several else self._shown
 
     def show(self, view: View) -> None:
-        """Upstream's attributes are these from here on, to the calling thread."""
+        """Make this the view of the calling thread."""
         self._thread.view = self._shown = view
 
     def step(self, request: Request, work: Callable[..., Result], *args: Any) -> Result:
-        """`work(*args)` as a step of a request."""
+        """Run `work(*args)` as a step of a request."""
         stack = self._thread.__dict__.setdefault("stack", [])
         entry = request, sys._getframe()
         try:
@@ -126,12 +124,12 @@ class Requests:
             request.entered = False
             if stack and stack[-1] is entry:
                 stack.pop()
-            del entry  # which has this very frame
+            del entry  # it holds this frame
 
     # -- making requests ---------------------------------------------------------------------------
 
     def request(self, completing: bool = False, rows: bool = False) -> Request:
-        """A request that is made here and now, known to the handle of this context.
+        """Make a request, and add it to the handle of this context.
 
         Raises LlamaHybridError in `on_request`.
         """
@@ -155,16 +153,18 @@ class Requests:
     def drive(
         self, request: Request, start: Callable[[], Generator[Any, Any, None]]
     ) -> Generator[Any, Any, None]:
-        """Run a generator as a request, each step of it marked as such; the request ends with it."""
+        """Run a generator in steps of a request, which ends with it."""
         inner: Generator[Any, Any, None] | None = None
         try:
             sent = None
             while True:
-                self._require_salt(request)
+                outer = self.inside
+                if outer is not None and outer is not request and outer.salt != request.salt:
+                    raise LlamaHybridError("a request of one salt cannot be part of one that has another")
                 if inner is None:
                     request.view.seed = secrets.randbits(32) if request.salt else self.seed
                     inner = start()
-                if self.inside is None and request.progress is not None and request.view.busy:
+                if outer is None and request.progress is not None and request.view.busy:
                     self.show(request.view)
                     self.note(request)
                 try:
@@ -179,14 +179,8 @@ class Requests:
             finally:
                 self.end(request)
 
-    def _require_salt(self, request: Request) -> None:
-        """Raise LlamaHybridError where a request is advanced inside one of another salt."""
-        outer = self.inside
-        if outer is not None and outer is not request and outer.salt != request.salt:
-            raise LlamaHybridError("a request of one salt cannot be part of one that has another")
-
     def begin(self, request: Request, reset: bool) -> None:
-        """A request begins: give it its view. `reset` False: it goes on from what this thread has."""
+        """Give a new request its view; `reset` False: it continues this thread's view."""
         self._limit(request)
         before = self._outside()
         outer = self._thread.stack[-2][0] if len(getattr(self._thread, "stack", ())) > 1 else None
@@ -213,17 +207,17 @@ class Requests:
             request.deadline = time.monotonic() + float(self.wait)
 
     def end(self, request: Request) -> None:
-        """A request is over; what its end raises is for its caller."""
+        """End a request; errors of its end are raised here."""
         request.view.busy = False
         if self.several:
-            request.view.sampler = None  # else `sample` would ignore its arguments
+            request.view.sampler = None  # else `sample` ignores its arguments
         if self.loop is not None:
             self.loop.end(request, wait=request.begun and not collecting())
 
     def alone(self, begin: Callable[[Executor], Result], salt: bytes | None = None) -> Any:
-        """A single operation (eval, reset): on the request in whose step it is asked for, or by itself.
+        """Run a single operation (eval, reset): as part of the current request, or as one of its own.
 
-        `salt`: that of whom it is for, if not of what is asked here and now.
+        `salt`: its salt; None: that of the calling context.
         """
         assert self.loop is not None, "upstream decodes"
         self.require_outside_reports()
@@ -238,14 +232,14 @@ class Requests:
             request.over = True
 
     def whole(self, work: Callable[[], Result], completing: bool = False, rows: bool = False) -> Result:
-        """A single operation on the whole context, in the loop's thread, while no other has a slot."""
+        """Run an operation on the whole context, in the loop's thread, while no other request has a slot."""
         loop = self.loop
         assert loop is not None, "upstream decodes"
         self.require_outside_reports()
         if loop.here:
             return work()
         if self.inside is not None and self.several:
-            raise LlamaHybridError("the whole context cannot be had inside a request, with others beside it")
+            raise LlamaHybridError("the whole context is not available inside a request with several slots")
         request = Request(self.own, completing=completing, rows=rows, salt=self.salt())
         if (handle := self.handle()) is not None:
             handle.add(request)
@@ -258,7 +252,7 @@ class Requests:
             executor.claim()
             self._thread.last = None
             try:
-                return (self.step(request, context.run, work),)  # never a generator, which would be steps
+                return (self.step(request, context.run, work),)  # a tuple: a generator would be steps
             finally:
                 inner.append(self._thread.last)
 
@@ -269,10 +263,11 @@ class Requests:
             for last in inner:
                 self._thread.last = last or getattr(self._thread, "last", None)
             request.over = True
-            self.show(request.view)
+            if self.inside is None or self.inside.view is request.view:  # else of a signal handler
+                self.show(request.view)
 
     def beside(self, work: Iterable[Callable[[], Result]]) -> Iterator[Result]:
-        """Do work that needs no slot, one piece after the other, batches of other requests between them.
+        """Run work that needs no slot, piece by piece, between batches of other requests.
 
         Raises RequestCancelled after `cancel`, ModelClosed, LlamaHybridError in `on_request`.
         """
@@ -294,60 +289,58 @@ class Requests:
     # -- salts -------------------------------------------------------------------------------------
 
     def handle(self) -> RequestHandle | None:
-        """What requests that are made here and now belong to."""
+        """The handle of requests that are made in this context."""
         return handle_here(self)
 
     def salt(self) -> bytes:
-        """Digest of the salt of requests that are made here and now: inside a request its own."""
+        """Digest of the salt of requests in this context; inside a request its own."""
         if (request := self.inside) is not None:
             return request.salt
         handle = self.handle()
         return SHARED if handle is None else handle.salt
 
     def next_seed(self) -> int:
-        """What upstream draws the next request's seed from; one with a salt learns nothing of others'."""
+        """Seed from which upstream draws the next request's; random with a salt, to hide other requests'."""
         return secrets.randbits(32) if self.salted and self.salt() else self.seed
 
     def handle_for(self, salt: bytes | None) -> RequestHandle:
-        """A handle for requests with a salt, given by its digest; None: that of those made here and now.
+        """Make a handle for requests with a salt, given by its digest; None: the salt of this context.
 
-        Raises LlamaHybridError inside a request of another one.
+        Raises LlamaHybridError inside a request of another salt.
         """
         here = self.salt()
         salt = here if salt is None else salt
         if salt != here and self.inside is not None:
-            raise LlamaHybridError("a request inside another one has that one's salt")
+            raise LlamaHybridError("a request inside another one has the same salt")
         self.salted |= salt != SHARED
         return RequestHandle(self, salt=salt)
 
     def stream(self, made: Iterator[Any]) -> Iterator[Any]:
-        """A stream that was made here and now: whatever it asks for later, it does with this salt."""
+        """Keep the salt of this context for the later requests of a stream."""
         handle, salt = self.handle(), self.salt()
         return advanced_for(RequestHandle(self, handle, salt).entered(), made)
 
     def refuse_salt(self) -> None:
-        """There is no prompt cache. Raises LlamaHybridError for what is asked under a salt all the same."""
+        """Raise LlamaHybridError for a salt where there is no prompt cache."""
         if self.salted and self.salt():
             raise LlamaHybridError("upstream's own reuse knows no cache_salt: leave out prompt_cache=False")
 
     # -- cancelling and reports --------------------------------------------------------------------
 
     def cancel(self, request: Request | None = None) -> None:
-        """End this request, or all that run; takes no lock, so that a signal handler may call it."""
-        if self.loop is None:
-            return
-        if request is None:
+        """Cancel a request, or all; takes no lock, so that a signal handler may call it."""
+        if self.loop is not None and request is not None:
+            self.loop.cancel(request)
+        elif self.loop is not None:
             self.loop.cancel_all()
             for each in list(self._calling):
                 self.loop.cancel(each)
-        else:
-            self.loop.cancel(request)
 
     @property
     def last(self) -> Progress | None:
-        """What `last_request` tells of: the calling thread's, or the last of all if it made none.
+        """The progress for `last_request`: the calling thread's last request, or else that of any thread.
 
-        Only of the salt that requests made here have; the thread's own outside of any, too.
+        Requests of other salts than this context's are left out, except the thread's own outside of a salt.
         """
         own: Request | None = getattr(self._thread, "last", None)
         salt = self.salt() if self.salted else SHARED
@@ -357,43 +350,35 @@ class Requests:
         return last.progress if last is not None and last.salt == salt else None
 
     def note(self, request: Request) -> None:
-        """`last_request` tells of this one, to this thread, and to those that made none."""
+        """Make this request the `last_request` of this thread, and of threads without one."""
         self._last = self._thread.last = request
 
     def report(self, progress: Progress) -> RequestReport:
-        """What a request did, as its user is told."""
+        """Return the report of a request."""
         llm = self._of()
-        assert llm is not None, "whoever asks holds it"
+        assert llm is not None, "the caller holds it"
         return progress.report(self._spell, explain=llm._explain)
 
     def _spell(self, token: int) -> str:
-        """The text of one token; its id where it has none (what was decoded natively, a closed model)."""
+        """Return the text of a token; its id for native content and for a closed model."""
         llm = self._of()
         if llm is None or not 0 <= token < llm._n_vocab:
             return str(token)
         return piece(llm._model, token)
 
-    def tell_weakly(self) -> Callable[[Request], None]:
-        """`tell` for the loop, which must not keep its model alive."""
-        own = ref(self)
+    def reporter(self) -> Callable[[Request], None]:
+        """Return a function that calls `on_request`, for the loop, which must not keep its model alive."""
+        of = self._of
 
-        def tell(request: Request) -> None:
-            requests = own()
-            if requests is not None:
-                requests.tell(request)
+        def report(request: Request) -> None:
+            llm = of()
+            if llm is not None and llm.on_request is not None and request.progress is not None:
+                llm.requests._tell(llm.on_request, llm.requests.report(request.progress))
 
-        return tell
-
-    def tell(self, request: Request) -> None:
-        """Report a request that is over; called in the loop's thread."""
-        llm = self._of()
-        told = None if llm is None else llm.on_request
-        if told is None or request.progress is None:
-            return
-        self._tell(told, self.report(request.progress))
+        return report
 
     def _tell(self, told: Callable[[Any], None], item: Any) -> None:
-        """`told(item)`, which must not use the model."""
+        """Call `told(item)`, which must not use the model."""
         self._thread.telling = True
         try:
             told(item)
@@ -401,11 +386,11 @@ class Requests:
             self._thread.telling = False
 
     def require_outside_reports(self) -> None:
-        """Raise LlamaHybridError inside `on_request` and `on_progress`, which run where batches do.
+        """Raise LlamaHybridError inside `on_request` and `on_progress`, which run in the loop's thread.
 
-        Also in finalizers that the garbage collector runs in the decode loop's thread, inside an operation.
+        Also in finalizers that the garbage collector runs there, inside an operation.
         """
         if getattr(self._thread, "telling", False):
-            raise LlamaHybridError("on_request and on_progress cannot use their model; do that afterwards")
+            raise LlamaHybridError("on_request and on_progress cannot use their model: use it afterwards")
         if self.loop is not None and self.loop.here and (self.inside is None or collecting()):
             raise LlamaHybridError("a finalizer in the decode loop's thread cannot use its model")

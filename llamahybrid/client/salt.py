@@ -1,9 +1,8 @@
-"""The salt of a request: only requests of one salt share anything.
+"""The salt of a request: only requests of the same salt share state.
 
-What is kept of it is a digest of fixed length, which cannot be turned back: it is part of the names that
-states are stored under (`Computation.namespace`) and of what seals them. Whoever may read the folder of a
-disk cache can try salts out all the same, and reads the tokens there: a salt that has to stay secret is long
-and random, as vLLM asks of its `cache_salt`.
+Only a digest of fixed length is kept, which cannot be reversed: it is part of the names of stored states
+(`Identity.namespace`) and of their seals. A reader of a disk cache's folder can still try out salts, and
+reads the tokens there. So a secret salt is long and random, as vLLM requires of its `cache_salt`.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from typing import Any
 SALT_BYTES = 16
 
 SHARED = b""
-"""Of requests without a salt: the shared default."""
+"""Digest of requests without a salt: the shared default."""
 
 
 def digest(salt: Any) -> bytes:
-    """16 bytes that name a salt; `SHARED` for an empty one. Raises TypeError for what is no text."""
+    """Return 16 bytes for a salt; `SHARED` for an empty one. Raises TypeError unless it is a text."""
     if not isinstance(salt, str):
         raise TypeError(f"cache_salt is a text, not {type(salt).__name__}")
     if not salt:
@@ -29,7 +28,7 @@ def digest(salt: Any) -> bytes:
 
 
 def text_of(salt: Any) -> str:
-    """A model's salt; empty for None. Raises TypeError for what is no text."""
+    """Return a model's salt; empty for None. Raises TypeError unless it is a text."""
     if not isinstance(salt, str | None):
         raise TypeError(f"cache_salt is a text, not {type(salt).__name__}")
     return salt or ""

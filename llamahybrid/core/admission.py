@@ -62,6 +62,14 @@ class Admission:
         self.slots.leave(request)
         self._freed = True
 
+    def clear(self) -> None:
+        """Release all slots, and forget the waiting requests; begun ones continue like preempted ones."""
+        for request in self.slots.seated:
+            request.parked = request.progress is not None and not request.progress.over
+            request.prompt = request.view.ids()
+            self.slots.leave(request)
+        self.waiting, self.running = [], None
+
     def admitted(self) -> Iterator[tuple[Request, Slot | BaseException | None]]:
         """Yield requests whose wait ends: with a slot, an error, or None where they were cancelled.
 
@@ -99,12 +107,12 @@ class Admission:
 
     # -- questions of the running request --------------------------------------------------------------
 
-    def waiting_beside(self) -> int:
+    def others_waiting(self) -> int:
         """Number of requests that decode or wait, without the running one."""
         others = (request for request in (*self.slots.seated, *self.waiting) if request is not self.running)
         return sum(request.task is not None for request in others)
 
-    def wait_for(self, prompt: Tokens) -> bool:
+    def is_awaited(self, prompt: Tokens) -> bool:
         """Other requests of the same salt wait for checkpoints of this prompt, which is decoded now."""
         current = self.running
         if current is None:

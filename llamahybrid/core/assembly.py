@@ -1,4 +1,4 @@
-"""From a model that upstream has opened to what runs requests on it."""
+"""Assembly: build the decode loop of a model that upstream has opened."""
 
 from __future__ import annotations
 
@@ -36,36 +36,36 @@ from llamahybrid.speculation.drafts import Drafts
 logger = logging.getLogger("llamahybrid")
 
 UNMERGED = {"plamo2": "0030"}
-"""Architectures whose batches of several sequences write states to other sequences' places, or end the
-process (src/models/plamo2.cpp multiplies where they begin by n_seqs), and the number of the patch that mends
-it. Without it their answers take turns, by tokens."""
+"""Architectures whose batches of several sequences overwrite other sequences' states or end the process
+(src/models/plamo2.cpp multiplies their offsets by n_seqs), and the number of the patch that fixes it. Without
+it each batch has one sequence."""
 
 
 MOST_CELLS = (1 << 31) - 1
-"""Of all slots: the library counts them in 32 bits."""
+"""Most cells of all slots: the library counts them in 32 bits."""
 
 
 @dataclass(frozen=True)
 class ContextShape:
-    """What a context is made with besides what upstream asks for."""
+    """Parameters of a context beyond upstream's."""
 
     sequences: int
-    """Of one slot: its own, and one to page through. Of several: theirs, each with a KV stream."""
+    """With one slot: its own, and one for paging. With several: one each, with a KV stream."""
     planes: int
     """Rollback planes."""
     slots: int = 1
     flash: bool = False
-    """There is to be flash attention where a GPU computes: who opens the model did not say."""
+    """Use flash attention on GPUs, since the caller did not choose."""
 
     @classmethod
     def of(
         cls, caching: bool, paging: bool, draft_planes: int | None, slots: int, options: Mapping[str, Any]
     ) -> ContextShape:
-        """That of so many slots; `options`: upstream's arguments.
+        """Return the shape for a number of slots; `options`: upstream's arguments.
 
-        The library dies where a batch has no room for one token of each sequence, or for planes and two
-        tokens, and never comes back from a negative `n_ctx` with several sequences. Raises ValueError where
-        there is none for the slots, and for that.
+        The library ends the process where a batch has no room for one token of each sequence, or for the
+        planes and two tokens, and hangs on a negative `n_ctx` with several sequences. Raises ValueError for
+        batches without room for the slots, and for a negative `n_ctx`.
         """
         if (n_ctx := options.get("n_ctx", 512)) < 0:
             raise ValueError("n_ctx counts tokens: 1 or more, or 0 for as many as the model was trained with")
@@ -86,7 +86,7 @@ class ContextShape:
         return cls(sequences, max(0, min(draft_planes, room - 2)) if caching else 0)
 
     def ask_for(self, params: Any) -> Any:
-        """The `llama_context_params` that say so, to be used in place of `params`."""
+        """Return the `llama_context_params` of this shape, in place of `params`."""
         params.n_rs_seq = self.planes
         if self.slots > 1:
             return StreamParams.of(params, self.slots, self.flash and llama_cpp.llama_supports_gpu_offload())
@@ -97,10 +97,10 @@ class ContextShape:
 
 
 def filled_in(params: str, by: str) -> Any:
-    """`model_params` or `context_params` of `Llama`, kept as `params`.
+    """Return a property for `model_params` or `context_params` of `Llama`, stored as `params`.
 
-    Upstream assigns the defaults to it, and fills in its arguments later; in between the attribute `by` asks
-    for what is wanted besides.
+    Upstream assigns the defaults and sets its arguments later; the setter lets the attribute `by` add ours in
+    between.
     """
 
     def get(llm: Any) -> Any:
@@ -114,25 +114,25 @@ def filled_in(params: str, by: str) -> Any:
 
 
 def require_adapter(llm: Any) -> None:
-    """Raise RuntimeError where the LoRA adapter that a model was to be opened with could not be read.
+    """Raise RuntimeError for a LoRA adapter that could not be read.
 
-    Upstream compares the pointer with None, which it never is; the library dies when it decodes with it.
+    Upstream compares the pointer with None, which it never is; a decode with it ends the process.
     """
     if llm.lora_path and not llm._lora_adapter:
         raise RuntimeError(f"Failed to initialize LoRA adapter from lora path: {llm.lora_path}")
 
 
 class Wish(int):
-    """A number of slots that was not given for this very model, and must not make its constructor fail."""
+    """A default number of slots, which must not make a constructor fail."""
 
 
 def attainable_slots(wish: Wish, model_path: str, caching: bool, options: Mapping[str, Any]) -> int:
-    """So many slots where the model and upstream's arguments for it allow for several, else one."""
+    """Return the wanted number of slots where the model and its arguments allow several, else 1."""
     if wish == 1 or not caching:
         return 1
     reason = ""
     if options.get("draft_model") is not None:
-        reason = "its program gives a draft_model, which is asked where requests run alone"
+        reason = "its program gives a draft_model, which needs a single slot"
     try:
         ContextShape.of(caching, True, None, wish, options)
     except ValueError as error:
@@ -143,7 +143,7 @@ def attainable_slots(wish: Wish, model_path: str, caching: bool, options: Mappin
 
 
 def slots_for(wanted: int, model_path: str, caching: bool, options: Mapping[str, Any]) -> int:
-    """The slots that a model is opened with. Raises ValueError for several without a prompt cache."""
+    """Return the number of slots of a model. Raises ValueError for several without a prompt cache."""
     if isinstance(wanted, Wish):
         return attainable_slots(wanted, model_path, caching, options)
     if wanted > 1 and not caching:
@@ -154,11 +154,8 @@ def slots_for(wanted: int, model_path: str, caching: bool, options: Mapping[str,
 def assemble(
     llm: Any, n_parallel: int, cache: PromptCache, files: ModelFiles, paging: bool
 ) -> DecodeLoop | None:
-    """Probe the memory, guard the context, and make the loop that decodes in it, with so many slots.
-
-    None where the context has no memory (encoders).
-    """
-    with ThreadPoolExecutor(1) as apart:  # OpenMP keeps threads for each thread that has computed, and lives
+    """Probe the memory, guard the context, and return its decode loop; None without memory (encoders)."""
+    with ThreadPoolExecutor(1) as apart:  # OpenMP keeps a team for each living thread that has computed
         profile = apart.submit(
             probe, llm._ctx, bool(llm.context_params.swa_full), n_parallel, paging
         ).result()
@@ -199,10 +196,10 @@ def assemble(
         executors.append(Executor(runner, drafts, view))
     guarded.live = executors[0].live
     slots = Slots(executors)
-    loop = DecodeLoop(slots, shared, Scheduler(meter, llm.n_batch, _merges(llm)), llm.requests.tell_weakly())
-    if n_parallel == 1:  # else sequence 0 is a slot's
+    loop = DecodeLoop(slots, shared, Scheduler(meter, llm.n_batch, _merges(llm)), llm.requests.reporter())
+    if n_parallel == 1:  # else sequence 0 belongs to a slot
         guarded.outside = OutsideTokens(guarded.live, partial(_hold, ref(llm.requests)))
-    else:  # with one slot nobody else holds any
+    else:  # with one slot there are no other sequences
         shared.clearing = slots.store_attention
     return loop
 
@@ -214,10 +211,7 @@ def _merges(llm: Any) -> bool:
 
 
 def _hold(requests: ref[Any], tokens: Tokens) -> bool:
-    """Make context memory hold just these tokens, which others go on from.
-
-    False, with nothing done, in the loop's thread, whose memory it is.
-    """
+    """Restore exactly these tokens for other code; False, with nothing done, in the loop's thread."""
     made = requests()
     if made is None or made.loop is None or made.loop.here:
         return False

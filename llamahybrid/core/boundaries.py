@@ -1,8 +1,8 @@
-"""Where messages, and marked parts of them, start in a token list.
+"""Boundaries: starts of messages, and of marked parts of them, in a token list.
 
 Chat templates open every message with a control token of the vocabulary (`<|im_start|>`, `<start_of_turn>`)
-and mark parts such as thinking with control or user-defined ones (`<think>`). History that a client sends
-back differs from what was evaluated exactly at such places.
+and mark parts such as thinking with control or user-defined tokens (`<think>`). A history that a client sends
+back differs from the evaluated one at such places.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Boundaries:
 
     def find(self, tokens: Tokens) -> list[int]:
         """Positions in (0, n), ascending, where a message or a marked part starts."""
-        known = tokens >= 0  # natively decoded content has no attributes
+        known = tokens >= 0  # natively decoded content has none
         ids = np.where(known, tokens, 0)
         for token in np.unique(ids[self._kind[ids] == _UNASKED]).tolist():
             self._kind[token] = self._ask(token)

@@ -1,4 +1,4 @@
-"""Checkpoints: what a schedule asks for is taken from the live sequence and handed to the cache."""
+"""Checkpoints: take those that a schedule asks for, and hand them to the prompt cache."""
 
 from __future__ import annotations
 
@@ -17,55 +17,55 @@ from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache.base import LiveState, LiveView, Logits, Tokens, clipped
 
 RETURNS = 10
-"""Of so many tails that a chat drops, one is taken to be asked for again."""
+"""Dropped tails of chats for each one that is assumed to be asked for again."""
 
 SEGMENT_TOKENS = 1024
-"""Where attention is all of the state, any part of a chat is of use: such pieces are stored and read."""
+"""Size of stored segments where attention is all of the state, so that any of them is of use."""
 
 
 @dataclass(frozen=True, eq=False)
 class _PromptEnd:
-    """The logits that a prompt's answer was sampled from; of its tokens, whatever lies in memory now."""
+    """The logits behind a prompt, kept while its tokens are live."""
 
     namespace: str
     tokens: Tokens
     logits: Logits
 
     def lies_in(self, view: LiveView) -> bool:
-        """What is live begins with this prompt."""
+        """The live tokens begin with this prompt."""
         n = len(self.tokens)
         return self.namespace == view.namespace and np.array_equal(self.tokens, view.tokens[:n])
 
 
 class Checkpoints:
-    """Those of one live sequence."""
+    """Takes the checkpoints of one live sequence."""
 
     def __init__(self, live: LiveSequence, cache: PromptCache, meter: CostMeter) -> None:
         self.known = LiveState(lambda: live.tokens)
-        """What the cache follows of it, and whether that is forgotten meanwhile."""
+        """The live tokens as the cache follows them, and whether they were forgotten."""
         self.owes_attention = False
-        """Attention was to be stored once nobody waits for that."""
+        """Attention is still to be stored, once no request waits."""
         self._live = live
         self.cache = cache
         cache.attach(live.shared)
         self.meter = meter
         self._prompt_end: _PromptEnd | None = None
         self._read_seconds = 0.0
-        """What a token of the live sequence took when all of it was read; 0: it never was."""
+        """Seconds a token when all of the live sequence was read; 0 before the first time."""
 
     def view(self, reuse_limit: int | None = None) -> LiveView:
-        """The live sequence as the cache needs to know it."""
+        """Return the cache's view of the live sequence."""
         view = replace(self._live.view(reuse_limit), state=self.known)
         end = self._prompt_end
         if end is None or not view.storable or not end.lies_in(view):
-            self._prompt_end = None  # what was said goes with what is live
+            self._prompt_end = None
             return view
         return replace(view, end_logits=(len(end.tokens), end.logits))
 
     def depth(self, prompt: Tokens, salt: bytes | None = None) -> int:
-        """Tokens of a prompt that a request would not have to decode now; changes nothing, reads no disk.
+        """Return the number of prompt tokens that need no decode now; changes nothing, reads no disk.
 
-        `salt`: that of the request; None: that of what is live.
+        `salt`: the request's; None: that of the live tokens.
         """
         view, identity = self.view(), self._live.identity
         if salt is not None and not identity.serves(salt):
@@ -77,9 +77,9 @@ class Checkpoints:
     def carry_out(
         self, actions: Actions, request: Progress | None = None, *, deep: bool = True, after: int = 0
     ) -> None:
-        """Do what a schedule answered, one after the other; `deep` as in `LiveSequence.fault`.
+        """Carry out the actions of a schedule, in order; `deep` as in `LiveSequence.fault`.
 
-        `after`: no attention before that is to be stored.
+        `after`: store no attention before this position.
         """
         row = self._live.row
         for action in actions:
@@ -112,7 +112,7 @@ class Checkpoints:
     def checkpoint(
         self, request: Progress | None, logits: Logits | None = None, *, deep: bool = True
     ) -> bool:
-        """Take and store a checkpoint at the tip; False if it cannot be proven or does not fit."""
+        """Take and store a checkpoint at the tip; False if it cannot be verified or does not fit."""
         clock = time.perf_counter()
         record = self._live.checkpoint(self.cache.buffer, deep=deep)
         if record is None:
@@ -126,7 +126,7 @@ class Checkpoints:
         return stored
 
     def stage(self, request: Progress) -> None:
-        """Copy the tip's state, and keep the copy back until the prompt is proven (`admit_staged`)."""
+        """Copy the tip's state, for `admit_staged` after the prompt is verified."""
         clock = time.perf_counter()
         record = self._live.snapshot(self.cache.buffer, deep=False)
         if record is not None:
@@ -145,7 +145,7 @@ class Checkpoints:
     def page_out(self, *, deep: bool, after: int = 0) -> None:
         """Store the attention that the live sequence's checkpoints need, where it is not stored yet.
 
-        `after`: none before that.
+        `after`: store none before this position.
         """
         view, live = self.view(), self._live
         ranges = clipped(self.cache.missing(view), len(view.tokens), after)
@@ -163,9 +163,9 @@ class Checkpoints:
         self.owes_attention = False
 
     def worth_reading(self, tail: int) -> bool:
-        """Attention of the last `tail` live tokens, which go, is worth what storing it takes now.
+        """Storing the attention of the last `tail` live tokens is worth its time.
 
-        It always is, but where all that stays has to be read, too.
+        Always true, unless the pager reads the remaining tokens, too.
         """
         pager = self._live.profile.pager
         if pager is None or not pager.reads_whole or self.cache.serves_others:
@@ -175,6 +175,6 @@ class Checkpoints:
 
 
 def _pieces(start: int, end: int) -> list[tuple[int, int]]:
-    """[start, end) in pieces of `SEGMENT_TOKENS`, wherever it starts."""
+    """Split [start, end) at multiples of `SEGMENT_TOKENS`."""
     borders = range(start - start % SEGMENT_TOKENS + SEGMENT_TOKENS, end, SEGMENT_TOKENS)
     return list(itertools.pairwise((start, *borders, end)))

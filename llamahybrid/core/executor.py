@@ -21,7 +21,7 @@ from llamahybrid.core.request import Request
 from llamahybrid.core.runner import Runner
 from llamahybrid.core.view import View
 from llamahybrid.errors import ContextOverflow, DecodeError, LlamaHybridError, RequestSuperseded
-from llamahybrid.memory.adoption import adopt_native, take_over
+from llamahybrid.memory.adoption import adopt_native
 from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.speculation.drafts import Drafts
@@ -71,10 +71,6 @@ class Executor:
         """Empty the live sequence where it belongs to another salt than the view."""
         if not self.live.identity.serves(self.view.salt):
             self.runner.serve(self.view.salt)
-
-    def take_over(self, other: Executor) -> None:
-        """Move the live sequence of another slot here."""
-        take_over(self.live, other.live)
 
     # -- a prompt --------------------------------------------------------------------------------
 
@@ -149,7 +145,6 @@ class Executor:
         view.true_rows = 0
         progress = self.runner.begin(prompt, rows if view.keeps_rows else None)
         rest = _text(prompt[live.n :])
-        progress.salt = request.salt
         progress.prompt = prompt
         request.progress = progress
         if request.after is None:  # further answers to the same prompt are not reported

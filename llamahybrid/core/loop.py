@@ -9,42 +9,29 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import sys
-import threading
-import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from llamahybrid.core.admission import Admission
-from llamahybrid.core.batch import Decode, Reader
-from llamahybrid.core.executor import Executor, SequenceChanged
-from llamahybrid.core.leaving import end
+from llamahybrid.core.batch import Reader
+from llamahybrid.core.executor import Executor
 from llamahybrid.core.loop_thread import LoopThread
 from llamahybrid.core.messages import Call, End, Look, Message, Resume, Run, Stop
-from llamahybrid.core.nested import NestedRequests
 from llamahybrid.core.reply import Reply
 from llamahybrid.core.request import Request, Task, this_thread
-from llamahybrid.core.scheduler import Part, Scheduler
+from llamahybrid.core.scheduler import Scheduler
 from llamahybrid.core.slots import Slot, Slots
-from llamahybrid.core.stoppable import StoppableBatches
 from llamahybrid.core.tasks import Tasks
-from llamahybrid.errors import DecodeError, ModelClosed, RequestCancelled
+from llamahybrid.errors import ModelClosed, RequestCancelled, RequestSuperseded
 from llamahybrid.memory.shared import SharedContext
 
 logger = logging.getLogger("llamahybrid")
-
-ABORTED = 2
-"""Result of llama_decode when its abort callback said so (include/llama.h)."""
-
-GRACE_SHARE = 0.25
-"""Longest delay of a batch for answers whose readers asked at once the last time: a share of a step,"""
-
-GRACE_SECONDS = 2e-3
-"""and at least this many seconds."""
 
 EXIT_SECONDS = 10.0
 """Longest wait of the interpreter's exit for a running batch."""
@@ -54,9 +41,9 @@ class DecodeLoop:
     """Runs the requests of one model, one in each slot."""
 
     def __init__(
-        self, slots: Slots, shared: SharedContext, scheduler: Scheduler, tell: Callable[[Request], None]
+        self, slots: Slots, shared: SharedContext, scheduler: Scheduler, report: Callable[[Request], None]
     ) -> None:
-        """`tell` is called with each finished request."""
+        """`report` is called with each finished request."""
         self.slots = slots
         self.admission = Admission(slots)
         self.closed = False
@@ -67,17 +54,18 @@ class DecodeLoop:
         """Work without a slot, oldest first; one is done between two batches."""
         self._shared = shared
         self._scheduler = scheduler
-        self._tell = tell
+        self._tasks = Tasks(slots, self.admission, shared, scheduler, self._cancelled, report)
         self._inbox: SimpleQueue[Message] = SimpleQueue()
+        self._doing: Message | None = None
+        """The message that is processed."""
         self._thread = LoopThread()
-        self._batches = StoppableBatches(slots)
-        self._nested = NestedRequests(slots, self._batches, self._cancelled)
-        self._tasks = Tasks(self.admission, self._nested, self._cancelled)
         self._idle = True
         """The thread waits for a message: no operation on memory is half done."""
-        self._last_words: Callable[[], None] | None = None
+        self._on_end: Callable[[], None] | None = None
+        """Called in the loop's thread after the last request."""
         for slot in slots:
-            slot.runner.others = self.admission
+            slot.runner.others_waiting = self.admission.others_waiting
+            slot.runner.is_awaited = self.admission.is_awaited
         _all.add(self)
 
     # -- from any thread ---------------------------------------------------------------------------
@@ -89,8 +77,6 @@ class DecodeLoop:
 
     def post(self, message: Message) -> None:
         """Send a message; after the end, it is refused in the calling thread."""
-        if self._thread.forked:
-            self._go_on_in_child()
         if not self._ended:
             self._thread.start(self._serve)
         self._inbox.put(message)
@@ -103,7 +89,7 @@ class DecodeLoop:
         However the wait ends, the request is cancelled if the task is not through.
         """
         if self.here:
-            return self._nested.run(request, begin)
+            return self._tasks.nested.run(request, begin)
         reply = Reply()
         try:
             self.submit(request, begin, reply)
@@ -114,7 +100,7 @@ class DecodeLoop:
     def submit(self, request: Request, begin: Callable[[Executor], Any], reply: Reply) -> None:
         """Send a task; `reply` gets its result, or its tokens."""
         if self.closed:
-            raise ModelClosed("the model is closed")
+            raise self._cancelled()
         request.thread, request.reply, request.aside = this_thread(), reply, None
         request.awaits = True
         self.post(Run(Task(request, begin, reply)))
@@ -140,8 +126,8 @@ class DecodeLoop:
             return
         request.cancelled = True
         if request.whole and request.slot is not None:  # one that waits has begun no others
-            self._nested.cancel()
-        self._batches.stop(request)
+            self._tasks.nested.cancel()
+        self._tasks.batches.stop(request)
         if (reply := request.reply) is not None and request.slot is None and not request.begun:
             reply.fail(self._cancelled())  # without waiting for the running batch
         if self._thread.asked:
@@ -163,11 +149,11 @@ class DecodeLoop:
                 self._inbox.put(End(request))
                 return
             reply = Reply()
-            self._end(request, reply)
+            self._tasks.end(request, reply)
             if wait:
                 reply.get()
             return
-        if not (self._thread.asked or self._thread.forked):
+        if not self._thread.asked and request.progress is None:
             request.over = True
             return
         answer = Reply() if wait else None
@@ -175,43 +161,41 @@ class DecodeLoop:
         if answer is not None:
             answer.get()
 
-    def close(self, last_words: Callable[[], None]) -> None:
-        """End the loop: cancel all requests, call `last_words()` in the loop's thread, and wait for that."""
-        if self._thread.forked:
-            self._go_on_in_child()
-        self.closed = True
-        for request in self._known():
-            self.cancel(request)
+    def close(self, on_end: Callable[[], None]) -> None:
+        """End the loop: cancel all requests, call `on_end()` in the loop's thread, and wait for that."""
+        self._refuse()
         if not self._thread.settled():
-            last_words()
+            on_end()
             return
-        self._last_words = last_words
+        self._on_end = on_end
         reply = Reply()
         self._inbox.put(Stop(reply))
         if self._ended:
             self._refuse_rest()
         reply.get()
 
-    def abandon(self, last_words: Callable[[], None]) -> bool:
-        """As `close`, without waiting, for finalisers; False where there is no thread to do it."""
+    def abandon(self, on_end: Callable[[], None]) -> bool:
+        """As `close`, without waiting, for finalizers; False without a thread."""
         self.closed = True
         if not self._thread.alive:
             return False
-        self._last_words = last_words
-        for request in self.slots.seated:
-            self.cancel(request)
+        self._on_end = on_end
+        self._refuse()
         self._inbox.put(Stop())
         return True
 
     def end_at_exit(self) -> None:
-        """End the loop at exit of the interpreter, without last words; wait for that a while."""
-        if not self._thread.alive or sys.is_finalizing():
-            return
+        """End the loop at exit of the interpreter, without `on_end`, and wait a limited time."""
+        if self._thread.alive and not sys.is_finalizing():
+            self._refuse()
+            self._inbox.put(Stop())
+            self._thread.join(EXIT_SECONDS)
+
+    def _refuse(self) -> None:
+        """Refuse new tasks, and cancel all requests."""
         self.closed = True
-        for request in self.slots.seated:
+        for request in self._known():
             self.cancel(request)
-        self._inbox.put(Stop())
-        self._thread.join(EXIT_SECONDS)
 
     def _known(self) -> list[Request]:
         """Requests that run or wait."""
@@ -219,38 +203,35 @@ class DecodeLoop:
 
     # -- the thread --------------------------------------------------------------------------------
 
-    def _go_on_in_child(self) -> None:
-        """Begin anew in a forked process, which has no such thread; an operation it was in is lost."""
-        with _fork_lock:
-            if not self._thread.forked:
-                return
-            self._inbox = SimpleQueue()
-            for request in self._known():
-                if request.slot is not None:
-                    request.parked = request.progress is not None and not request.progress.over
-                    request.prompt = request.view.ids()
-                    self.slots.leave(request)
-            self.admission.waiting = []
-            self._calls.clear()
-            if not self._idle:
-                self._shared.lose_all()
-            self._idle = True
-            self._thread.renew()  # last: until then other threads of this process wait here, too
+    def renew_in_child(self) -> None:
+        """Start anew in a forked process, which has the forking thread alone.
+
+        Requests leave their slots, an operation that ran is lost, and a wait raises RequestSuperseded.
+        """
+        if self.here or not self._thread.asked:
+            return
+        messages: list[Any] = [self._doing, *self._calls, *self._unread(), *self._known()]
+        self.admission.clear()
+        self._inbox = SimpleQueue()
+        self._calls.clear()
+        if not self._idle:
+            self._shared.lose_all()
+        self._idle = True
+        self._thread.renew()
+        for message in messages:
+            reply = getattr(message.task if isinstance(message, Run) else message, "reply", None)
+            if reply is not None:
+                reply.fail(RequestSuperseded("the process was forked while this request ran: ask again"))
 
     def _serve(self) -> None:
         try:
             while self._take():
                 self._admit()
                 self._do_call()
-                if self._grace_left() > 0:
+                if self._scheduler.grace_seconds(self.slots.seated) > 0:
                     continue  # more tokens for the batch are expected
-                wanted = [
-                    (request.task, request.task.wanted)
-                    for request in self.slots.seated
-                    if request.task is not None and isinstance(request.task.wanted, Decode)
-                ]
-                if wanted:
-                    self._decode(self._scheduler.choose(wanted))
+                if wanted := self.slots.wanted():
+                    self._tasks.decode(self._scheduler.choose(wanted))
         except BaseException:
             logger.exception("the decode loop ended")
             self._finish_all(None)
@@ -269,36 +250,21 @@ class DecodeLoop:
                 return True
             finally:
                 self._idle = False
-            wait = 0
+            wait, self._doing = 0, message
             if isinstance(message, Stop):
                 self._finish_all(message.reply)
                 return False
             self._do(message)
+            self._doing = None
 
     def _wait_seconds(self) -> float | None:
         """Longest wait for the next message; None: without limit."""
         if self._calls:
             return 0
-        if any(
-            request.task is not None and isinstance(request.task.wanted, Decode)
-            for request in self.slots.seated
-        ):
-            return self._grace_left()
+        if self.slots.wanted():
+            return self._scheduler.grace_seconds(self.slots.seated)
         self.slots.store_owed(lambda: not self.admission.waiting)
         return self.admission.seconds()
-
-    def _grace_left(self) -> float:
-        """Seconds for which a batch still waits for the next tokens of answers with fast callers."""
-        if len(self.slots) == 1:
-            return 0.0
-        now, grace = time.monotonic(), max(GRACE_SECONDS, GRACE_SHARE * self._scheduler.step_seconds)
-        ready, left = False, 0.0
-        for request in self.slots.seated:
-            if request.task is not None and isinstance(request.task.wanted, Decode):
-                ready = True
-            elif request.away < grace and request.progress is not None and not request.progress.over:
-                left = max(left, request.asked_at + grace - now)
-        return left if ready else 0.0
 
     def _do(self, message: Message) -> None:
         match message:
@@ -313,7 +279,7 @@ class DecodeLoop:
                     elif request not in self.admission.waiting:
                         self.admission.queue(request)
             case End(request, reply):
-                self._end(request, reply)
+                self._tasks.end(request, reply)
             case Look(cancel=True):
                 for request in self._known():
                     self.cancel(request)
@@ -324,13 +290,15 @@ class DecodeLoop:
         """Do the work that has waited longest, unless its request was cancelled."""
         if not self._calls:
             return
-        call = self._calls.popleft()
+        call = self._calls[0]
         try:
             if call.request.cancelled:
                 raise self._cancelled()
             call.reply.put(call.work())
         except BaseException as error:
             call.reply.fail(error)
+        finally:
+            self._calls.popleft()
 
     def _receive(self, task: Task) -> None:
         request = task.request
@@ -361,144 +329,59 @@ class DecodeLoop:
             return ModelClosed("the model is closed")
         return RequestCancelled("the request was cancelled; ask again to go on from where it stopped")
 
-    def _end(self, request: Request, reply: Reply | None) -> None:
-        """End a request: keep its progress, release its slot, report it."""
-        error: BaseException | None = None
-        if not request.over:
-            request.over = True
-            self._tasks.drop(request)
-            try:
-                self.admission.running = request
-                if request.slot is not None:
-                    end(request.slot.executor, request)
-                elif request.progress is not None:
-                    request.progress.over = True
-            except Exception as raised:
-                error = raised
-            finally:
-                if request.slot is not None:
-                    request.slot.executor.view.keep_rows(False)
-                self.admission.leave(request)
-                self.admission.running = None
-            try:
-                self._tell(request)
-            except BaseException as raised:
-                error = error or raised
-        if reply is not None:
-            reply.put(None) if error is None else reply.fail(error)
-        elif error is not None:
-            logger.error("the end of a request that was given up failed", exc_info=error)
-
-    # -- decoding ----------------------------------------------------------------------------------
-
-    def _decode(self, parts: list[Part]) -> None:
-        """Decode one batch, and continue the tasks of its parts."""
-        ready = []
-        for part in parts:
-            request, live = part.task.request, part.wanted.live
-            if request.cancelled:
-                self._tasks.advance(part.task, None, self._cancelled())
-            elif live.n != part.wanted.position or live.state.is_invalid:
-                self._tasks.advance(
-                    part.task, None, SequenceChanged("memory was changed while tokens waited")
-                )
-            else:
-                ready.append(part)
-        if len(ready) < len(parts):
-            return  # an advanced task may have had all buffers zeroed: choose again
-        clock = time.perf_counter()
-        if len(ready) == 1:
-            self._decode_alone(ready[0], clock)
-            return
-        try:
-            faults = self._shared.decode_parts(
-                [(p.wanted.live, p.wanted.tokens[: p.count], p.wanted.rows_of(p.count)) for p in ready]
-            )
-        except BaseException as error:  # decoded alone, only the faulty one fails
-            logger.info("a batch of several requests failed (%s): each goes on alone", error)
-            for part in ready:
-                part.task.alone = True
-                self._tasks.advance(part.task, None, SequenceChanged("a batch of several requests failed"))
-            return
-        self._scheduler.took(ready, time.perf_counter() - clock)
-        for part, fault in zip(ready, faults, strict=True):
-            live, lost = part.wanted.live, None
-            if fault is not None:
-                lost = SequenceChanged(f"memory is not what it should be: {fault}")
-            elif live.state.is_invalid or live.n != part.wanted.position + part.count:
-                # A task before it had the buffers zeroed; its next batch would begin somewhere else.
-                lost = SequenceChanged("another request had the memory zeroed")
-            part.task.alone = fault is not None
-            self._tasks.advance(part.task, part.count, lost)
-
-    def _decode_alone(self, part: Part, clock: float) -> None:
-        error: BaseException | None = None
-        try:
-            self._batches.decode(part.task.request, part.wanted, part.count)
-        except BaseException as raised:
-            error = raised
-            if isinstance(raised, DecodeError) and raised.code == ABORTED and part.task.request.cancelled:
-                error = self._cancelled()
-        else:
-            part.task.alone = False
-            self._scheduler.took([part], time.perf_counter() - clock)
-        self._tasks.advance(part.task, part.count, error)
-
     # -- the end -----------------------------------------------------------------------------------
 
     def _finish_all(self, reply: Reply | None) -> None:
-        """End all requests and call the last words; later messages are refused."""
+        """End all requests and call `_on_end`; later messages are refused."""
         self.closed = True
-        for request in list(self.admission.waiting):
-            self.admission.drop(request)
-            if request.task is not None:
-                self._tasks.fail(request.task, self._cancelled())
         while self._calls:
             self._calls.popleft().reply.fail(self._cancelled())
-        for request in self.slots.seated:
-            if request.task is not None:
-                task = request.task
-                self._tasks.drop(request)
+        for request in self._known():
+            task, seated = request.task, request.slot is not None
+            self._tasks.drop(request)
+            if task is not None:
                 self._tasks.fail(task, self._cancelled())
-            self._end(request, None)
+            if seated:
+                self._tasks.end(request, None)
         error: BaseException | None = None
         self._ended = True
-        self._refuse_rest()  # the last words wait for calls whose threads may wait for a reply
+        self._refuse_rest()  # `_on_end` waits for native calls whose threads may wait for a reply
         try:
-            if self._last_words is not None:
-                self._last_words()
+            if self._on_end is not None:
+                self._on_end()
         except BaseException as raised:
             error = raised
-        self._last_words = None
+        self._on_end = None
         self._refuse_rest()
         if reply is not None:
             reply.put(None) if error is None else reply.fail(error)
 
     def _refuse_rest(self) -> None:
         """Refuse messages that came after the end."""
-        while True:
-            try:
-                message = self._inbox.get_nowait()
-            except Empty:
-                return
+        for message in self._unread():
             match message:
                 case Run(task):
                     task.request.task = None
-                    task.reply.fail(ModelClosed("the model is closed"))
-                case Resume(request):
-                    if request.task is not None:
-                        request.task.reply.fail(ModelClosed("the model is closed"))
+                    task.reply.fail(self._cancelled())
+                case Resume(request) if request.task is not None:
+                    request.task.reply.fail(self._cancelled())
                 case End(request, reply):
-                    self._end(request, reply)
+                    self._tasks.end(request, reply)
                 case Call(reply=reply):
-                    reply.fail(ModelClosed("the model is closed"))
-                case Stop(reply):
-                    if reply is not None:
-                        reply.put(None)
+                    reply.fail(self._cancelled())
+                case Stop(reply) if reply is not None:
+                    reply.put(None)
+
+    def _unread(self) -> Iterator[Message]:
+        """Take the messages that are in the inbox, without waiting."""
+        while True:
+            try:
+                yield self._inbox.get_nowait()
+            except Empty:
+                return
 
 
 _all: weakref.WeakSet[DecodeLoop] = weakref.WeakSet()
-_fork_lock = threading.Lock()
 
 
 @atexit.register
@@ -506,3 +389,12 @@ def _end_all() -> None:
     """End all loops at exit of the interpreter, before native code is unloaded."""
     for loop in list(_all):
         loop.end_at_exit()
+
+
+def _renew_all() -> None:
+    for loop in list(_all):
+        loop.renew_in_child()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_all)

@@ -1,8 +1,7 @@
-"""LoopThread: the thread of a decode loop, started on first use and anew in a forked process."""
+"""LoopThread: the thread of a decode loop, started on first use, and again in a forked process."""
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 
@@ -17,10 +16,9 @@ class LoopThread:
         """Forget the thread of the process that this one was forked from."""
         self._start = threading.RLock()  # a signal handler may ask for something in the middle of a start
         self._claim = threading.Lock()
-        """Held by the thread that serves, for ever."""
+        """Acquired by the thread that serves, and never released."""
         self._started: threading.Thread | None = None
         self._server: threading.Thread | None = None
-        self._process = os.getpid()  # last: from here on `forked` says no
 
     @property
     def _thread(self) -> threading.Thread | None:
@@ -33,19 +31,14 @@ class LoopThread:
         return self._thread is threading.current_thread()
 
     @property
-    def forked(self) -> bool:
-        """This process was forked from the thread's, and has none."""
-        return self._process != os.getpid()
-
-    @property
     def asked(self) -> bool:
-        """Its start was begun, in this process or in the one that it was forked from."""
+        """Its start was begun."""
         return self._thread is not None
 
     @property
     def alive(self) -> bool:
-        """The thread runs, in this process."""
-        return self._thread is not None and self._thread.is_alive() and not self.forked
+        """The thread runs."""
+        return self._thread is not None and self._thread.is_alive()
 
     def settled(self) -> bool:
         """Wait for a start that another thread has begun; return `alive`."""
@@ -53,14 +46,14 @@ class LoopThread:
             return self.alive
 
     def start(self, serve: Callable[[], None]) -> None:
-        """Have it call `serve()`, if no start is over yet.
+        """Start the thread with `serve()`, unless it was started before.
 
-        Raises RuntimeError where the system has no thread to give.
+        Raises RuntimeError where the system refuses a new thread.
         """
         if self._thread is not None and self._thread.ident is not None:
             return
         with self._start:
-            if not self._claim.locked():  # of several half started ones the first serves
+            if not self._claim.locked():  # the first of several half-started ones serves
                 self._started = threading.Thread(
                     target=self._run, args=(serve,), name="llamahybrid-decode", daemon=True
                 )
@@ -68,7 +61,7 @@ class LoopThread:
 
     def _run(self, serve: Callable[[], None]) -> None:
         if not self._claim.acquire(blocking=False):
-            return  # the start of another was interrupted, but it serves
+            return  # another thread serves, although its start was interrupted
         self._server = threading.current_thread()
         serve()
 

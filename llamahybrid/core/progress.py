@@ -1,4 +1,4 @@
-"""Progress: how far one prompt and its answer have come, from the plan to the end."""
+"""Progress: the state of one prompt and its answer, from the plan to the end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llamahybrid.speculation.drafts import DraftCounts
 
 @dataclass
 class Progress:
-    """One prompt and its answer, as far as they have come."""
+    """The state of one prompt and its answer."""
 
     plan: Plan
     schedule: Schedule
@@ -31,35 +31,33 @@ class Progress:
     last: int = -1
     """The last token handed out."""
     thinking: int | None = None
-    """Tokens of the answer's thought; None: nobody counts them."""
+    """Tokens of the answer's thought; None: not counted."""
     sent: bool = False
-    """Its caller had sent tokens of his own into the generator when it was preempted."""
+    """Tokens had been sent into the generator before it was preempted."""
     steps: int = 0
-    """Batches the answer took."""
+    """Batches of the answer."""
     drafts: DraftCounts = field(default_factory=DraftCounts)
     checkpoints: int = 0
-    """Those that the cache took."""
+    """Checkpoints that the cache accepted."""
     prefilling: bool = True
     reached: int = 0
-    """Where in the prompt its last finished batch ended."""
+    """End of the last finished batch of the prompt."""
     cancelled: bool = False
     over: bool = False
-    """Another one has begun in its place, or a state was loaded there: it cannot go on."""
+    """Its sequence was taken by another request or a loaded state: it cannot continue."""
     staged: list[tuple[int, Bytes]] = field(default_factory=list)
-    """Checkpoints of this prefill, (position, snapshot), kept back until its logits prove to be numbers."""
-    salt: bytes = b""
-    """See `Request.salt`."""
+    """Checkpoints of this prefill, (position, snapshot), to be stored once its logits are finite."""
     prompt: Tokens = field(default_factory=lambda: np.empty(0, np.int32))
     """All of the prompt, shape (total,)."""
     said: list[int] = field(default_factory=list)
-    """Tokens that the loop sampled."""
+    """Tokens sampled by the loop."""
     decoded: int = 0
-    """How many of these it has decoded, too."""
+    """Number of these that are decoded."""
     on_progress: Callable[[PromptProgress], None] | None = None
-    """Told where the prompt is, at the restore point and after each batch."""
+    """Called with the progress of the prompt at the restore point and after each batch."""
 
     def report(self, spell: Callable[[int], str] = str, *, explain: bool = False) -> RequestReport:
-        """The request so far; `spell` gives a token's text, `explain` as in `report.sentence`."""
+        """Return a report of the request so far; `spell` gives a token's text, `explain` as in `sentence`."""
         in_prompt = self.prefilling and not self.generated
         return RequestReport(
             total=self.plan.total,
@@ -86,14 +84,14 @@ class Progress:
         )
 
     def reach(self, end: int) -> None:
-        """So much of the prompt is there. Raises what `on_progress` raises."""
+        """Note the end of a batch of the prompt. Raises errors of `on_progress`."""
         self.reached = end
         if self.on_progress is not None:
             seconds = time.perf_counter() - self.started
             self.on_progress(PromptProgress(self.plan.total, self.plan.cached, end, seconds))
 
     def hand_out(self, token: int) -> None:
-        """A token is about to go to the caller."""
+        """Note a token before its caller gets it."""
         self.last_token_seconds = time.perf_counter() - self.started
         if self.generated == 0:
             self.first_token_seconds = self.last_token_seconds
@@ -101,5 +99,5 @@ class Progress:
         self.last = token
 
     def drop_records(self) -> None:
-        """What it began with is the cache's again: a report outlives its request."""
+        """Drop the records of the plan, which reports would keep in memory."""
         self.plan = replace(self.plan, checkpoint=None, logits=None, segments=())

@@ -1,4 +1,4 @@
-"""How the decode loop answers a caller's thread: one result, or the tokens of an answer."""
+"""Replies of the decode loop to a caller's thread: one result, or the tokens of an answer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Reply:
     def get(self, interrupted: Callable[[], object] | None = None) -> Any:
         """Wait for the next result; raise the error that came in its place.
 
-        `interrupted` is called where the wait itself is ended, by Ctrl-C say.
+        `interrupted` is called where an exception ends the wait, by Ctrl-C say.
         """
         try:
             good, item = self._wait()

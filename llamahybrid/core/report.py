@@ -1,4 +1,4 @@
-"""What a request did, as handed out in `llm.last_request` and `usage`."""
+"""Reports of requests, as in `llm.last_request` and `usage`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from llamahybrid.prompt_cache.base import Plan, Source
 
 PLACES: Mapping[Source, str] = {"ram": "RAM", "disk": "disk", "remote": "the remote store"}
-"""What stored restore points come from, in words."""
+"""Names of the places of stored restore points."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class RequestReport:
     source: Source
     """Origin of the restore point: live, ram, disk, remote or none."""
     reason: str
-    """How the prompt started, in a sentence."""
+    """The start of the prompt, in a sentence."""
     generated: int = 0
     """Tokens handed out so far."""
     thinking: int | None = None
-    """Those of them that the answer's thought has, without its markers; None: no thought is told apart."""
+    """Generated tokens of the answer's thought, without its markers; None: thoughts are not recognized."""
     steps: int = 0
     """Batches of the answer: fewer than tokens if drafts were accepted."""
     drafted: int = 0
@@ -84,9 +84,9 @@ class PromptProgress:
 
 
 def sentence(plan: Plan, spell: Callable[[int], str] | None = str, *, explain: bool = False) -> str:
-    """A plan's reason in words; `spell` gives a token's text, None: no token is named.
+    """Return a plan's reason in words; `spell` gives a token's text, None: no token is named.
 
-    `explain`: the token that the prompt parts from is spelt, too. It may be another user's.
+    `explain`: also name the known token at which the prompt differs, maybe another user's.
     """
     total, matched, cached = plan.total, plan.matched, plan.cached
     if plan.reason is None:

@@ -23,7 +23,7 @@ _thread = threading.local()
 
 
 def this_thread() -> object:
-    """Stand for the calling thread, and never for another one: numbers of threads are given out again."""
+    """Return an object for the calling thread; unlike thread numbers, such objects are never reused."""
     try:
         return _thread.mark
     except AttributeError:
@@ -90,7 +90,7 @@ class Request:
         self.pauses: Callable[[int], bool] | None = None
         """Tells of a token whether the answer may end on it."""
         self.limits: Any = None
-        """The limits of its sampler, a `capi.sampling.Limits`; None: none."""
+        """The limit of its thought, a `client.thought.ThoughtLimit`; None: none."""
         self.whole = False
         """Needs the whole context: no other request may have a slot at the same time."""
         self.prompt: Tokens | None = None
@@ -141,7 +141,7 @@ class Request:
         self.cancelled = False
         """Asked to end; `progress.cancelled` says whether that came before its end."""
         self.unwanted = False
-        """Cancelled, and its result is not waited for."""
+        """Cancelled, and its caller does not wait for a result."""
         self.over = False
 
     @property

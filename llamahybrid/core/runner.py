@@ -1,7 +1,7 @@
-"""Runner: one request's work on the live sequence of a slot, from its restore point to its end.
+"""Runner: prompts of requests on the live sequence of one slot: plan, restore, decode, checkpoint.
 
-It joins the live sequence to the prompt cache for the life of a context, and carries out what the `Schedule`
-of a request answers; where checkpoints go is decided there. All of it runs in the decode loop's thread.
+The `Schedule` of a request decides where checkpoints go; the runner carries out its actions with the prompt
+cache. All of it runs in the decode loop's thread.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 
@@ -31,31 +30,9 @@ from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.prompt_cache.placement import tip_due
 
 MOST_RESTORES = 4
-"""Restores from stored attention that a request tries: a disk may give what was dropped once more."""
+"""Most restores from stored attention that a request tries: a disk may return dropped records again."""
 
 logger = logging.getLogger("llamahybrid")
-
-
-class Others(Protocol):
-    """The other requests of the loop."""
-
-    def waiting_beside(self) -> int:
-        """How many want to decode, or wait for a slot, beside the one that runs."""
-
-    def wait_for(self, prompt: Tokens) -> bool:
-        """Some wait for what the prompt that is decoded now leaves behind, or will."""
-
-
-class Alone:
-    """There are no others."""
-
-    def waiting_beside(self) -> int:
-        """See `Others.waiting_beside`."""
-        return 0
-
-    def wait_for(self, prompt: Tokens) -> bool:
-        """See `Others.wait_for`."""
-        return False
 
 
 class Runner:
@@ -72,22 +49,25 @@ class Runner:
         self.live = live
         self.cache = cache
         self.meter = meter
-        self.others: Others = Alone()
+        self.others_waiting: Callable[[], int] = lambda: 0
+        """Number of other requests that decode or wait for a slot."""
+        self.is_awaited: Callable[[Tokens], bool] = lambda prompt: False
+        """Other requests wait for the checkpoints of the prompt that is decoded now."""
         self._boundaries = boundaries
         self._n_batch = n_batch
         self.checkpoints = Checkpoints(live, cache, meter)
         self._warned: set[str] = set()
 
     def _costs(self) -> Costs:
-        """What was measured, and how many others the request that runs keeps waiting."""
-        return replace(self.meter.costs(), waiting=self.others.waiting_beside())
+        """Return the measured costs, with the number of waiting requests."""
+        return replace(self.meter.costs(), waiting=self.others_waiting())
 
     # -- a request's start -----------------------------------------------------------------------
 
     def begin(self, prompt: Tokens, reuse_limit: int | None = None) -> Progress:
-        """Plan a prompt, shape (n,), and bring the live sequence to the planned restore point, verified.
+        """Plan a prompt, shape (n,), and restore its restore point, verified.
 
-        What does not prove right is dropped and the next best taken, down to an empty sequence.
+        A restore point that fails verification is dropped and the next best one is used, down to none.
         """
         started = time.perf_counter()
         plan_seconds = restore_seconds = 0.0
@@ -128,23 +108,23 @@ class Runner:
         return progress
 
     def _follow(self, prompt: Tokens) -> None:
-        """Have the cache follow this request; what was forgotten while it was live goes, bytes and all."""
+        """Have the cache follow this prompt; tokens that were forgotten while live are zeroed."""
         live = self.live
         if live.state.opaque and not live.state.is_invalid and np.array_equal(live.tokens, prompt[: live.n]):
-            return  # native content cannot be decoded again: it goes on, and nothing of it is stored
+            return  # native content cannot be decoded again: it is continued, and not stored
         if live.state.foreign and 2 * common_prefix(live.tokens, prompt) < live.n:
-            live.empty()  # for a beginning that all prompts share it would stay, and nothing ever be stored
+            live.empty()  # else a prefix that all prompts share would keep it live, and nothing be stored
         while not self.cache.follow(self.checkpoints.known, prompt):
             live.shared.forget_undo()
             live.require_zeroing()
             live.empty()
 
     def stop_storing(self) -> None:
-        """What is live belongs to a request that was forgotten while it waited: it goes on, unstored."""
+        """Continue the live tokens of a preempted request that was forgotten, without storing them."""
         self.checkpoints.known.forgotten = True
 
     def save_tip(self, stays: int = 0) -> None:
-        """The live tip is about to be given up: store what is worth coming back to.
+        """Store the live tip before it is given up, if a later request may resume from it.
 
         `stays`: tokens that remain live; where attention is all of the state, only the rest is stored now.
         """
@@ -156,10 +136,10 @@ class Runner:
         if stays and not points.worth_reading(self.live.n - stays):
             return
         goes = before_tip_goes(self.cache.unstored(points.view()))
-        points.carry_out(goes, deep=points.owes_attention, after=after)  # else `check` has just looked
+        points.carry_out(goes, deep=points.owes_attention, after=after)  # else `check` verified just now
 
     def serve(self, salt: bytes) -> None:
-        """Requests of this salt come next: what is live of another one is stored as its own, and goes."""
+        """Give the slot to requests of a salt; live tokens of another salt are stored and removed."""
         live = self.live
         if live.n:
             self.check()
@@ -170,13 +150,13 @@ class Runner:
         live.identity.serve(salt)
 
     def computed_under(self, salt: str) -> None:
-        """Another salt of the model's own names what computes: what is live is known by it from now on."""
+        """Change the model's own salt (`Llama.cache_salt`)."""
         identity = self.live.identity
         if identity.computation is not None:
             identity.computed_by(replace(identity.computation, salt=salt))
 
     def share(self) -> None:
-        """Another slot is asked for what is live here: store the attention of it that is not stored yet."""
+        """Store unstored attention of the live tokens, which another slot is about to load."""
         if self.live.shared.touched_outside() or self.live.fault() is not None:
             return
         if self.live.profile.attention_is_all:
@@ -185,10 +165,10 @@ class Runner:
             self.checkpoints.page_out(deep=False)
 
     def store_attention(self) -> None:
-        """What is live goes, and not for a prompt: store what the checkpoints need that it alone still has.
+        """Store unstored attention that checkpoints need, before the live tokens go.
 
-        An answer stores it at its end, if there is room then; one that runs has not, and may have to begin
-        anew, where buffers are zeroed for another.
+        A running answer has not stored its attention, and starts again from it where buffers are zeroed for
+        another slot.
         """
         live = self.live
         if (
@@ -200,22 +180,22 @@ class Runner:
             self.checkpoints.page_out(deep=True)
 
     def store_live(self) -> None:
-        """What is live goes with its context, and the cache stays: store what a prompt can go on from."""
+        """Store the live tip and its attention before the context is freed; the cache stays."""
         if self.live.n and self.live.profile.keeps_chats and not self.live.shared.touched_outside():
             self.save_tip()
             self.checkpoints.page_out(deep=True)
 
     def check(self) -> None:
-        """Compare memory with what is believed; what was changed by others is not trusted again."""
+        """Verify memory; empty the sequence after changes by other code."""
         live = self.live
         live.identity.verify_model()
         fault = live.shared.look() or (None if live.state.is_invalid else live.fault())
         if fault:
-            self.warn(f"context memory was changed behind our back ({fault}); starting from zero")
+            self.warn(f"other code changed context memory ({fault}); starting from zero")
             live.empty()
 
     def warn(self, message: str) -> None:
-        """Log a message once in this object's life."""
+        """Log a message once."""
         if message not in self._warned:
             self._warned.add(message)
             logger.warning(message)
@@ -238,7 +218,7 @@ class Runner:
         return self.cache.plan(prompt, view, boundaries, costs)
 
     def _apply(self, plan: Plan, prompt: Tokens) -> bool:
-        """Carry out a plan; False when it did not prove right (its checkpoint is then forgotten)."""
+        """Carry out a plan; False, with its checkpoint dropped, where the restore fails."""
         clock = time.perf_counter()
         damaged: object = None
         try:
@@ -252,7 +232,7 @@ class Runner:
             return True
         self.live.empty()
         self.warn(f"restoring {plan.cached} tokens failed ({fault}); dropped")
-        if isinstance(damaged, Segment):  # the checkpoints behind it may be sound
+        if isinstance(damaged, Segment):  # later checkpoints may be sound
             self.cache.drop_segment(damaged)
         elif plan.checkpoint is not None:
             self.cache.drop(plan.checkpoint)
@@ -272,7 +252,7 @@ class Runner:
         *,
         alone: bool = False,
     ) -> Steps[None]:
-        """Append tokens, cut into native batches, with checkpoints where `progress` planned them.
+        """Append tokens in native batches, with checkpoints where `progress` planned them.
 
         Calls `note(start, end)` after each batch while its output rows are live; `outputs` "last" asks for
         one row at the very end. Raises DecodeError, and RequestCancelled with every finished batch kept.
@@ -303,22 +283,22 @@ class Runner:
             start = end
 
     def prompt_done(self, progress: Progress) -> bool:
-        """The prompt is decoded: store its checkpoints and its end, with logits.
+        """Store the checkpoints of a decoded prompt, and its end with logits.
 
-        False when the logits are not numbers, or memory is not what it should be: everything this request
-        rested on is then forgotten, and the prompt must be decoded from zero.
+        False where the logits are not numbers or memory has a fault: the restore point is then dropped, and
+        the prompt must be decoded from zero.
         """
         progress.prefilling = False
         sound = self._prompt_done(progress)
-        if sound and self.others.wait_for(self.live.tokens):
-            # What waits for this prompt's checkpoints needs their attention.
+        if sound and self.is_awaited(self.live.tokens):
+            # Requests that wait for this prompt's checkpoints need their attention.
             self.checkpoints.page_out(deep=False)
         return sound
 
     def _prompt_done(self, progress: Progress) -> bool:
         live = self.live
         if not live.profile.needs_checkpoints:
-            progress.schedule.stop()  # another request may have learnt that this memory cannot be verified
+            progress.schedule.stop()  # in case another request learnt that this memory cannot be verified
             finite = live.profile.cuttable and live.profile.linear and live.row.proves_finite()
             self.checkpoints.carry_out(progress.schedule.prompt_done(live.n, finite), progress)
             return True
@@ -327,42 +307,42 @@ class Runner:
             self._reject(progress, "the model's logits are not finite numbers")
             return False
         if not live.learn_size_rule():
-            self._reject(progress, "memory holds other cells than were decoded")
+            self._reject(progress, "memory does not hold the decoded cells")
             return False
         if not live.profile.needs_checkpoints:  # learnt just now: this memory cannot be verified
             progress.staged.clear()
             progress.schedule.stop()
             return True
         actions = progress.schedule.prompt_done(live.n, logits is not None)
-        self.checkpoints.carry_out(actions, progress, deep=False)  # to learn the rule was a deep look
+        self.checkpoints.carry_out(actions, progress, deep=False)  # `learn_size_rule` verified deeply
         return True
 
     def before_token(self, progress: Progress) -> None:
-        """Tokens of the answer are about to be decoded: checkpoint what is there if the schedule says so."""
+        """Take a checkpoint before a batch of the answer, where the schedule says so."""
         progress.steps += 1
         if self.live.n >= progress.schedule.next_due:
             self._stop_unprovable(progress)
             self.checkpoints.carry_out(progress.schedule.before_token(self.live.n), progress)
 
     def end(self, progress: Progress) -> None:
-        """The request is over, however it ended: store what can be proven and is worth it."""
+        """Store the end of a request, where it is verified and worth its cost."""
         live = self.live
         progress.drop_records()
         if progress.staged and live.fault() is not None:
             progress.staged.clear()
         self._stop_unprovable(progress)
-        opaque = live.state.opaque  # an invalid one is, too
+        opaque = live.state.opaque  # true for invalid states, too
         self.checkpoints.carry_out(progress.schedule.end(live.n, opaque), progress)
 
     def _stop_unprovable(self, progress: Progress) -> None:
-        """Another request may have learnt, while this one waited, that this memory cannot be verified."""
+        """Stop checkpoints where another request learnt that this memory cannot be verified."""
         if not self.live.profile.needs_checkpoints:
             progress.schedule.stop()
 
     def _reject(self, progress: Progress, cause: str) -> None:
-        """Store nothing of what this request decoded, nor what it rested on."""
+        """Drop the checkpoints of this request, and its restore point."""
         progress.staged.clear()
         if progress.plan.checkpoint is not None:
             self.cache.drop(progress.plan.checkpoint)
-        self.warn(f"{cause}; memory is zeroed and nothing of it kept")
+        self.warn(f"{cause}; memory is zeroed, and nothing of it is kept")
         self.live.require_zeroing()

@@ -1,9 +1,8 @@
-"""The checkpoint rules of one request: what is stored, and when, as plain actions.
+"""Schedule: the checkpoint rules of one request, as events in and actions out.
 
-No memory, no cache and no clock are touched here. Whoever runs a request says what happens to it and carries
-out what the schedule answers: `RequestRunner` on a context, the laboratory's fake engine and its replay of
-traces on numbers. An answer is an iterator: a rule may go on from what its action came to, so carry out each
-action before the next one is taken.
+The rules use no memory, cache or clock. `Runner` reports events and carries out the actions on a context; the
+tests' fake engine and replay do so on numbers. Actions are iterators whose later steps may depend on earlier
+results, so each action is carried out before the next one is taken.
 
 A *tip* is the end of the live sequence; positions and tips are token counts.
 """
@@ -20,45 +19,45 @@ from llamahybrid.prompt_cache.base import Costs, Plan
 from llamahybrid.prompt_cache.placement import final_due, next_decode_checkpoint, recut, tip_due
 
 NEVER = sys.maxsize
-"""A position that no sequence gets to."""
+"""A position that no sequence reaches."""
 
 
 class Action(Enum):
-    """What is to be done at the tip."""
+    """An operation at the tip."""
 
     CHECKPOINT = auto()
     """Store a checkpoint."""
     CHECKPOINT_IF_FINITE = auto()
-    """The same, where the logits show that no NaN is in the state, which nobody has looked at since."""
+    """Store a checkpoint if the logits show that the state is free of NaN."""
     CHECKPOINT_WITH_LOGITS = auto()
-    """The same with the logits, for a prompt that is asked again."""
+    """Store a checkpoint with the logits, for a repeated prompt."""
     KEEP_LOGITS = auto()
-    """Keep the logits alone, beside what is live: memory that can be cut anywhere needs no more for that."""
+    """Keep the logits alone: memory that can be cut anywhere needs no state for a repeated prompt."""
     STAGE = auto()
-    """Copy the state, and keep the copy back until the prompt's logits prove to be numbers."""
+    """Copy the state, to be stored once the prompt's logits are finite."""
     ADMIT_STAGED = auto()
-    """Hand the copies that were kept back to the cache, in order."""
+    """Hand the staged copies to the cache, in order."""
     REMEMBER = auto()
-    """Tell the cache which tokens were decoded."""
+    """Tell the cache the decoded tokens."""
     PAGE_OUT = auto()
-    """Store the attention that checkpoints of this path need and that is not stored yet."""
+    """Store unstored attention that checkpoints of this path need."""
     PAGE_OUT_LATER = auto()
-    """The same once nobody waits for that, or what is live is about to go; now if others may ask for it."""
+    """Store it once no request waits, or before the live tokens go; at once in a shared cache."""
 
 
 Actions: TypeAlias = Iterator[Action]
 
 
 def gives_up_tip(plan: Plan, tip: int) -> bool:
-    """Carrying out `plan` takes tokens of the live sequence away."""
+    """Carrying out `plan` removes tokens of the live sequence."""
     return plan.cached < tip or plan.source != "live"
 
 
 def before_tip_goes(unstored: int) -> Actions:
-    """The live tip is about to be given up: a chat goes on from its very tip, and that costs no batch.
+    """Actions before the live tip is given up: a chat resumes there, and a checkpoint costs no batch.
 
-    `unstored`: tokens behind the deepest checkpoint on its path. Only where a checkpoint can serve after
-    another conversation was live.
+    `unstored`: tokens behind the deepest checkpoint on its path. Only where checkpoints can be restored
+    after another conversation was live.
     """
     if unstored:
         yield Action.CHECKPOINT_IF_FINITE
@@ -66,9 +65,9 @@ def before_tip_goes(unstored: int) -> Actions:
 
 
 def batch_borders(first: int, last: int, cuts: Sequence[int], n_batch: int) -> list[int]:
-    """Where native batches of tokens [first, last) begin and end: at cuts, and no more than `n_batch` apart.
+    """Return the borders of native batches of tokens [first, last): cuts, and no more than `n_batch` apart.
 
-    A long stretch is cut on multiples of `n_batch`, so that cold and warm prompts have the same batches.
+    Long ranges are split at multiples of `n_batch`, so that cold and warm prompts have the same batches.
     """
     borders = [first, *(c for c in cuts if first < c < last), last]
     if last - first > n_batch:
@@ -101,21 +100,21 @@ class Schedule:
         keeps_end: bool = False,
         stores_late: bool = False,
     ) -> None:
-        """`costs`: those that `plan` was made by; `measured()`: what they are now.
+        """`costs`: those of `plan`; `measured()`: the current ones.
 
-        `together()`: answers that are decoded in one batch now.
-        `wanted` False: memory that can be cut anywhere needs no checkpoints. `keeps_chats`: a tip that is
-        given up is stored before (`before_tip_goes`). `keeps_end`: attention of memory that needs no
-        checkpoints is stored all the same when a request is over, so that another process finds it.
-        `stores_late`: attention is stored once what is live goes, and not at the end of each request.
+        `together()`: answers in the current batch.
+        `wanted` False: memory that can be cut anywhere needs no checkpoints. `keeps_chats`: a tip is stored
+        before it is given up (`before_tip_goes`). `keeps_end`: attention of memory that needs no checkpoints
+        is stored at the end of a request, for other processes. `stores_late`: attention is stored before the
+        live tokens go, and not at the end of each request.
         """
         self._stores_late = stores_late
         self._keeps_chats = keeps_chats
         self._keeps_end = keeps_end
         self.cuts = plan.cuts
-        """Where the prompt is cut: as planned, then as what is measured meanwhile says."""
+        """Cuts of the prompt: as planned, later adapted to measured costs."""
         self.next_due = 0 if wanted else NEVER
-        """Position from which on `before_token` has something to say."""
+        """Position of the next action of `before_token`."""
         self._wanted = wanted
         self._total, self._cached = plan.total, plan.cached
         self._stored = plan.stored
@@ -126,9 +125,9 @@ class Schedule:
         self._last = 0
 
     def begin(self, tip: int) -> Actions:
-        """The restore point is live; `tip` was the live one before.
+        """The restore point is live; `tip`: the live tip before.
 
-        A turn begins where the sequence is extended: a message that is edited later diverges from there.
+        A new turn starts where the sequence is extended, and a message that is edited later differs there.
         """
         extends = self._cached == tip > 0 and tip_due(self._total - self._cached)
         if self._wanted and extends and not self._stored:
@@ -140,7 +139,7 @@ class Schedule:
             yield Action.STAGE
 
     def recut(self, position: int) -> bool:
-        """Choose the cuts behind `position` by the costs that batches have shown; True if they changed."""
+        """Choose the cuts behind `position` by measured costs; True if they changed."""
         costs = self._measured()
         if self._outline is None or replace(costs, snapshot_bytes=self._costs.snapshot_bytes) == self._costs:
             return False
@@ -151,7 +150,7 @@ class Schedule:
         return True
 
     def prompt_done(self, position: int, logits: bool) -> Actions:
-        """The prompt is decoded and proven; `logits`: those of its end are there."""
+        """The prompt is decoded and verified; `logits`: those of its end exist."""
         if not self._wanted:
             if logits and self._cached < self._total:
                 yield Action.KEEP_LOGITS
@@ -162,7 +161,7 @@ class Schedule:
         self._await_next(position)
 
     def stop(self) -> None:
-        """No checkpoint of this memory can be proven right: none is taken any more."""
+        """Take no further checkpoints, since this memory cannot be verified."""
         self._wanted = False
         self.next_due = NEVER
 
@@ -180,11 +179,11 @@ class Schedule:
         self._last = position
 
     def end(self, position: int, opaque: bool = False) -> Actions:
-        """The request is over, however it ended; `opaque`: some of what is live is no prompt's tokens.
+        """The request is over; `opaque`: the live sequence has natively decoded content.
 
-        An answer's end is stored whatever that costs where the next request would store it, too: that pays
-        for it either way, but then somebody waits for a first token. Attention, which stays live, is not
-        stored while others wait: their own ends come next, and a chat that goes on here never needs it.
+        An answer's end is stored at any cost where the next request would store it: storing it now delays no
+        first token. Attention stays live, and is not stored while other requests wait: a chat that continues
+        in this slot never loads it.
         """
         yield Action.ADMIT_STAGED
         if opaque:

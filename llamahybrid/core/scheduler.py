@@ -6,13 +6,23 @@ that answers keep their pace.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llamahybrid.core.batch import Decode
 from llamahybrid.core.pace import RecentMin, chunk_tokens, largest_chunk, prefill_seconds
-from llamahybrid.core.request import Task
+from llamahybrid.core.request import Request, Task
 from llamahybrid.memory.costs import CostMeter
+
+MIN_TIMED = 16
+"""Fewest prompt tokens in a batch that is used to measure the time of one."""
+
+GRACE_SHARE = 0.25
+"""Longest delay of a batch for answers whose readers asked at once the last time: a share of a step,"""
+
+GRACE_SECONDS = 2e-3
+"""and at least this many seconds."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +46,18 @@ class Scheduler:
         self._step, self._token = RecentMin(), RecentMin()
         """Seconds a step of answers, and a token of a prompt."""
 
-    @property
-    def step_seconds(self) -> float:
-        """Duration of a step of answers; 0 before the first measurement."""
-        return self._step.seconds
+    def grace_seconds(self, seated: Sequence[Request]) -> float:
+        """Seconds for which a batch still waits for the next tokens of answers with fast readers."""
+        if len(seated) < 2:
+            return 0.0
+        now, grace = time.monotonic(), max(GRACE_SECONDS, GRACE_SHARE * self._step.seconds)
+        ready, left = False, 0.0
+        for request in seated:
+            if request.task is not None and isinstance(request.task.wanted, Decode):
+                ready = True
+            elif request.away < grace and request.progress is not None and not request.progress.over:
+                left = max(left, request.asked_at + grace - now)
+        return left if ready else 0.0
 
     def choose(self, tasks: Sequence[tuple[Task, Decode]]) -> list[Part]:
         """The parts of the next batch, ordered by sequence; `tasks`: the oldest request first."""
@@ -101,10 +119,6 @@ class Scheduler:
             self._token.took(seconds / tokens)
         if len(parts) == 1:
             self._meter.decoded(tokens, seconds)
-
-
-MIN_TIMED = 16
-"""Fewest prompt tokens in a batch that is used to measure the time of one."""
 
 
 def _in_prompt(wanted: Decode) -> bool:

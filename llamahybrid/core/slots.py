@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from llamahybrid.core.batch import Decode
 from llamahybrid.core.executor import Executor
 from llamahybrid.core.leaving import preempt
-from llamahybrid.core.request import Request
+from llamahybrid.core.request import Request, Task
 from llamahybrid.core.runner import Runner
+from llamahybrid.memory.adoption import take_over
 from llamahybrid.prompt_cache.base import LiveState, Tokens
 from llamahybrid.prompt_cache.ladder import MIN_SPACING
 
 logger = logging.getLogger("llamahybrid")
 
 PAYING_STEPS = 16
-"""Steps of an answer that pay for moving a chat beside those that run; else each takes half as long again."""
+"""Steps of an answer that pay for moving a chat next to running ones: a gap makes each half as long again."""
 
 
 @dataclass(eq=False)
 class Slot:
-    """One live sequence with what runs requests on it."""
+    """A live sequence and its executor."""
 
     executor: Executor
     request: Request | None = None
@@ -31,13 +33,13 @@ class Slot:
 
     @property
     def runner(self) -> Runner:
-        """What runs requests here."""
+        """The runner of this slot."""
         return self.executor.runner
 
     def glimpse(self) -> tuple[str, Tokens]:
-        """Namespace and ids of what is live here, copied, for any thread.
+        """Return namespace and copied ids of the live tokens, for any thread.
 
-        Nothing while it is given to requests of another salt.
+        Empty while the slot changes to requests of another salt.
         """
         live = self.executor.live
         before, name = live.identity.fingerprint, live.identity.namespace
@@ -52,15 +54,15 @@ class Slots:
         self.all = [Slot(executor) for executor in executors]
         self._uses = itertools.count(1)
 
-    def __iter__(self) -> itertools.chain[Slot]:
-        return itertools.chain(self.all)
+    def __iter__(self) -> Iterator[Slot]:
+        return iter(self.all)
 
     def __len__(self) -> int:
         return len(self.all)
 
     @property
     def runners(self) -> list[Runner]:
-        """What runs requests, of each slot."""
+        """The runner of each slot."""
         return [slot.runner for slot in self.all]
 
     @property
@@ -68,6 +70,14 @@ class Slots:
         """The requests that have a slot, oldest first; from any thread."""
         found = [request for slot in self.all if (request := slot.request) is not None]
         return sorted(found, key=lambda request: request.born)
+
+    def wanted(self) -> list[tuple[Task, Decode]]:
+        """Tasks that wait for decoded tokens, and these tokens; the oldest request first."""
+        return [
+            (request.task, request.task.wanted)
+            for request in self.seated
+            if request.task is not None and isinstance(request.task.wanted, Decode)
+        ]
 
     def free(self) -> list[Slot]:
         """Slots that no request has."""
@@ -118,7 +128,7 @@ class Slots:
             there.runner.share()
 
     def gather(self, prompt: Tokens, salt: bytes) -> Executor:
-        """Have the first slot hold what is live of these tokens anywhere, and the others nothing."""
+        """Move the longest live prefix of these tokens to the first slot, and empty the others."""
         first = self.all[0]
         last = max(self.all, key=lambda each: each.executor.live_prefix(prompt, salt))
         for slot in self.all[1:]:
@@ -130,14 +140,14 @@ class Slots:
                 if first.executor.live.identity.serves(salt):
                     first.runner.save_tip()
                 else:
-                    first.runner.serve(salt)  # what is taken over must not bear the name of another salt
-                first.executor.take_over(last.executor)
+                    first.runner.serve(salt)  # else the content gets the name of another salt
+                take_over(first.executor.live, last.executor.live)
             last.runner.save_tip()
             last.executor.live.empty()
         return first.executor
 
     def park(self, request: Request) -> None:
-        """Take the slot of a request that goes on later; the cache follows its tokens meanwhile."""
+        """Preempt a request, which continues later; the cache follows its tokens until then."""
         slot = request.slot
         assert slot is not None, "only a request with a slot is parked"
         ids = preempt(slot.executor, request)
@@ -148,7 +158,7 @@ class Slots:
         self.leave(request)
 
     def leave(self, request: Request) -> None:
-        """A request gives its slot back."""
+        """Release the slot of a request."""
         slot = request.slot
         if slot is not None:
             slot.used = next(self._uses)
@@ -159,21 +169,21 @@ class Slots:
             request.slot = None
 
     def store_live(self) -> None:
-        """Store what all slots hold; the prompt cache stays when the model is closed."""
+        """Store the live tokens of all slots, before the model is closed."""
         for slot in self:
             slot.runner.store_live()
 
     def store_attention(self) -> None:
-        """Store what all slots hold and is about to go (see `Runner.store_attention`)."""
+        """Store unstored attention of all slots (see `Runner.store_attention`)."""
         for slot in self.all:
             slot.runner.store_attention()
 
     def store_owed(self, quiet: Callable[[], bool]) -> None:
-        """Store the attention of answers that ended while others waited, once nobody does."""
+        """Store the attention of answers that ended while other requests waited, once `quiet()`."""
         for slot in self.all:
             points = slot.runner.checkpoints
             pager = slot.executor.live.profile.pager
-            late = pager is not None and pager.reads_whole  # once it goes
+            late = pager is not None and pager.reads_whole  # stored before the tokens go
             if points.owes_attention and not late and quiet():
                 points.owes_attention = False
                 try:
@@ -183,7 +193,7 @@ class Slots:
 
 
 def _moves(runner: Runner) -> bool:
-    """A chat is loaded into another slot in less time than an answer there saves."""
+    """Loading a chat into another slot takes less time than its answer saves there."""
     if not runner.live.profile.keeps_chats:
         return False
     costs = runner.meter.costs()
@@ -192,6 +202,8 @@ def _moves(runner: Runner) -> bool:
 
 
 def _rows(numbers: set[int]) -> int:
-    """Rows of consecutive numbers: a step of answers takes a native batch for each (src/llama-batch.cpp,
-    split_equal)."""
+    """Count runs of consecutive numbers: each is a native batch in a step of answers.
+
+    (src/llama-batch.cpp, split_equal)
+    """
     return sum(number - 1 not in numbers for number in numbers)

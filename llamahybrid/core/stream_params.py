@@ -1,7 +1,7 @@
-"""Parameters of a context with a KV stream for each slot: upstream writes and reads those of one of them.
+"""StreamParams: parameters of a context with a KV stream for each slot.
 
-The library divides the cells of such a context among its sequences, and what is `n_ctx` to upstream's code is
-what one of them has: the library alone is told what all have together.
+The library divides `n_ctx` of such a context among its sequences. Upstream's code writes and reads the value
+of one slot; the library gets the total.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any
 import llama_cpp
 
 PADDING = 256
-"""The library makes streams of multiples of so many cells (src/llama-context.cpp, n_ctx_seq)."""
+"""Stream sizes are multiples of this number of cells (src/llama-context.cpp, n_ctx_seq)."""
 
 _FLASH = llama_cpp.llama_context_params.flash_attn_type
 
 
 def _told(name: str, native: Any) -> Any:
-    """A field that reads as it was written, and of which the library is told `native(params, value)`."""
+    """Return a property that reads as written, while the native field holds `native(params, value)`."""
     field = getattr(llama_cpp.llama_context_params, name)
 
     def get(params: StreamParams) -> int:
@@ -35,23 +35,23 @@ def _of_all(params: StreamParams, tokens: int) -> int:
 
 
 def _shared_out(params: StreamParams, tokens: int) -> int:
-    """Some graphs cannot be made for a batch that has not as many tokens of each sequence (kimi-linear)."""
+    """Some graphs need the same number of tokens of each sequence (kimi-linear)."""
     return -(-tokens // params.slots) * params.slots
 
 
 class StreamParams(llama_cpp.llama_context_params):  # type: ignore[misc]
-    """`llama_context_params` of so many slots."""
+    """`llama_context_params` of several slots."""
 
     slots: int
     flash: bool
-    """Flash attention is on where the backend supports it. Not wanted on a CPU: a step of 3 answers of
-    3,000 tokens each takes 1.85 times as long with it, one of 4 of 500 1.17 times (100M, f16, one thread)."""
+    """Use flash attention where the backend supports it. Slower on a CPU: a step of 3 answers of 3,000 tokens
+    each takes 1.85 times as long, one of 4 answers of 500 tokens 1.17 times (100M, f16, one thread)."""
     said: dict[str, int]
-    """What upstream wrote."""
+    """Values that upstream wrote."""
 
     @classmethod
     def of(cls, params: llama_cpp.llama_context_params, slots: int, flash: bool) -> StreamParams:
-        """The same parameters for so many slots."""
+        """Return the same parameters for a number of slots."""
         made: StreamParams = cls.from_buffer_copy(params)
         made.slots, made.flash, made.said = slots, flash, {}
         for name in ("n_ctx", "n_batch", "n_ubatch"):
@@ -65,7 +65,7 @@ class StreamParams(llama_cpp.llama_context_params):  # type: ignore[misc]
 
     @property
     def flash_attn_type(self) -> int:
-        """When to use flash attention."""
+        """Use of flash attention."""
         return int(_FLASH.__get__(self))
 
     @flash_attn_type.setter

@@ -1,30 +1,52 @@
-"""Tasks: begin, continue and end the steps of requests that have a slot."""
+"""Tasks: begin, decode, continue and end the steps of requests that have a slot."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator
+import logging
+import time
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from llamahybrid.core.admission import Admission
 from llamahybrid.core.batch import Reader
-from llamahybrid.core.leaving import come_back
+from llamahybrid.core.executor import SequenceChanged
+from llamahybrid.core.leaving import come_back, end
 from llamahybrid.core.nested import NestedRequests
+from llamahybrid.core.reply import Reply
 from llamahybrid.core.request import Request, Task
-from llamahybrid.core.slots import Slot
-from llamahybrid.errors import ModelClosed, RequestCancelled
+from llamahybrid.core.scheduler import Part, Scheduler
+from llamahybrid.core.slots import Slot, Slots
+from llamahybrid.core.stoppable import StoppableBatches
+from llamahybrid.errors import DecodeError, ModelClosed, RequestCancelled
+from llamahybrid.memory.shared import SharedContext
+
+logger = logging.getLogger("llamahybrid")
+
+ABORTED = 2
+"""Result of llama_decode when its abort callback said so (include/llama.h)."""
 
 
 class Tasks:
-    """Runs the tasks of one decode loop between its batches."""
+    """Runs the tasks of one decode loop, in its thread."""
 
     def __init__(
-        self, admission: Admission, nested: NestedRequests, cancelled: Callable[[], BaseException]
+        self,
+        slots: Slots,
+        admission: Admission,
+        shared: SharedContext,
+        scheduler: Scheduler,
+        cancelled: Callable[[], BaseException],
+        report: Callable[[Request], None],
     ) -> None:
-        """`cancelled()`: the error of a cancelled request."""
+        """`cancelled()`: the error of a cancelled request; `report` is called with each finished request."""
+        self.batches = StoppableBatches(slots)
+        self.nested = NestedRequests(slots, self.batches, cancelled)
         self._admission = admission
-        self._nested = nested
+        self._shared = shared
+        self._scheduler = scheduler
         self._cancelled = cancelled
+        self._report = report
 
     def start(self, task: Task, slot: Slot) -> None:
         """Begin a task in the slot of its request, or restore the sequence of a preempted one first."""
@@ -80,6 +102,61 @@ class Tasks:
         else:
             self._finish(task, result)
 
+    # -- decoding ----------------------------------------------------------------------------------
+
+    def decode(self, parts: Sequence[Part]) -> None:
+        """Decode one batch, and continue the tasks of its parts."""
+        ready = []
+        for part in parts:
+            request, live = part.task.request, part.wanted.live
+            if request.cancelled:
+                self.advance(part.task, None, self._cancelled())
+            elif live.n != part.wanted.position or live.state.is_invalid:
+                self.advance(part.task, None, SequenceChanged("memory was changed while tokens waited"))
+            else:
+                ready.append(part)
+        if len(ready) < len(parts):
+            return  # an advanced task may have had all buffers zeroed: choose again
+        clock = time.perf_counter()
+        if len(ready) == 1:
+            self._decode_alone(ready[0], clock)
+            return
+        try:
+            faults = self._shared.decode_parts(
+                [(p.wanted.live, p.wanted.tokens[: p.count], p.wanted.rows_of(p.count)) for p in ready]
+            )
+        except BaseException as error:  # decoded alone, only the faulty one fails
+            logger.info("a batch of several requests failed (%s): each goes on alone", error)
+            for part in ready:
+                part.task.alone = True
+                self.advance(part.task, None, SequenceChanged("a batch of several requests failed"))
+            return
+        self._scheduler.took(ready, time.perf_counter() - clock)
+        for part, fault in zip(ready, faults, strict=True):
+            live, lost = part.wanted.live, None
+            if fault is not None:
+                lost = SequenceChanged(f"memory has a fault after a decode: {fault}")
+            elif live.state.is_invalid or live.n != part.wanted.position + part.count:
+                # A task before it had the buffers zeroed; its next batch would begin somewhere else.
+                lost = SequenceChanged("another request had the memory zeroed")
+            part.task.alone = fault is not None
+            self.advance(part.task, part.count, lost)
+
+    def _decode_alone(self, part: Part, clock: float) -> None:
+        error: BaseException | None = None
+        try:
+            self.batches.decode(part.task.request, part.wanted, part.count)
+        except BaseException as raised:
+            error = raised
+            if isinstance(raised, DecodeError) and raised.code == ABORTED and part.task.request.cancelled:
+                error = self._cancelled()
+        else:
+            part.task.alone = False
+            self._scheduler.took([part], time.perf_counter() - clock)
+        self.advance(part.task, part.count, error)
+
+    # -- the end -----------------------------------------------------------------------------------
+
     def fail(self, task: Task, error: BaseException) -> None:
         """End a task with an error."""
         request = task.request
@@ -105,6 +182,34 @@ class Tasks:
     def _over(self, request: Request) -> None:
         request.task = None
         if request.whole:
-            self._nested.leave()
+            self.nested.leave()
         if request.progress is None:  # a single operation: the slot is not needed any more
             self._admission.leave(request)
+
+    def end(self, request: Request, reply: Reply | None) -> None:
+        """End a request: keep its progress, release its slot, report it."""
+        error: BaseException | None = None
+        if not request.over:
+            request.over = True
+            self.drop(request)
+            try:
+                self._admission.running = request
+                if request.slot is not None:
+                    end(request.slot.executor, request)
+                elif request.progress is not None:
+                    request.progress.over = True
+            except Exception as raised:
+                error = raised
+            finally:
+                if request.slot is not None:
+                    request.slot.executor.view.keep_rows(False)
+                self._admission.leave(request)
+                self._admission.running = None
+            try:
+                self._report(request)
+            except BaseException as raised:
+                error = error or raised
+        if reply is not None:
+            reply.put(None) if error is None else reply.fail(error)
+        elif error is not None:
+            logger.error("the end of a request that was given up failed", exc_info=error)

@@ -1,8 +1,8 @@
-"""View: what `llama_cpp.Llama` itself says of a sequence, as one request has it.
+"""View: upstream's attributes of a `Llama`, for one request.
 
-Upstream's sampler, criteria and chat handlers read `input_ids`, `n_tokens` and the rows of `scores`; some
-set them. They are attributes of a `Llama` there; here each request has its own, and a `Llama`'s attributes
-of these names lead to those of the request that is meant (`client.attributes`).
+Upstream's sampler, criteria and chat handlers read and set `input_ids`, `n_tokens` and the rows of `scores`.
+Each request has its own; a `Llama`'s attributes of these names lead to the current request's
+(`client.attributes`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from llamahybrid.prompt_cache.nodes import common_prefix
 
 
 class View:
-    """Upstream's attributes for one request, and which rows of logits are true."""
+    """Upstream's attributes for one request, and the number of valid rows of logits."""
 
     def __init__(self) -> None:
         self.input_ids: npt.NDArray[np.intc] = np.zeros(0, dtype=np.intc)
@@ -31,20 +31,19 @@ class View:
         self.always_rows = False
         """The logits of every token were asked for when the model was opened (`logits_all`)."""
         self.true_rows = 0
-        """Rows of `scores` that are those of the live tokens."""
+        """Rows of `scores` that belong to the live tokens."""
         self.salt = b""
-        """Digest of the salt of the requests whose tokens these are."""
+        """Digest of the salt of its requests."""
         self.native = _no_tokens()
-        """The tokens up to the last that was decoded natively. Such content has ids of its own, below zero,
-        which `input_ids` does not show."""
+        """The tokens up to the last natively decoded one, whose ids are below zero and not in `input_ids`."""
         self.handoff = False
         """A chat handler decoded content natively, and generates from it next."""
         self.busy = False
-        """A request that is not over has it."""
+        """In use by a request that is not over."""
         self.tail: Logits | None = None
         """Copied rows of logits of the last tokens that were evaluated, shape (k, n_vocab)."""
         self.tail_end = -1
-        """Tokens there were behind the last of these rows."""
+        """Number of tokens up to the last of these rows."""
         self._n_ctx = 0
         self._n_vocab = 0
 
@@ -62,11 +61,11 @@ class View:
             self._make_scores()
 
     def blank(self) -> View:
-        """Others of these sizes and settings, of no tokens."""
+        """Return an empty view of the same sizes and settings."""
         made = View()
         made.seed, made.always_rows, made.logits_all = self.seed, self.always_rows, self.always_rows
         if not self.always_rows and len(self.scores) < self._n_ctx:
-            made.scores = self.scores  # which nobody reads, where rows are not kept
+            made.scores = self.scores  # not read, since rows are not kept
         made.make(self._n_ctx, self._n_vocab, len(self.scores))
         return made
 
@@ -74,17 +73,17 @@ class View:
         """Give `input_ids` its size again, after upstream replaced it."""
         self.input_ids = np.resize(self.input_ids, self._n_ctx).astype(np.intc)
 
-    # -- what upstream believes ------------------------------------------------------------------
+    # -- tokens ----------------------------------------------------------------------------------
 
     def ids(self) -> Tokens:
-        """Ids of the tokens there are, shape (n,), copied; below zero where they were decoded natively."""
+        """Return a copy of the ids, shape (n,); below zero for natively decoded content."""
         ids = np.array(self.input_ids[: self.n_tokens], dtype=np.int32)
         native = self.native[: len(ids)]
         np.copyto(ids[: len(native)], native, where=native < 0)
         return ids
 
     def with_native(self, prompt: Tokens) -> Tokens:
-        """A prompt that was read from `input_ids`, with the ids of what was decoded natively."""
+        """Return a prompt read from `input_ids`, with the ids of natively decoded content."""
         native = self.native
         begin = prompt[: len(native)]
         if len(begin) < len(native) or not bool(np.all((begin == native) | (native < 0))):
@@ -92,12 +91,12 @@ class View:
         return np.concatenate([native, prompt[len(native) :]])
 
     def note_native(self, tokens: Tokens) -> None:
-        """These are there, some of them decoded natively."""
+        """Note the ids of natively decoded content among these tokens."""
         unknown = np.flatnonzero(tokens < 0)
         self.native = tokens[: unknown[-1] + 1].copy() if len(unknown) else _no_tokens()
 
     def mirror(self, ids: Tokens, start: int, tip_logits: bool) -> None:
-        """[start, ...) is `ids` from here on, opaque ones left as they are, and nothing follows.
+        """Replace the tokens from `start` on by `ids`, of which opaque ones are not shown.
 
         `tip_logits`: the context has the logits of the last one.
         """
@@ -111,28 +110,28 @@ class View:
         self.requires_eval = not tip_logits
 
     def takes_one(self, n: int) -> bool:
-        """Upstream believes in n tokens, too, and one more may be appended without its row."""
+        """The view has n tokens, and one more may be appended without its row."""
         return self.n_tokens == n and not self.logits_all
 
     def append(self, token: int, n: int) -> None:
-        """One token was decoded behind n others; its logits are there."""
+        """Append a decoded token behind n others."""
         self.input_ids[n] = token
         self.n_tokens = n + 1
         self.requires_eval = False
 
     def shorten(self, n: int) -> None:
-        """Upstream is to believe in n tokens at most."""
+        """Keep at most n tokens."""
         self.n_tokens = min(self.n_tokens, n)
 
     def reset(self) -> None:
-        """There are no tokens."""
+        """Remove all tokens."""
         self.n_tokens = 0
         self.native = _no_tokens()
         self.requires_eval = True
         self.handoff = False
 
     def serve(self, salt: bytes) -> bool:
-        """Requests of this salt come next: no tokens of another one are left; True if they were those."""
+        """Give the view to requests of a salt; True where tokens of another salt were removed."""
         if self.salt == salt:
             return False
         self.reset()
@@ -149,22 +148,22 @@ class View:
         return self.logits_all
 
     def keep_rows(self, rows: bool) -> None:
-        """Keep the logits of every token from here on, as upstream does with a draft model; or as told."""
+        """Keep the logits of every token from now on, or only where `always_rows`."""
         self.logits_all = self.always_rows or rows
         if rows:
             self._make_scores()
 
     def take_rows(self, start: int, rows: Logits) -> None:
-        """`rows`, shape (k, n_vocab), are the logits of [start, start + k)."""
+        """Store the logits of [start, start + k): `rows`, shape (k, n_vocab)."""
         end = start + len(rows)
         self.scores[start:end] = rows
         if self.true_rows >= start:
             self.true_rows = end
 
     def take_rows_of(self, other: View, prompt: Tokens) -> None:
-        """Take over the rows of logits that another view has of the beginning of a prompt, if kept.
+        """Take over another view's rows of logits for the beginning of a prompt, if rows are kept.
 
-        Rows of a view that is in use are copied; else the array changes its owner, as upstream has but one.
+        Rows of a view in use are copied; else the views exchange their arrays.
         """
         if not (self.keeps_rows and other.true_rows and self.n_tokens == 0):
             return
@@ -182,7 +181,7 @@ class View:
             self.scores = np.zeros((self._n_ctx, self._n_vocab), dtype=np.single)
 
     def fork(self) -> View:
-        """Another one of the same tokens, with its own sampler; rows of logits are copied where kept."""
+        """Return a copy with its own sampler; rows of logits are copied where kept."""
         made = self.blank()
         made.logits_all = self.logits_all
         if self.logits_all:

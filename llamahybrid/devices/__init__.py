@@ -1,1 +1,1 @@
-"""Where the layers of a model lie besides this machine's own memory: RPC servers of llama.cpp."""
+"""Devices for a model's layers beyond this machine: RPC servers of llama.cpp."""

@@ -1,7 +1,7 @@
 """The ggml that llama_cpp has loaded: its devices, and its RPC backend (ggml-backend.h, ggml-rpc.h).
 
-llama_cpp declares none of these functions. The RPC backend is one of the library's own parts; what adds a
-server to it is asked for by name, so that it is found wherever a build has put it.
+llama_cpp declares none of these functions. Functions of the RPC backend are looked up by name in ggml's
+registry, so that they are found in any build.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _pointer, _text = ctypes.c_void_p, ctypes.c_char_p
 
 @dataclass(frozen=True)
 class Device:
-    """One device, of this machine or behind an RPC server."""
+    """A device of this machine or of an RPC server."""
 
     handle: int
-    """The ``ggml_backend_dev_t``; the library keeps it for good."""
+    """The ``ggml_backend_dev_t``; the library never frees it."""
     identity: str
-    """What it is, in any process: a server and the number of its device, or the library's own names."""
+    """A name that is the same in any process: the server and the device's number, or the library's names."""
 
 
 def file() -> Path:
-    """The library that has the backends in it.
+    """The library with the backends.
 
     Raises:
-        DeviceError: it cannot be told.
+        DeviceError: not found.
     """
     import llama_cpp  # noqa: F401 - loads it
 
@@ -47,14 +47,14 @@ def file() -> Path:
 
 
 def files() -> list[Path]:
-    """All libraries that may have functions of ggml, which a build puts into one or into several."""
+    """All libraries with functions of ggml: one or several, depending on the build."""
     main = file()
     more = (installed.library(main.parent, name) for name in ("ggml-base", "ggml-rpc", "llama"))
     return [main, *filter(None, more)]
 
 
 def local() -> list[Device]:
-    """This machine's GPUs, as llama.cpp takes them by itself: integrated ones where there is no other."""
+    """This machine's GPUs, in llama.cpp's own order; integrated GPUs only if there are no others."""
     found: dict[int, list[Device]] = {GPU: [], IGPU: []}
     for n in range(_function("ggml_backend_dev_count", ctypes.c_size_t)()):
         handle = _function("ggml_backend_dev_get", _pointer, ctypes.c_size_t)(n)
@@ -65,7 +65,7 @@ def local() -> list[Device]:
 
 
 def gpus() -> list[str]:
-    """What the GPUs of this machine are called."""
+    """The names of this machine's GPUs."""
     import llama_cpp
 
     llama_cpp.llama_backend_init()
@@ -73,22 +73,22 @@ def gpus() -> list[str]:
 
 
 def computing() -> list[Device]:
-    """What an RPC server of this machine computes with: its GPUs, else its CPU."""
+    """The devices that an RPC server of this machine offers: its GPUs, else its CPU."""
     return local() or [Device(_function("ggml_backend_dev_by_type", _pointer, ctypes.c_int)(CPU), "CPU")]
 
 
 def require_rpc() -> None:
-    """Raise DeviceError where the library has no RPC backend."""
+    """Raise DeviceError if the library has no RPC backend."""
     _by_name("ggml_backend_rpc_add_server", _pointer, _text)
 
 
 def add_server(endpoint: str) -> list[Device]:
-    """The devices of an RPC server, which is connected to; the library ends the process where it cannot be.
+    """Connect to an RPC server and return its devices; the library ends the process if the connection fails.
 
-    They are not registered: models that do not name them never see them. Asked again, the same devices.
+    The devices are not registered, so only models that name them use them. A second call returns the same.
 
     Raises:
-        DeviceError: the library has no RPC, or the server no device.
+        DeviceError: the library has no RPC backend, or the server no device.
     """
     add = _by_name("ggml_backend_rpc_add_server", _pointer, _text)
     server = add(endpoint.encode())
@@ -100,22 +100,22 @@ def add_server(endpoint: str) -> list[Device]:
 
 
 def ask(endpoint: str) -> None:
-    """Send something to a server that is connected, and wait for its answer."""
+    """Send a small request to a connected server, and wait for the answer."""
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     memory = _function("ggml_backend_dev_memory", None, _pointer, *[ctypes.POINTER(ctypes.c_size_t)] * 2)
     memory(add_server(endpoint)[0].handle, ctypes.byref(free), ctypes.byref(total))
 
 
 def serve(endpoint: str, threads: int, folder: Path | None) -> None:
-    """Be an RPC server until the process ends; it returns where it cannot listen.
+    """Run an RPC server until the process ends; returns if it cannot listen.
 
     Args:
-        endpoint: address and port to listen at.
-        threads: of the CPU.
-        folder: where large tensors are kept, so that a model need not be sent twice.
+        endpoint: address and port to listen on.
+        threads: CPU threads.
+        folder: keeps large tensors, so that a model is sent once; None: not kept.
 
     Raises:
-        DeviceError: the library has no RPC.
+        DeviceError: the library has no RPC backend.
     """
     devices = [device.handle for device in computing()]
     start = _by_name(
@@ -126,9 +126,9 @@ def serve(endpoint: str, threads: int, folder: Path | None) -> None:
 
 
 def losses(endpoint: str) -> int | None:
-    """Connections to a server that broke off in this process; None where the library does not say.
+    """The number of connections to a server that this process has lost; None if the library does not count.
 
-    It then ends the process when one breaks off (RPC_STATUS_ASSERT of ggml-rpc.cpp), as stock does.
+    Such a library (stock) ends the process at the first loss (RPC_STATUS_ASSERT of ggml-rpc.cpp).
     """
     try:
         return int(_function("ggml_backend_rpc_losses", ctypes.c_uint32, _text)(endpoint.encode()))
@@ -167,7 +167,7 @@ def _by_name(name: str, result: Any, *arguments: Any) -> Any:
 
 @cache
 def _function(name: str, result: Any, *arguments: Any) -> Any:
-    """A function of ggml. Raises AttributeError where no library has it."""
+    """A function of ggml. Raises AttributeError if no library has it."""
     libraries = (ctypes.CDLL(str(path)) for path in files())
     function = next((found for library in libraries if (found := getattr(library, name, None))), None)
     if function is None:

@@ -1,4 +1,4 @@
-"""What one `Llama` puts on devices that it names: RPC servers first, then this machine's own GPUs."""
+"""The devices of a `Llama` with RPC servers: the servers' first, then this machine's GPUs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from llamahybrid.devices.ggml import Device
 logger = logging.getLogger("llamahybrid")
 
 _known: dict[int, str] = {}
-"""Every device that a model was offered, by its handle: the library keeps them for good."""
+"""All devices offered to models so far, by handle; the library never frees them."""
 
 
 class Offload:
-    """The devices that a model is offered in place of all that llama.cpp knows; falsy: none was named."""
+    """An explicit list of devices for a model, in place of all that llama.cpp knows; falsy: no list."""
 
     def __init__(self, servers: Sequence[str] = (), watched: bool = True) -> None:
-        """Connect to RPC servers. `watched`: a loss is noticed. Raises DeviceError."""
+        """Connect to RPC servers. `watched`: detect lost servers. Raises DeviceError."""
         self.servers = tuple(servers)
         self.watch: rpc.Watch | None = None
         self._array: Any = None
@@ -32,9 +32,9 @@ class Offload:
 
     @classmethod
     def of(cls, rpc_servers: object, n_gpu_layers: object, watched: bool) -> Offload:
-        """Of upstream's arguments. Raises DeviceError, ValueError for what is no list of addresses.
+        """The devices for upstream's arguments. Raises DeviceError; ValueError for invalid addresses.
 
-        `watched`: somebody looks at `watch` after each computation. Otherwise a loss ends the process.
+        `watched`: the caller checks `watch` after each computation; otherwise a loss ends the process.
         """
         if not rpc_servers:
             return cls()
@@ -47,20 +47,20 @@ class Offload:
 
     @property
     def lost(self) -> bool:
-        """A server that the model was on is gone: all that can be done is to close it."""
+        """A server of the model is lost; the model can only be closed."""
         return self.watch is not None and bool(self.watch.lost)
 
     def __bool__(self) -> bool:
         return bool(self.servers)
 
     def ask_for(self, params: Any) -> Any:
-        """Write it into `llama_model_params`, which must not outlive this object; these."""
+        """Set the devices in `llama_model_params`, which must not outlive this object, and return them."""
         if self:
             params.devices = ctypes.addressof(self._array)
         return params
 
     def opened(self, model: Any) -> None:
-        """The model (llama_cpp's `LlamaModel`) was opened: its connections serve others while it is open."""
+        """Register an opened model (llama_cpp's `LlamaModel`), whose connections other models may share."""
         if self.watch is not None:
             rpc.used_by(self.watch, self.servers, model)
 
@@ -71,7 +71,7 @@ class Offload:
 
 
 def identities(address: int) -> list[str] | None:
-    """What the devices in a NULL-terminated array of `llama_model_params` are; None: somebody else's."""
+    """Identities of the NULL-terminated devices of `llama_model_params`; None if any is not ours."""
     found: list[str] = []
     array = ctypes.cast(address, ctypes.POINTER(ctypes.c_void_p))
     while handle := array[len(found)]:

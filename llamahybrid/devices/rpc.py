@@ -1,8 +1,7 @@
-"""RPC servers by their addresses: found out to be there in a process of its own, then connected to.
+"""Connections to RPC servers, tried in a child process first.
 
-llama.cpp ends the process when a server cannot be reached, refuses, or speaks another version of the
-protocol, and waits for ever for one that does not answer: each serves one client at a time, and lets others
-wait. So a process of its own tries first, with a time limit.
+llama.cpp ends the process if a server is unreachable, refuses, or has another protocol version, and waits for
+ever if it does not answer: a server handles one client at a time, and others wait.
 """
 
 from __future__ import annotations
@@ -20,11 +19,10 @@ from llamahybrid.devices.ggml import Device
 from llamahybrid.errors import DeviceError, DeviceLost
 
 SECONDS = 30.0
-"""How long a server may take to answer."""
+"""Time limit for a server's answer."""
 _MOST = 16  # GGML_RPC_MAX_SERVERS of ggml-rpc.h
 
-# Needs nothing but the library. What is connected stays connected to the end, so that one server under two
-# names is found out: the second connection is never answered.
+# Connections stay open to the end, so that one server under two names fails: it never answers the second one.
 _TRY = """
 import ctypes, os, sys
 pointer, text, size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
@@ -46,11 +44,11 @@ for endpoint in sys.argv[2:]:
 
 _lock = threading.RLock()
 _users: dict[str, list[tuple[ref[Any], Watch]]] = {}
-"""The models that each server is connected for, as llama_cpp's own objects."""
+"""Models on each server, as llama_cpp's objects."""
 
 
 class Watch:
-    """Whether the connections that a model was opened with still stand."""
+    """Detects lost connections of one model."""
 
     def __init__(self, servers: Sequence[str]) -> None:
         counts = ((server, ggml.losses(server)) for server in servers)
@@ -58,21 +56,21 @@ class Watch:
 
     @property
     def counting(self) -> bool:
-        """The library says when a connection breaks off; else the process ends."""
+        """The library counts lost connections; otherwise a loss ends the process."""
         return bool(self._before)
 
     @property
     def lost(self) -> str:
-        """The server whose connection broke off; empty: none. It does not come back for this model."""
+        """A server whose connection was lost, for good as far as this model is concerned; empty: none."""
         return next((server for server in self._before if not self.stands(server)), "")
 
     def stands(self, server: str) -> bool:
-        """The connection to this one did not break off, as far as is known."""
+        """No loss of the connection to this server is known."""
         before = self._before.get(server)
         return before is None or ggml.losses(server) == before
 
     def check(self) -> None:
-        """Raise DeviceLost where one did."""
+        """Raise DeviceLost if a connection was lost."""
         if server := self.lost:
             raise DeviceLost(
                 f"the RPC server {server} is gone, and with it layers and states of the model; when it "
@@ -82,10 +80,10 @@ class Watch:
 
 
 def endpoints(servers: str | Iterable[str]) -> tuple[str, ...]:
-    """The addresses in ``host:port,host:port``, each once, in their order.
+    """Split ``host:port,host:port`` into distinct addresses, in order.
 
     Raises:
-        ValueError: one of them is none, or there are too many.
+        ValueError: an address is invalid, or there are too many.
     """
     given = servers.split(",") if isinstance(servers, str) else servers
     found = tuple(dict.fromkeys(each.strip() for each in given if each.strip()))
@@ -101,29 +99,29 @@ def endpoints(servers: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def connect(servers: Sequence[str], seconds: float = SECONDS) -> list[Device]:
-    """The devices of these servers, of `endpoints`.
+    """Connect to servers (of `endpoints`) and return their devices.
 
     Raises:
-        DeviceError: the library has no RPC, or a server does not answer in time.
+        DeviceError: the library has no RPC backend, or a server does not answer in time.
     """
     ggml.require_rpc()
     with _lock:
         for server in filter(_connected, servers):
-            ggml.ask(server)  # one that went away unnoticed is noticed now, not by the model that is opened
+            ggml.ask(server)  # detects a loss now, before the model is opened
         if new := [server for server in servers if not _connected(server)]:
             _try(new, seconds)
         return [device for server in servers for device in ggml.add_server(server)]
 
 
 def used_by(watch: Watch, servers: Sequence[str], model: Any) -> None:
-    """Take note that a model (llama_cpp's `LlamaModel`) lies on these servers, while it is open."""
+    """Register a model (llama_cpp's `LlamaModel`) as a user of these servers while it is open."""
     with _lock:
         for server in servers:
             _users.setdefault(server, []).append((ref(model), watch))
 
 
 def _connected(server: str) -> bool:
-    """An open model of this process has a connection that stands: the next model shares it."""
+    """Tell whether an open model of this process has a connection that the next model can share."""
     users = _users[server] = [
         (user, watch)
         for user, watch in _users.get(server, ())
@@ -159,7 +157,7 @@ def _decoded(output: Any) -> str:
 
 
 def _last_words(errors: str) -> str:
-    """What the library said before it gave up."""
+    """The library's last error message."""
     lines = [line.strip() for line in errors.splitlines()]
     telling = [line for line in lines if "onnect" in line or "RPC" in line or "esolve" in line]
     return telling[0].rpartition("cpp:")[2].partition(": ")[2] or telling[0] if telling else "no reason given"

@@ -1,4 +1,4 @@
-"""`llamahybrid rpc-server`: what this machine computes with, lent to models on others."""
+"""`llamahybrid rpc-server`: lend this machine's devices to models on other machines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WARNING = (
 
 
 def address_of(host: str) -> str:
-    """The IPv4 address of a name, which llama.cpp's server takes alone. Raises DeviceError."""
+    """The IPv4 address of a host name: llama.cpp's server accepts only addresses. Raises DeviceError."""
     try:
         return socket.gethostbyname(host)
     except OSError as error:
@@ -26,15 +26,15 @@ def address_of(host: str) -> str:
 
 
 def is_private(address: str) -> bool:
-    """Nobody outside of this machine reaches it."""
+    """Tell whether an address is reachable from this machine alone."""
     return ipaddress.ip_address(address).is_loopback
 
 
 def run(host: str, port: int, threads: int | None = None, folder: Path | None = None) -> None:
-    """Serve until the process is ended, as by Ctrl-C. Args as `ggml.serve`.
+    """Serve until the process is ended, as by Ctrl-C. Arguments as of `ggml.serve`.
 
     Raises:
-        DeviceError: it cannot listen there, or the library has no RPC.
+        DeviceError: the address cannot be bound, or the library has no RPC backend.
     """
     address = address_of(host)
     ggml.require_rpc()
@@ -44,7 +44,7 @@ def run(host: str, port: int, threads: int | None = None, folder: Path | None = 
             probe.bind((address, port))
     except OSError as error:
         raise DeviceError(f"cannot listen at {address}:{port}: {error.strerror}") from error
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's handler would wait for native code, which stays
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's handler would wait for native code to return
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     ggml.serve(f"{address}:{port}", threads or os.cpu_count() or 1, folder)

@@ -24,8 +24,6 @@ _SHARED = re.compile(r"(?:lib)?ggml-([a-z0-9_-]+?)(?:-[0-9a-f]{8,})?\.")
 _COPIES = ("../../llama_cpp_python.libs", "../.dylibs")
 _REGISTERS = re.compile(r"ggml_backend_([a-z0-9]+)_reg")
 _NAMES = {"vk": "vulkan"}
-_ON_DRIVERS = frozenset({"cuda", "hip", "musa", "vulkan", "sycl", "cann", "opencl"})
-"""Backends that load a GPU's driver."""
 _DRIVERS = re.compile(
     r"lib(cuda|nvidia-[\w-]+|nvcuda|hsa-runtime64|amdhip64|musa|ze_loader|OpenCL|vulkan|ascendcl|ascend_hal)"
     r"\.so[.\d]*: cannot open shared object file"
@@ -86,13 +84,13 @@ def optional(folder: Path) -> tuple[str, ...]:
 
 
 def loadable(folder: Path) -> tuple[str, ...]:
-    """`optional` of a libllama that was loaded once, in a process of its own, unless it needs a GPU's driver.
+    """Load a libllama in a process of its own and return its functions of `upstream.OPTIONAL`.
+
+    Without a GPU's driver that it needs, they are read from its file.
 
     Raises:
         EngineError: loading fails, and not because a driver is missing.
     """
-    if _ON_DRIVERS & (backends(folder) or frozenset()) and (found := optional(folder)):
-        return found
     path = str(installed.library(folder, "llama"))
     run = subprocess.run(
         [sys.executable, "-c", _LOAD, path, *OPTIONAL],

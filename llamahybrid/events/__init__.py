@@ -1,1 +1,1 @@
-"""What can be resumed here, told to routers: KV events in vLLM's form (`llamahybrid.events.publisher`)."""
+"""KV events for routers, in the format of vLLM (`llamahybrid.events.publisher`)."""

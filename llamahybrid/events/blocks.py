@@ -1,75 +1,66 @@
-"""Token paths as blocks of a fixed size, each named by all the tokens up to its end.
+"""Token paths as chained blocks, and the events that lead from one set of blocks to another.
 
-Source: `BlockStored` and `BlockRemoved` of vLLM 0.11 (`vllm/distributed/kv_events.py`), where hashes are
-those of a chain: a block's name depends on its parent's.
+Source: `BlockStored` and `BlockRemoved` of vLLM 0.11 (`vllm/distributed/kv_events.py`), in the map form that
+Dynamo's router reads (`docs/integrations/kv-events-custom-engines.md`): the key "type" names the event.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import xxhash
 
 from llamahybrid.prompt_cache.base import Tokens
-from llamahybrid.prompt_cache.nodes import ID_BYTES, ids_of
+from llamahybrid.prompt_cache.nodes import ID_BYTES, ids_of, tokens_of
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Some tokens of a path."""
+class Block(NamedTuple):
+    """A fixed number of tokens of a path."""
 
     hash: int
-    """Of these and all before, below 2**63."""
+    """Of these tokens and all before them, below 2**63."""
     parent: int | None
-    """The hash of the block before; None for a path's first."""
-    ids: bytes = field(repr=False)
+    """Hash of the previous block; None for the first."""
+    ids: bytes
     """See `nodes.ids_of`."""
 
 
-class Blocks:
-    """Cuts paths into blocks; remembers those it cut last time, for they are mostly the same."""
-
-    def __init__(self, size: int, seed: str) -> None:
-        """`size`: tokens a block. `seed`: whose paths they are; others' hashes are different."""
-        if size < 1:
-            raise ValueError(f"a block has at least one token, not {size}")
-        self.size = size
-        self._seed = xxhash.xxh3_64_intdigest(seed.encode())
-        self._known: dict[bytes, tuple[Block, ...]] = {}
-
-    def of(self, paths: Iterable[Tokens]) -> dict[int, Block]:
-        """All whole blocks of these paths by hash, each after its parent."""
-        before, self._known = self._known, {}
-        blocks: dict[int, Block] = {}
-        for path in paths:
-            ids = ids_of(path)
-            name = xxhash.xxh3_128_digest(ids)
-            cut = self._known[name] = before.get(name) or self._cut(ids)
-            blocks.update((block.hash, block) for block in cut)
-        return blocks
-
-    def _cut(self, ids: bytes) -> tuple[Block, ...]:
-        step, parent, blocks = ID_BYTES * self.size, None, list[Block]()
-        for start in range(0, len(ids) - step + 1, step):
-            piece = ids[start : start + step]
-            named = xxhash.xxh3_64(piece, seed=self._seed if parent is None else parent)
-            block = Block(named.intdigest() >> 1, parent, piece)
-            parent = block.hash
-            blocks.append(block)
-        return tuple(blocks)
+def blocks_of(paths: Iterable[Tokens], size: int, model: str) -> dict[int, Block]:
+    """All complete blocks of `size` tokens by hash, each after its parent; other models' hashes differ."""
+    seed = xxhash.xxh3_64_intdigest(model.encode())
+    return {block.hash: block for path in paths for block in _cut(ids_of(path), size, seed)}
 
 
-@dataclass(frozen=True)
-class Change:
-    """From one set of blocks to another."""
+def events(old: Mapping[int, Block], new: Mapping[int, Block], medium: str) -> Iterator[dict[str, Any]]:
+    """The events from `old` to `new`; consecutive blocks of a path are one event."""
+    if removed := [name for name in old if name not in new]:
+        yield {"type": "BlockRemoved", "block_hashes": removed, "medium": medium}
+    chain: list[Block] = []
+    for block in [*(block for name, block in new.items() if name not in old), None]:
+        if chain and (block is None or block.parent != chain[-1].hash):
+            yield {
+                "type": "BlockStored",
+                "block_hashes": [each.hash for each in chain],
+                "parent_block_hash": chain[0].parent,
+                "token_ids": tokens_of(b"".join(each.ids for each in chain)).tolist(),
+                "block_size": len(chain[0].ids) // ID_BYTES,
+                "lora_id": None,
+                "medium": medium,
+                "lora_name": None,
+            }
+            chain = []
+        if block is not None:
+            chain.append(block)
 
-    stored: tuple[Block, ...]
-    """Each after its parent."""
-    removed: tuple[int, ...]
 
-
-def change(old: Mapping[int, Block], new: Mapping[int, Block]) -> Change:
-    """What has to be told of."""
-    stored = tuple(block for name, block in new.items() if name not in old)
-    return Change(stored, tuple(name for name in old if name not in new))
+@lru_cache(8192)
+def _cut(ids: bytes, size: int, seed: int) -> tuple[Block, ...]:
+    step, parent, found = ID_BYTES * size, None, list[Block]()
+    for start in range(0, len(ids) - step + 1, step):
+        piece = ids[start : start + step]
+        name = xxhash.xxh3_64(piece, seed=seed if parent is None else parent).intdigest() >> 1
+        found.append(Block(name, parent, piece))
+        parent = name
+    return tuple(found)

@@ -1,22 +1,23 @@
-"""Publishes what can be resumed in one model's slots, RAM and folder, over ZMQ."""
+"""Publish over ZMQ which token blocks a model can resume from its slots, RAM and folder."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
-from types import TracebackType
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from llamahybrid.client.salt import SHARED
-from llamahybrid.events.blocks import Block, Blocks, change
+from llamahybrid.events.blocks import Block, blocks_of, events
 from llamahybrid.prompt_cache import resumable
+from llamahybrid.prompt_cache.base import Tokens
 
 try:
+    import msgpack
     import zmq
     from zmq import ZMQError as ZMQError
-
-    from llamahybrid.events import wire
 except ImportError as error:  # pragma: no cover
     raise ImportError("KV events need pyzmq and msgpack: pip install 'llamahybrid[events]'") from error
 
@@ -25,29 +26,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("llamahybrid")
 
-INTERVAL = 0.5
-"""Seconds between two looks."""
-
-ANEW = 5_000
-"""Messages after which all is told again; twice as many may be asked for."""
-
-
-ANSWERED = 2 * ANEW + 2
-"""Messages of the longest answer."""
+RESET_MESSAGES = 5_000
+"""Messages after which all blocks are cleared and published again; twice as many can be replayed."""
+_END = b"\xff" * 8
+"""Ends a replay, in place of a sequence number."""
 
 
-class EventPublisher:
-    """Tells subscribers which blocks of tokens a model need not decode again, until it is closed.
+class EventPublisher(AbstractContextManager["EventPublisher"]):
+    """Publishes the resumable prefixes of a model as blocks until it is closed; salted requests are left out.
 
-    `endpoint`: where to bind a PUB socket, "tcp://127.0.0.1:5557" or with port 0 for any (see `endpoint`
-    afterwards). `replay`: where to bind a ROUTER socket that sends messages again from a sequence number on.
-    `topic`: the first frame; llm-d's router wants "kv@POD@MODEL". `block_size`: tokens a block. Told of
-    are only prefixes that can be resumed, up to the deepest restore point of each, and nothing of requests
-    with a salt of their own. Events lag behind by `interval` seconds at most. Raises zmq.ZMQError where it
-    cannot bind.
-
-    Who subscribes late asks for what was sent before, or waits: every `ANEW` messages all is cleared and told
-    again, and what can be asked for begins with such a message.
+    A message has three frames: topic, sequence number (8 bytes, big endian) and, as MessagePack, [time,
+    events, rank] (vLLM 0.11, `examples/online_serving/kv_events_subscriber.py`). The medium is "GPU" for a
+    live slot, "CPU" for RAM, "DISK" for the folder. Late subscribers ask for a replay or wait for a reset.
     """
 
     def __init__(
@@ -58,125 +48,104 @@ class EventPublisher:
         replay: str | None = None,
         topic: str = "",
         block_size: int = 16,
-        interval: float = INTERVAL,
+        interval: float = 0.5,
     ) -> None:
-        self._llm = llm
-        self._interval = interval
-        self._topic = topic.encode()
-        self._blocks: dict[wire.Medium, Blocks] = {}
-        self._size = block_size
-        self._told: dict[wire.Medium, dict[int, Block]] = {}
-        self._namespace = ""
+        """Bind a PUB socket to `endpoint` (with port 0: any port) and start publishing.
+
+        `replay`: address of a ROUTER socket that repeats messages from a sequence number on. `topic`: llm-d's
+        router expects "kv@POD@MODEL". `block_size`: tokens. `interval`: seconds between two messages.
+
+        Raises:
+            ValueError: `block_size` is below 1.
+            zmq.ZMQError: an address cannot be bound.
+        """
+        if block_size < 1:
+            raise ValueError(f"a block has at least one token, not {block_size}")
+        self._llm, self._size, self._interval, self._topic = llm, block_size, interval, topic.encode()
+        self._published: dict[str, dict[int, Block]] = {}
+        self._sent: list[tuple[bytes, bytes]] = []
         self._sequence = 0
-        self._anew = 0  # the message in which all was told last
-        self._sent: deque[tuple[int, bytes]] = deque()
-        Blocks(block_size, "")  # raises for a size that is none
         self._context = zmq.Context()
         try:
-            self._out = self._context.socket(zmq.PUB)
-            self._out.setsockopt(zmq.LINGER, 0)
-            self._out.bind(endpoint)
-            self.endpoint: str = self._out.getsockopt_string(zmq.LAST_ENDPOINT)
-            """Where subscribers connect."""
-            self._again = None
-            self.replay: str | None = None
-            """Where they ask for what they have missed."""
-            if replay is not None:
-                self._again = self._context.socket(zmq.ROUTER)
-                self._again.setsockopt(zmq.LINGER, 0)
-                # Beyond that a ROUTER drops silently; 1,000 by default, and an answer may have more.
-                self._again.setsockopt(zmq.SNDHWM, 2 * ANSWERED)
-                self._again.bind(replay)
-                self.replay = self._again.getsockopt_string(zmq.LAST_ENDPOINT)
+            self._out = self._bound(zmq.PUB, endpoint)
+            self._replay = self._bound(zmq.ROUTER, replay) if replay is not None else None
         except BaseException:
             self._context.destroy(0)
             raise
+        self.endpoint: str = self._out.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.replay = self._replay.getsockopt_string(zmq.LAST_ENDPOINT) if self._replay else None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="llamahybrid events", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Tell what is still to be told, and end; may be called twice."""
+        """Publish the last changes and end; may be called twice."""
         self._closing.set()
         self._thread.join()
 
-    def __enter__(self) -> EventPublisher:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _bound(self, kind: int, address: str) -> Any:
+        made = self._context.socket(kind)
+        made.setsockopt(zmq.LINGER, 0)
+        made.setsockopt(zmq.SNDHWM, 4 * RESET_MESSAGES)  # beyond it a ROUTER drops messages of a replay
+        made.bind(address)
+        return made
 
     def _run(self) -> None:
         try:
-            self._send([wire.CLEARED])  # whoever listens may remember a process that was here before
             while not self._closing.is_set():
-                self._look()
-                self._answer(self._interval)
-            self._look()
+                self._publish()
+                if self._replay is None:
+                    self._closing.wait(self._interval)
+                elif self._replay.poll(int(1000 * self._interval)):
+                    self._answer()
+            self._publish()
         finally:
             self._context.destroy(linger=100)
 
-    def _answer(self, seconds: float) -> None:
-        """Send again what is asked for, for so long."""
-        if self._again is None:
-            self._closing.wait(seconds)
-            return
-        if not self._again.poll(int(1000 * seconds)):
-            return
-        try:
-            client, *_, start = self._again.recv_multipart()
-            first = int.from_bytes(start, "big")
-            for sequence, payload in list(self._sent):
-                if sequence >= first:
-                    self._again.send_multipart((client, b"", wire.number(sequence), payload))
-            self._again.send_multipart((client, b"", wire.END, b""))
-        except (ValueError, zmq.ZMQError) as error:
-            logger.warning("a subscriber's question was not understood: %s", error)
-
-    def _send(self, events: list[dict[str, Any]]) -> None:
-        payload = wire.batch(events)
-        self._sent.append((self._sequence, payload))
-        self._out.send_multipart((self._topic, wire.number(self._sequence), payload))
-        self._sequence += 1
-
-    def _look(self) -> None:
-        """Tell what has changed."""
+    def _publish(self) -> None:
+        """Send the changes since the last message, if any."""
         try:
             now = self._resumable()
-        except Exception:  # a model that is just being closed, say: the next look will tell
-            logger.debug("what can be resumed could not be told", exc_info=True)
+        except Exception:  # the model is being closed, say
+            logger.debug("resumable prefixes are unknown", exc_info=True)
             return
-        events: list[dict[str, Any]] = []
-        if self._sequence - self._anew >= ANEW:
-            events, self._told = [wire.CLEARED], {}
-            while self._sent[0][0] < self._anew:
-                self._sent.popleft()
-            self._anew = self._sequence
-        for medium, blocks in now.items():
-            events += wire.events_of(change(self._told.get(medium, {}), blocks), medium, self._size)
-        self._told = now
-        if events:
-            self._send(events)
+        message: list[dict[str, Any]] = []
+        if self._sequence % RESET_MESSAGES == 0:  # the first, too: subscribers may remember another process
+            message, self._published = [{"type": "AllBlocksCleared"}], {}
+            self._sent = self._sent[-RESET_MESSAGES:]  # a replay starts with a reset
+        for medium, found in now.items():
+            message += events(self._published.get(medium, {}), found, medium)
+        self._published = now
+        if message:
+            self._sent.append((self._sequence.to_bytes(8, "big"), msgpack.packb([time.time(), message, 0])))
+            self._out.send_multipart((self._topic, *self._sent[-1]))
+            self._sequence += 1
 
-    def _resumable(self) -> dict[wire.Medium, dict[int, Block]]:
-        """All blocks of each medium."""
-        slots = self._llm.slots
+    def _answer(self) -> None:
+        """Repeat messages to one subscriber."""
+        assert self._replay is not None
+        try:
+            client, *_, first = self._replay.recv_multipart()
+            for number, payload in (*self._sent, (_END, b"")):
+                if number >= first:
+                    self._replay.send_multipart((client, b"", number, payload))
+        except (ValueError, zmq.ZMQError) as error:
+            logger.warning("a subscriber's request is invalid: %s", error)
+
+    def _resumable(self) -> dict[str, dict[int, Block]]:
+        """All blocks by medium."""
+        slots, cache = self._llm.slots, self._llm.prompt_cache
         if not slots.runners:
             return {}
         first = slots.runners[0].live
         namespace = first.identity.namespace_of(SHARED)
-        if namespace != self._namespace:
-            self._namespace, self._blocks = namespace, {}
         view = first.blank_view(namespace)
-        live = (tokens for name, tokens in (slot.glimpse() for slot in slots.all) if name == namespace)
-        found: dict[wire.Medium, dict[int, Block]] = {"GPU": self._cut("GPU").of(live)}
-        cache = self._llm.prompt_cache
+        paths: dict[str, Iterator[Tokens]] = {
+            "GPU": (tokens for name, tokens in (s.glimpse() for s in slots.all) if name == namespace)
+        }
         if cache is not None:
-            found["CPU"] = self._cut("CPU").of(resumable.in_ram(cache, view))
-            found["DISK"] = self._cut("DISK").of(resumable.on_disk_paths(cache, view))
-        return found
-
-    def _cut(self, medium: wire.Medium) -> Blocks:
-        return self._blocks.setdefault(medium, Blocks(self._size, self._namespace))
+            paths |= {"CPU": resumable.in_ram(cache, view), "DISK": resumable.on_disk_paths(cache, view)}
+        return {medium: blocks_of(found, self._size, namespace) for medium, found in paths.items()}

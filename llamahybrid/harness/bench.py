@@ -22,7 +22,7 @@ from llamahybrid.harness.conversation import Conversation, Request
 from llamahybrid.harness.plan import Cost, Speed, cost_of, fitting
 from llamahybrid.harness.plan import measured as measured_speed
 from llamahybrid.harness.report import Report, RequestFigures, Saving, Times, WorkloadFigures
-from llamahybrid.harness.runner import Player, suits
+from llamahybrid.harness.runner import WorkloadRunner, suits
 from llamahybrid.harness.targets.base import Ask, ModelFile, Session, Shape, Target
 from llamahybrid.harness.workloads.speech import Speech
 from llamahybrid.harness.workloads.tokens import Workload, regenerate, thinking_stripped
@@ -214,11 +214,13 @@ class Bench:
                     return
                 speech = Speech(session.vocabulary, seed=number, scale=self._scale)
                 prompt = speech.message(RESTART_TOKENS, "system") + speech.message(40) + speech.reply()
-                answer = Player(session).ask(_ask(prompt)).tokens or ()
+                answer = WorkloadRunner(session).ask(_ask(prompt)).tokens or ()
             target.close()
             with target.open(self.model, shape) as session:
                 session.decoded()
-                after = Player(session).ask(_ask([*prompt, *answer, *speech.message(40), *speech.reply()]))
+                after = WorkloadRunner(session).ask(
+                    _ask([*prompt, *answer, *speech.message(40), *speech.reply()])
+                )
                 measured.decoded = session.decoded()
         if after.total is not None:
             known = len(prompt) + max(0, len(answer) - 1)
@@ -254,7 +256,7 @@ def _play(session: Session, workload: Workload, measured: _Measured, scale: floa
     before = session.resident()
     session.decoded()
     began = time.perf_counter()
-    played = Player(session).converse(workload, scale)
+    played = WorkloadRunner(session).converse(workload, scale)
     seconds = time.perf_counter() - began
     decoded, after = session.decoded(), session.resident()
     counted = [each for each in played if each.number >= workload.measured_from]

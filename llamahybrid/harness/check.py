@@ -17,7 +17,7 @@ from llamahybrid.harness.collecting import Collector, Progress
 from llamahybrid.harness.figures import workload_figures
 from llamahybrid.harness.plan import Plan, measured, plan
 from llamahybrid.harness.report import PROBE, Report, Verdict, WorkloadFigures
-from llamahybrid.harness.runner import Played, Player, suits
+from llamahybrid.harness.runner import RequestResult, WorkloadRunner, suits
 from llamahybrid.harness.targets.base import ModelFile, Session, Shape, Target
 from llamahybrid.harness.workloads.agents import AGENTS
 from llamahybrid.harness.workloads.chats import CHAT_WORKLOADS
@@ -226,13 +226,13 @@ class Check:
     def _played(self, session: Session, workload: Workload, name: str, limit: _Time) -> WorkloadFigures:
         asked = 0
 
-        def told(_: Played) -> None:
+        def told(_: RequestResult) -> None:
             nonlocal asked
             asked += 1
             self.progress(f"{name}, request {asked} done", self._steps - 1, self._of)
 
         session.decoded()
-        player = Player(session, told, limit.until)
+        player = WorkloadRunner(session, told, limit.until)
         played = player.converse(workload, limit.plan.scale)
         decoded = session.decoded()
         self.progress(f"{name}, comparing answers", self._steps - 1, self._of)

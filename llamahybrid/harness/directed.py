@@ -16,7 +16,7 @@ from llamahybrid.harness import figures
 from llamahybrid.harness.conversation import Message
 from llamahybrid.harness.figures import UNKNOWN_BEFORE, Checked
 from llamahybrid.harness.report import RequestFigures, Verdict, WorkloadFigures
-from llamahybrid.harness.runner import Played, Player
+from llamahybrid.harness.runner import RequestResult, WorkloadRunner
 from llamahybrid.harness.targets.base import Ask, Reply, Session, Shape
 
 SHAPE = Shape(2048)
@@ -28,7 +28,7 @@ class Script:
     def __init__(self, session: Session, seed: int = 0, scale: float = 1.0) -> None:
         self.session = session
         self.scale = scale
-        self.player = Player(session)
+        self.player = WorkloadRunner(session)
         self._random = random.Random(f"probe/{session.nonce}/{seed}")
         self._words = session.vocabulary.words if session.vocabulary else range(10_000)
 
@@ -58,7 +58,7 @@ def _text(piece: Sequence[int]) -> str:
 class Found:
     """The requests of a probe, for its judge."""
 
-    played: Sequence[Played]
+    played: Sequence[RequestResult]
     checked: Sequence[Checked]
     requests: Sequence[RequestFigures]
     bad: set[str] = field(default_factory=set)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from llamahybrid.harness.misses import Past, explain, explain_text, parting
 from llamahybrid.harness.oracle import Exchange, least_decodes
 from llamahybrid.harness.report import RequestFigures, Sameness, Verdict, WorkloadFigures, whose
-from llamahybrid.harness.runner import Played
+from llamahybrid.harness.runner import RequestResult
 from llamahybrid.harness.targets.base import Session
 from llamahybrid.harness.traces.trace import rendered
 from llamahybrid.harness.workloads.tokens import Workload
@@ -24,19 +24,19 @@ SHORT_EXCESS = 64
 Checked = tuple[Sameness, str]
 
 
-def past_of(played: Played) -> Past:
+def past_of(played: RequestResult) -> Past:
     """Return a request in the form that later ones are compared with."""
     reply = played.reply
     return Past(played.ask, played.chat, played.turn, reply.prompt or (), reply.tokens or (), reply.cached)
 
 
-def text_past(played: Played) -> Past:
+def text_past(played: RequestResult) -> Past:
     """Return a request as `past_of`, with characters for unknown token ids."""
     codes = tuple(map(ord, rendered(played.ask)))
     return Past(played.ask, played.chat, played.turn, codes)
 
 
-def checks(session: Session, played: Sequence[Played], until: float | None = None) -> list[Checked]:
+def checks(session: Session, played: Sequence[RequestResult], until: float | None = None) -> list[Checked]:
     """Compare answers with ones that reused nothing, until a `time.monotonic()`. Raises TargetError."""
     found: list[Checked] = []
     for each in played:
@@ -48,7 +48,7 @@ def checks(session: Session, played: Sequence[Played], until: float | None = Non
 
 
 def requests(
-    session: Session, name: str, played: Sequence[Played], checked: Sequence[Checked]
+    session: Session, name: str, played: Sequence[RequestResult], checked: Sequence[Checked]
 ) -> tuple[RequestFigures, ...]:
     """Return the figures of each request."""
     figures = []
@@ -91,7 +91,7 @@ def requests(
 def workload_figures(
     session: Session,
     workload: Workload,
-    played: Sequence[Played],
+    played: Sequence[RequestResult],
     total: int | None,
     *,
     scale: float = 1.0,
@@ -123,7 +123,7 @@ def workload_figures(
 
 
 def totals(
-    measured_from: int, played: Sequence[Played], found: Sequence[RequestFigures], total: int | None
+    measured_from: int, played: Sequence[RequestResult], found: Sequence[RequestFigures], total: int | None
 ) -> tuple[int | None, int | None]:
     """Return least and decoded tokens of the counted requests; None: token ids or counters are hidden."""
     records = []
@@ -159,7 +159,7 @@ def reuse_verdict(ratio: float | None, bound: float, excess: float | None = None
     return Verdict("reuse", "bad", said)
 
 
-def exact_verdict(played: Sequence[Played], checked: Sequence[Checked]) -> Verdict:
+def exact_verdict(played: Sequence[RequestResult], checked: Sequence[Checked]) -> Verdict:
     """Return the verdict on answers compared with contexts that reused nothing."""
     wrong = [(each, said) for each, (same, said) in zip(played, checked, strict=True) if same == "different"]
     unknown = [said for same, said in checked if same == "unknown"]
@@ -174,7 +174,7 @@ def exact_verdict(played: Sequence[Played], checked: Sequence[Checked]) -> Verdi
     return Verdict("exact", "ok", f"{len(checked)} answers as without reuse{tied}")
 
 
-def _over(played: Played, figures: RequestFigures) -> int:
+def _over(played: RequestResult, figures: RequestFigures) -> int:
     """Return the tokens that a request reused, or reports, beyond all that was decoded before."""
     if figures.matched is None or (played.reply.tokens is None and figures.turn):
         return 0  # answers without ids may have been reused
@@ -183,7 +183,7 @@ def _over(played: Played, figures: RequestFigures) -> int:
 
 
 def reports_verdict(
-    played: Sequence[Played], found: Sequence[RequestFigures], checked: Sequence[Checked]
+    played: Sequence[RequestResult], found: Sequence[RequestFigures], checked: Sequence[Checked]
 ) -> Verdict:
     """Return the verdict on the numbers of reused tokens that the target reports."""
     name, known = "reports-what-it-reused", False
@@ -207,7 +207,7 @@ def reports_verdict(
 
 
 def prefix_verdict(
-    played: Sequence[Played], found: Sequence[RequestFigures], checked: Sequence[Checked]
+    played: Sequence[RequestResult], found: Sequence[RequestFigures], checked: Sequence[Checked]
 ) -> Verdict:
     """Return the verdict on reuse beyond the common prefix of prompts."""
     name, known = "restores-a-prefix", False

@@ -13,7 +13,7 @@ from functools import cache
 
 from llamahybrid.harness import directed
 from llamahybrid.harness.report import Sameness
-from llamahybrid.harness.runner import Played, Player
+from llamahybrid.harness.runner import RequestResult, WorkloadRunner
 from llamahybrid.harness.targets.base import Ask, Reply, Session
 from llamahybrid.harness.traces.trace import rendered
 from llamahybrid.harness.workloads.speech import Speech, Vocabulary
@@ -138,7 +138,7 @@ def fitting(seconds_at: Callable[[float], float], seconds: float) -> float:
 @cache
 def cost_of(workload: Workload, scale: float) -> Cost:
     """Return the cost of a workload at a scale."""
-    player = Player(_Pretended())
+    player = WorkloadRunner(_Pretended())
     player.converse(workload, scale)
     return _cost(player.played)
 
@@ -151,7 +151,7 @@ def cost_of_script(run: Callable[[directed.Script], None], scale: float) -> Cost
     return _cost(script.player.played)
 
 
-def _cost(played: Sequence[Played]) -> Cost:
+def _cost(played: Sequence[RequestResult]) -> Cost:
     prompt = sum(len(each.ask.tokens) or len(rendered(each.ask)) // LETTERS_A_TOKEN for each in played)
     return Cost(prompt, sum(each.ask.max_tokens for each in played))
 

@@ -19,7 +19,7 @@ TEXT_ALONE = Vocabulary(tuple(range(16)), None, None)
 
 
 @dataclass(frozen=True)
-class Played:
+class RequestResult:
     """A request and its answer."""
 
     chat: str
@@ -32,7 +32,7 @@ class Played:
     reply: Reply
 
 
-Told = Callable[[Played], None]
+Told = Callable[[RequestResult], None]
 
 
 def suits(session: Session, workload: Workload) -> bool:
@@ -40,7 +40,7 @@ def suits(session: Session, workload: Workload) -> bool:
     return session.takes_chats if workload.template else session.takes_tokens
 
 
-class Player:
+class WorkloadRunner:
     """Sends requests, also of several clients at once, and records them."""
 
     def __init__(self, session: Session, told: Told | None = None, until: float | None = None) -> None:
@@ -52,7 +52,7 @@ class Player:
         """True if requests were left out for lack of time."""
         self._turns: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self.played: list[Played] = []
+        self.played: list[RequestResult] = []
 
     def ask(self, ask: Ask, chat: str = "0", number: int = 0) -> Reply:
         """Send a request. Raises TargetError."""
@@ -63,7 +63,7 @@ class Player:
             self._turns[chat] += 1
         sent = time.monotonic()
         reply = self.session.ask(ask)
-        played = Played(chat, turn, number, sent, ask, reply)
+        played = RequestResult(chat, turn, number, sent, ask, reply)
         with self._lock:
             self.played.append(played)
         if self._told is not None:
@@ -76,7 +76,7 @@ class Player:
             self.cut_short = True
         return self.cut_short or self._ended.is_set()
 
-    def converse(self, workload: Workload, scale: float = 1.0) -> Sequence[Played]:
+    def converse(self, workload: Workload, scale: float = 1.0) -> Sequence[RequestResult]:
         """Play a workload with all its clients, its messages and answers shortened by `scale`.
 
         Return the requests in the order of sending. Raises TargetError.
@@ -97,7 +97,7 @@ class Player:
 
 
 class _Client:
-    def __init__(self, player: Player, workload: Workload, number: int, scale: float) -> None:
+    def __init__(self, player: WorkloadRunner, workload: Workload, number: int, scale: float) -> None:
         session = player.session
         seed = f"{session.nonce}/{number}" if session.nonce else number
         speech = Speech(session.vocabulary or TEXT_ALONE, seed=seed, marked=workload.marked, scale=scale)

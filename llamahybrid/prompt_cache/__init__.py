@@ -1,4 +1,4 @@
-"""What is remembered between requests: checkpoints, token paths and the rules for using them."""
+"""Prompt cache: checkpoints and token paths of earlier requests, and the rules for using them."""
 
 from llamahybrid.prompt_cache.base import CacheStats, Checkpoint, Costs, LiveView, Plan
 from llamahybrid.prompt_cache.cache import PromptCache

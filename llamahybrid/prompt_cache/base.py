@@ -87,6 +87,11 @@ class LiveState:
         self.forgotten = False
         """Tokens that are live, or are being decoded, were forgotten: nothing of them is stored any more."""
 
+    def prompt_end(self, live: Tokens) -> int:
+        """Return the length of the prompt if the live tokens begin with it, else 0."""
+        n = len(self.prompt)
+        return n if np.array_equal(live[:n], self.prompt) else 0
+
     def forget(self, prefix: Tokens) -> None:
         """Forget a path and all paths that continue it, also one that is being decoded."""
         if any(same_start(path, prefix) for path in (self.prompt, self.tokens())):
@@ -123,7 +128,7 @@ class LiveView:
     split: Splitter | None = None
     """Cuts segments of this context in two; None if it cannot save or load any."""
     state: LiveState | None = None
-    """What the cache follows this context by (see `PromptCache.follow`)."""
+    """The handle by which the cache follows this context (see `RamStore.follow`)."""
     end_logits: tuple[int, Logits] | None = None
     """Position in `tokens` of the last prompt's end and the logits there, for memory without checkpoints."""
     attention_is_all: bool = False

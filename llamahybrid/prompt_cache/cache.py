@@ -14,16 +14,11 @@ import numpy as np
 
 from llamahybrid.prompt_cache.base import (
     HERE_ONLY,
-    Bytes,
     CacheStats,
     Checkpoint,
     Costs,
-    LiveState,
     LiveView,
-    Logits,
     Plan,
-    Range,
-    Segment,
     Tokens,
 )
 from llamahybrid.prompt_cache.disk import DiskRows
@@ -81,8 +76,15 @@ class PromptCache:
         if disk_write_bytes is not None:
             disk_write_bytes = budget("disk_write_bytes", disk_write_bytes)
         remote_bytes = budget("remote_bytes", remote_bytes)
-        self.ram = RamStore(limit, ValueEviction() if eviction is None else eviction)
-        """What lies in RAM."""
+        self.ram = ram = RamStore(limit, ValueEviction() if eviction is None else eviction)
+        self.follow, self.peek, self.release = ram.follow, ram.peek, ram.release
+        self.buffer, self.admit, self.unstored = ram.buffer, ram.admit, ram.unstored
+        self.missing, self.segment_buffer = ram.missing, ram.segment_buffer
+        self.store_segment, self.drop_segment, self.remember = (
+            ram.store_segment,
+            ram.drop_segment,
+            ram.remember,
+        )
         self._contexts: WeakSet[object] = WeakSet()
         self.disk: Tier | None = None
         """The folder's tier; None without a folder, or if it cannot be used."""
@@ -137,15 +139,8 @@ class PromptCache:
 
     @property
     def serves_others(self) -> bool:
-        """Others than the context that it comes from may ask at any time for what is kept."""
+        """True if other contexts or processes may ask for a kept state at any time."""
         return self.leaves_process or len(self._contexts) > 1
-
-    def follow(self, state: LiveState, prompt: Tokens) -> bool:
-        """Begin a request for `prompt` on a context, which `forget` is to reach from now on.
-
-        False while what is live there is forgotten: it must be emptied first.
-        """
-        return self.ram.follow(state, prompt)
 
     def plan(self, tokens: Tokens, view: LiveView, boundaries: Sequence[int], costs: Costs) -> Plan:
         """Choose the restore point and the cuts for a prompt; pins what the plan names while it exists.
@@ -157,62 +152,6 @@ class PromptCache:
             for tier in self.outside:
                 promote(tier, self.ram, tokens, view, costs)
         return self.ram.plan(tokens, view, boundaries, costs)
-
-    def peek(self, tokens: Tokens, view: LiveView, costs: Costs) -> int:
-        """Return how many tokens of a prompt a request would not have to decode now, as far as RAM can tell.
-
-        Nothing is counted, nothing grows older or younger, and no disk is read.
-        """
-        return self.ram.peek(tokens, view, costs)
-
-    def release(self, plan: Plan) -> None:
-        """Unpin what `plan` named; harmless when called twice. A plan that is collected is released."""
-        self.ram.release(plan)
-
-    # -- what is stored ----------------------------------------------------------------------------
-
-    def buffer(self, n_bytes: int) -> Bytes:
-        """Return a buffer of exactly `n_bytes`, shape (n_bytes,), contents undefined, to fill and `admit`.
-
-        It counts toward the budget until it is admitted or collected; one that pins leave no room for does
-        not, and `admit` refuses it.
-        """
-        return self.ram.buffer(n_bytes)
-
-    def admit(self, view: LiveView, position: int, snapshot: Bytes, logits: Logits | None = None) -> bool:
-        """Keep the checkpoint at `view.tokens[:position]`, evicting to stay in budget; False if refused.
-
-        A second admission at the same place replaces the snapshot; logits once known are kept. Raises
-        ValueError unless 0 < position <= len(view.tokens).
-        """
-        return self.ram.admit(view, position, snapshot, logits)
-
-    def missing(self, view: LiveView) -> list[Range]:
-        """Return ranges of the live path, ascending, whose attention a restore needs and is not stored."""
-        return self.ram.missing(view)
-
-    def unstored(self, view: LiveView) -> int:
-        """Return the number of live tokens behind the deepest checkpoint on their path."""
-        return self.ram.unstored(view)
-
-    def segment_buffer(self, view: LiveView, n_bytes: int) -> Bytes | None:
-        """Return a buffer of exactly `n_bytes` for attention of the live path; None where nothing may go.
-
-        It counts toward the budget until it is kept or collected. Evicts while other paths have anything.
-        """
-        return self.ram.segment_buffer(view, n_bytes)
-
-    def store_segment(self, view: LiveView, segment: Segment) -> bool:
-        """Keep a segment of the live path; False if refused or not missing. Evicts as `segment_buffer`."""
-        return self.ram.store_segment(view, segment)
-
-    def remember(self, namespace: str, tokens: Tokens, state: LiveState | None = None) -> None:
-        """Note that these tokens were evaluated (no state): `matched` and branch points rest on it.
-
-        `state`: where they were, so that what was forgotten meanwhile is not remembered. Never at the price
-        of a checkpoint on the path itself.
-        """
-        self.ram.remember(namespace, tokens, state)
 
     def queue_writes(self, view: LiveView) -> None:
         """Queue what is new on the live path for disk and server: a request is over."""
@@ -276,13 +215,9 @@ class PromptCache:
             for tier in self.outside:
                 tier.discard(checkpoint.namespace, path)
 
-    def drop_segment(self, segment: Segment) -> None:
-        """Remove a segment that did not prove right; the checkpoints behind it stay. Counted as damaged."""
-        self.ram.drop_segment(segment)
-
     def clear(self) -> None:
         """Remove everything stored, on disk and server, too; live state and entries in use stay."""
-        self.ram.clear()  # first, so that a request that ends meanwhile has nothing of it to write
+        self.ram.clear()  # first: a request that ends now has nothing of it to write
         for tier in self.outside:
             if not tier.clear():
                 name = tier.name

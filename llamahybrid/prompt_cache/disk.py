@@ -37,7 +37,7 @@ KEEP_SECONDS = 10 * 365 * 86400
 """Times of expiry lie so far ahead: they are an order, nothing goes for its age."""
 
 ORPHAN_SECONDS = 3600
-"""A file without a row is left alone for so long: another process may be about to write its row."""
+"""Age from which a file without a row is removed: before, another process may be about to write its row."""
 
 DATABASE = (FOREIGN, f"{FOREIGN}-wal", f"{FOREIGN}-shm")
 
@@ -280,8 +280,7 @@ class DiskRows:
                 cache.touch(key, expire=KEEP_SECONDS)
 
     def make_room(self, n_bytes: int, limit: int) -> int | None:
-        """Remove what was used longest ago until so many bytes fit; how many records went, None if they do
-        not fit then."""
+        """Evict the longest unused records until `n_bytes` fit; return their number, None if that fails."""
         with self._cache(change=True) as cache:
             before = cache.disk.removed
             while (size := cache.reset("size")) + n_bytes > limit:

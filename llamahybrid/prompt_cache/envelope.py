@@ -1,6 +1,6 @@
 """The one binary format of state: an envelope around the library's bytes, of a snapshot or of a segment.
 
-It is the same in RAM, in a file and on a server, where `records` adds what only a later process needs.
+The format is the same in RAM, in a file and on a server; for the latter two `records` adds a frame.
 Layout, little endian, 128 bytes, then the payload, which only `memory/` makes and reads:
 
     magic 8s | version u16 | pad 2 | start u32 | end u32 | pad 4 | namespace 64s
@@ -35,14 +35,14 @@ HEADER_BYTES = _BODY.size + _SEAL.size
 
 @dataclass(frozen=True, eq=False)
 class Header:
-    """What an envelope says of its payload."""
+    """The header of an envelope."""
 
     start: int
     """Tokens before a segment; a snapshot's is its `end`."""
     end: int
     """Tokens the state belongs to."""
     namespace: str
-    """What the state is valid for: model, engine, and the parameters that shape it."""
+    """Model, engine, and parameters that the state is valid for."""
     digest: bytes
     """`path_digest` of [0, end)."""
     payload_bytes: int
@@ -50,7 +50,7 @@ class Header:
 
     @property
     def is_snapshot(self) -> bool:
-        """It is the state at one position, not attention of a range."""
+        """True for the state at one position, not attention of a range."""
         return self.start == self.end
 
     def check(self, payload: Bytes) -> None:
@@ -62,7 +62,7 @@ class Header:
 
 
 def path_digest(namespace: str, tokens: Tokens) -> bytes:
-    """What tells one prefix from all others, 16 bytes."""
+    """Return the digest that identifies a prefix, 16 bytes."""
     hasher = xxhash.xxh3_128(namespace.encode())
     hasher.update(np.ascontiguousarray(tokens, dtype="<i4").data)
     return bytes(hasher.digest())
@@ -99,7 +99,7 @@ def sealed(payload: Bytes, *, namespace: str, tokens: Tokens, start: int | None 
 
 
 def header_of(raw: bytes) -> Header:
-    """What the first HEADER_BYTES of an envelope say. Raises SnapshotError when they are damaged."""
+    """Read the first HEADER_BYTES of an envelope. Raises SnapshotError when they are damaged."""
     body, own = raw[: _BODY.size], raw[_BODY.size : HEADER_BYTES]
     if len(own) != _SEAL.size or _SEAL.unpack(own)[0] != xxhash.xxh3_64_intdigest(body):
         raise SnapshotError("the state's header is damaged")

@@ -18,7 +18,7 @@ LOOKS = 64
 """Checkpoints whose value is looked at for one that goes; a cache of fewer is always looked at whole."""
 
 WORST = 16
-"""How many of these are looked at the next time too."""
+"""Checkpoints, the worst of these, that are looked at again the next time."""
 
 TOKENS_SHARE = 16
 """Bare tokens stay while all tokens together take no more than this part of what is stored: they tell which
@@ -45,7 +45,7 @@ class Eviction(Protocol):
         """Note a request, before it follows this path with these checkpoints, shallowest first."""
 
     def victim(self, tree: Tree, path: Match | None, keep: Collection[Entry]) -> Victim | None:
-        """Return what goes next; None if nothing may.
+        """Return the next victim; None if nothing may be evicted.
 
         `path`: tokens that must stay. `keep`: checkpoints; nothing goes once no other ones are left.
         """
@@ -71,7 +71,7 @@ class ValueEviction:
         return self._ranked(tree, tree.next_in_line(LOOKS))[:count]
 
     def _ranked(self, tree: Tree, line: Iterable[Entry]) -> list[Entry]:
-        """Those of a line that may go, the least worth first."""
+        """Return the checkpoints of a line that may be evicted, the least worth first."""
         free = (e for e in line if not e.pins and not e.user_pinned)
         return sorted(free, key=lambda entry: self.value.of(entry, tree.requests))
 

@@ -43,8 +43,9 @@ class _Near:
 def on_path(store: BlockStore, tokens: Tokens, stays: int = 0) -> Forgotten:
     """Records of a path, in any namespace: all that go on from it, and those that lead only there.
 
-    What other paths share of it is not among them, nor what ends within its first `stays` tokens. All
-    rows are read once; no record is."""
+    Records that other paths share stay, and those that end within its first `stays` tokens. All rows are
+    read once; no record is.
+    """
     ids, forgotten = ids_of(tokens), Forgotten()
     parents, along = dict[bytes, bytes](), dict[bytes, tuple[bytes, int]]()
     for hash_, raw in store.rows.rows(b"n"):

@@ -22,7 +22,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 logger = logging.getLogger("llamahybrid")
 
 SLICE_SECONDS = 0.01
-"""How long others are kept out at once by a long change."""
+"""Longest time that a long change holds the lock at once."""
 
 YIELD_SECONDS = 5e-5
 """The sleep of a thread that lets others have the lock."""

@@ -13,7 +13,7 @@ MIN_SPACING = 8
 """Cuts nearer than this to one another, or to the restore point, save less than their small batch costs."""
 
 GRAIN = 3 * MIN_SPACING
-"""What the grid and the spacing add to a loss at most."""
+"""Most tokens that grid and spacing add to a loss."""
 
 NEAREST = 4
 """Tokens before the end where the ladder begins: what asks for an answer is a few tokens long, and the next

@@ -1,4 +1,4 @@
-"""What a tree of token paths is made of: edges, the checkpoints on them, and how far a prompt follows it."""
+"""Parts of the tree of token paths: edges, the checkpoints on them, and matches of prompts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from llamahybrid.prompt_cache.base import Checkpoint, Outside, Segment, Tokens
 
 LONGEST_TAIL = 32
-"""Tokens that ask for an answer: a role, a mark of thinking. What is longer is part of what was said."""
+"""Most tokens that ask for an answer (a role, a mark of thinking); a longer tail is text."""
 
 
 NODE_BYTES = 1024
@@ -52,7 +52,7 @@ def common_prefix(a: Tokens, b: Tokens) -> int:
 
 @dataclass(eq=False, slots=True)
 class Entry:
-    """A checkpoint in the tree and who uses it."""
+    """A checkpoint in the tree and its users."""
 
     checkpoint: Checkpoint
     node: Node | None
@@ -66,7 +66,7 @@ class Entry:
     user_pinned: bool = False
     """The user pinned its path."""
     read_from: Outside | None = None
-    """It was read from there for a plan that is still to be made."""
+    """The tier from which it was read for a plan that is not made yet."""
     last_used: int = 0
     above: Entry | None = field(default=None, repr=False)
     """The next shallower checkpoint on its path."""
@@ -85,16 +85,16 @@ class Entry:
     abandoned: bool = False
     """A request came along its path and parted from it before here, for the first time there."""
     deeper_gone: bool = False
-    """A deeper one is gone since the last request came by: what it served will come here."""
+    """A deeper one was evicted since the last request came by: its requests will come here."""
 
     def take_over(self, old: Entry) -> None:
-        """Go on with the history of the one that was at the same place."""
+        """Take over the history of a checkpoint at the same place."""
         self.born, self.hits, self.passes, self.abandoned = old.born, old.hits, old.passes, old.abandoned
         self.turns = old.turns
 
     @property
     def lives(self) -> bool:
-        """A later request came along its path, or it is of a conversation that had gone on before."""
+        """Return whether a later request came along its path, or its conversation had gone on before."""
         return self.turns > 0 or self.hits > 0 or self.passes > 0
 
     @property
@@ -143,7 +143,7 @@ class Node:
         return tokens_of(self.edge)
 
     def ends_bare(self) -> bool:
-        """A leaf without a checkpoint at its end; asked of many nodes for each that goes."""
+        """Return whether this is a leaf without a checkpoint at its end; called often."""
         return not self.children and self.start + len(self.edge) // ID_BYTES not in self.entries
 
     def tail(self, needed: int = 0) -> int:
@@ -178,14 +178,14 @@ class Node:
         return found
 
     def bare(self) -> int:
-        """How many segments at the end of this edge have no checkpoint behind their start."""
+        """Return the number of segments at the end of this edge without a checkpoint behind their start."""
         if not self.segments or self.weight > len(self.entries):
             return 0
         deepest = max(self.entries, default=self.start)
         return sum(s.start >= deepest for s in self.segments)
 
     def leaf(self) -> Node:
-        """One of the leaves below this node; itself if it is one."""
+        """Return a leaf below this node, or the node itself if it has no children."""
         node = self
         while node.children:
             node = next(iter(node.children.values()))
@@ -201,7 +201,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Match:
-    """How far a token array follows the tree."""
+    """The part of a token array that the tree knows."""
 
     length: int
     path: tuple[Node, ...]
@@ -227,9 +227,9 @@ class Match:
         return None if child is None else token_at(child.edge)
 
     def own_edge(self, total: int) -> Node | None:
-        """The edge that no path needs but the matched one, of `total` tokens, and what goes on from it.
+        """Return the last edge of the matched path; None if other paths share all of it.
 
-        Of such a path the end may be unknown: evicted, or never decoded. None where the match is all shared.
+        `total`: tokens of the path, whose end may be unknown: evicted, or never decoded.
         """
         if not self.path:
             return None
@@ -258,8 +258,8 @@ class Match:
     def go_on(self) -> None:
         """Note that a request goes on from here: a prompt that ended just behind has ended here.
 
-        Only the tokens that asked for its answer, which the history of a chat may lack, lie in between. Where
-        more than two paths part, they are several short prompts instead, and none has ended.
+        Only the tokens that asked for its answer, which the history of a chat may lack, lie in between. At a
+        branch there are several short prompts instead, and none has ended.
         """
         node = self.path[-1] if self.path else None
         if node is None:
@@ -295,9 +295,9 @@ class Match:
         return entries
 
     def tail(self) -> int:
-        """How many tokens before its end the last prompt of the path that is left behind is left; else 0.
+        """Return the distance from the match to the end of the last prompt on the path left behind.
 
-        Only where that is about what asks for an answer: it is the same for every prompt of a kind.
+        0 where it is longer than the tokens that ask for an answer, which are the same for each such prompt.
         """
         ends = (e.position for e in self.left_behind() if e.checkpoint.logits is not None)
         tail = next(ends, self.length) - self.length

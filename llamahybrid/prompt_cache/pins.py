@@ -1,4 +1,4 @@
-"""What stays: checkpoints that somebody uses keep their bytes, prefixes that the user pinned their place."""
+"""Pins: checkpoints in use keep their bytes, prefixes that the user pinned keep their place."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from llamahybrid.prompt_cache.nodes import IDS, Entry, ids_of
 
 
 class User:
-    """Somebody who needs the bytes of a checkpoint."""
+    """A user of a checkpoint's bytes."""
 
 
 class Pins:
-    """Checkpoints in use, each by an object: a plan, or whoever reads its bytes.
+    """Checkpoints in use, each by an object: a plan, or a reader of its bytes.
 
-    Users are held weakly. What one used that was collected before `release` (an exception came where
-    nobody could call it) is released by `release_collected`; no callback runs in the collector for it.
+    Users are held weakly. A user that was collected before `release` (after an exception) is released by
+    `release_collected`; no callback runs in the collector.
     """
 
     def __init__(self) -> None:
@@ -33,16 +33,16 @@ class Pins:
         entry.pins += 1
 
     def release(self, user: object) -> Entry | None:
-        """The checkpoint that `user` no longer needs; None if it held none."""
+        """Unpin the checkpoint of `user`, and return it; None if there is none."""
         number = next((n for n, (ref, _) in self._used.items() if ref() is user), None)
         return None if number is None else self._end(number)
 
     def release_collected(self) -> list[Entry]:
-        """Release the checkpoints whose users are gone; which they are, once for each user."""
+        """Unpin the checkpoints of collected users, and return them, once for each user."""
         return [self._end(n) for n in [n for n, (ref, _) in self._used.items() if ref() is None]]
 
     def entries(self) -> set[Entry]:
-        """What is in use."""
+        """Return the checkpoints in use."""
         return {entry for _, entry in self._used.values()}
 
     def _end(self, number: int) -> Entry:
@@ -60,31 +60,31 @@ class Prefixes:
     def _set(self, ids: Iterable[bytes]) -> None:
         self._ids = dict.fromkeys(ids)
         self.nbytes = sum(map(len, self._ids))
-        """What the tokens take."""
+        """Bytes of the tokens."""
         self.tokens = [np.frombuffer(each, IDS).astype(np.int32, copy=False) for each in self._ids]
-        """Always set anew, so that any thread may read it."""
+        """Replaced, never changed, so that any thread may read it."""
 
     def copy(self) -> Prefixes:
         """The same ones."""
         return Prefixes(self._ids)
 
     def add(self, tokens: Tokens) -> None:
-        """One more, unless it is there; none of no tokens."""
+        """Add a path, unless it is there or empty."""
         if len(tokens):
             self._set([*self._ids, ids_of(tokens)])
 
     def remove(self, tokens: Tokens) -> None:
-        """Exactly this one goes, if it is there."""
+        """Remove exactly this path."""
         gone = ids_of(tokens)
         self._set([ids for ids in self._ids if ids != gone])
 
     def forget(self, tokens: Tokens) -> None:
-        """Those go that begin with these tokens."""
+        """Remove the paths that begin with these tokens."""
         gone = ids_of(tokens)
         self._set([ids for ids in self._ids if not ids.startswith(gone)])
 
     def cover(self, path: Tokens) -> bool:
-        """A path lies on one of them."""
+        """Return whether a path lies on one of them."""
         ids = ids_of(path)
         return any(each.startswith(ids) for each in self._ids)
 

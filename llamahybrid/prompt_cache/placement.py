@@ -1,4 +1,4 @@
-"""Where checkpoints are taken: the only place that decides cut positions and checkpoint times.
+"""Positions and times of checkpoints; nothing else decides them.
 
 Pure functions of token counts and measured costs. Positions come from the prompt alone wherever possible
 (message starts, an absolute grid), because equal cuts make equal bits, cold or warm.
@@ -19,30 +19,29 @@ LONG_SHARE = 0.025
 """From 1,000 tokens on; the rest up to the 3 % that were promised is for what is not measured."""
 
 MEDIUM_TOKENS = 50.0
-"""In between the shares meet: so many tokens less `LONG_SHARE`, 40 at 400 tokens and 25 at 1,000."""
+"""In between the shares meet: this many tokens less `LONG_SHARE`, 40 at 400 tokens and 25 at 1,000."""
 
 ONE_CUT = 128
 SHORT_SUFFIX = 256
 LONG_SUFFIX = 1000
 LEAST_CUTS = ((ONE_CUT, 1), (SHORT_SUFFIX, 1), (LONG_SUFFIX, 3))
 """(tokens, below which; cuts that are taken whatever they cost, unless others wait for a prompt without
-message starts): one of three messages keeps the start of each. One from there on, where each costs more time
-than it is likely to save."""
+message starts): a prompt of three messages keeps the start of each. Longer prompts get at least one."""
 
 MARKED_CUTS = ((ONE_CUT, 1), (SHORT_SUFFIX, 2), (LONG_SUFFIX, 3))
-"""(tokens, below which; most cuts where message starts are known): they serve, and others only take bytes."""
+"""(tokens, below which; most cuts where message starts are known): other cuts would only take bytes."""
 
 SCARCE = 64
-"""Where message starts are known and the budget has room for fewer cuts of one prompt, no others are taken:
-their snapshots would go at the price of other conversations'."""
+"""With room for fewer cuts than this, a prompt is cut at its message starts alone: further snapshots would
+evict those of other conversations."""
 
 UNMEASURED_CUT = 5.0
 """Tokens of a prefill that a cut takes the time of, until it was measured: 3 to 7 on CPUs."""
 
 SMALL_OF_ALONE = 0.7
-"""Timed by hand once, with one model on one machine (2 cores, 107M parameters in f16): beyond a large batch's
-time for as many tokens, 4 to 16 of them took 0.7 of a token alone, 32 to 128 about 0.4. It stands in until
-small batches are measured here (`CostMeter`)."""
+"""Extra time of a small batch, in times of a token alone, until `CostMeter` has measured small batches.
+Timed by hand with one model on one machine (2 cores, 107M parameters in f16): 0.7 for 4 to 16 tokens, 0.4 for
+32 to 128."""
 
 MAX_CUTS = 24
 """More rungs are not worth a batch each, however cheap batches are."""
@@ -61,24 +60,23 @@ DECODE_SHARE = 0.01
 """Share of decode time that snapshots may take."""
 
 FREE_SNAPSHOT = 1e-3
-"""Seconds up to which nobody notices a snapshot, whatever its share of a tiny model's time; or all those of
-answers that are decoded together, which wait for each other's."""
+"""Seconds of snapshots between two batches that nobody notices, even where a batch takes hardly longer."""
 
 FINAL_TOKENS = 64
-"""An answer's end gets a checkpoint if so many tokens were generated since the last one."""
+"""Tokens since the last checkpoint from which an answer's end gets one."""
 
 
 def prefill_cuts(outline: Outline, costs: Costs) -> tuple[int, ...]:
-    """Where to cut the prefill of tokens [cached, total) and take a checkpoint; ascending, at most `most`.
+    """Return where to cut the prefill of [cached, total) for checkpoints; ascending, at most `most`.
 
     The prompt's end is no cut. Message starts come first, in order of worth: the deepest one (with a chat
     template that is where stripped thinking diverges), the branch point `matched`, the last message (another
     question may follow the same text), the first boundary (the system prompt's end), the messages before the
-    last; those alone where room is `SCARCE`. Without message starts it is the place where the next history
-    parts if it does so as the last one did (`tail`). The ladder fills what can be paid for, by all whom it
-    keeps waiting, too, unless a history only `grows`. Batch boundaries that the prefill passes anyway come on
-    top: they cost no batch. So does the branch point, once, where nothing else marks it or histories have
-    `parted` there before: others will, and the same divergence is to cost only once.
+    last; those alone where room is `SCARCE`. Without message starts, the cut lies where the next history
+    parts if it does so as the last one did (`tail`). A ladder takes the rest of the time budget, counting all
+    waiting requests, unless a history only `grows`. Batch boundaries that the prefill passes anyway come on
+    top: they cost no batch. The branch point comes on top, too, where nothing else marks it or histories have
+    `parted` there before, so that the same divergence costs only once.
     """
     total, cached, matched = outline.total, outline.cached, outline.matched
     left = total - cached
@@ -101,7 +99,7 @@ def prefill_cuts(outline: Outline, costs: Costs) -> tuple[int, ...]:
 
 
 def grows(outline: Outline) -> bool:
-    """A short turn of a history that only ever grew: its beginning and end are kept anyway.
+    """Return whether this is a short turn of a history that only ever grew.
 
     A cut inside would save an edit of this message half of it, and cost each turn a batch.
     """
@@ -110,22 +108,21 @@ def grows(outline: Outline) -> bool:
 
 
 def recut(outline: Outline, position: int, costs: Costs, last: int) -> tuple[int, ...]:
-    """The cuts still to come when [0, position) is decoded, now that `costs` are known better.
+    """Return the cuts still to come when [0, position) is decoded, by newer `costs`.
 
-    `last`: the restore point, or the last cut up to `position`. They keep their distance from that, and not
-    from the end of any batch: it is no checkpoint, and a message may start right behind it.
+    `last`: the restore point, or the last cut up to `position`, from which the others keep their distance.
     """
     nearest = max(position + 1, last + MIN_SPACING)
     return tuple(c for c in prefill_cuts(outline, costs) if c >= nearest)
 
 
 def next_decode_checkpoint(position: int, frontier: int, costs: Costs, together: int = 1) -> int:
-    """The position of the next checkpoint while generating, on an absolute grid.
+    """Return the position of the next checkpoint while generating, on an absolute grid.
 
     `position`: tokens of the sequence now. `frontier`: where this request's generation began. Gaps follow
-    `DECODE_GAPS`, or the cost of a snapshot where that allows nearer ones. `together`: answers decoded
-    in one batch, each of which waits for the snapshots of all: where these take time, one less than half a
-    gap behind the last (a prompt's end lies anywhere between two places of the grid) is left out.
+    `DECODE_GAPS`, or the cost of a snapshot where that allows nearer ones. `together`: answers decoded in one
+    batch, each of which waits for the snapshots of all; where these take time, a checkpoint less than half a
+    gap behind the last is left out.
     """
     generated = position - frontier
     gap = next((gap for below, gap in DECODE_GAPS if generated < below), LATE_GAP)
@@ -136,25 +133,24 @@ def next_decode_checkpoint(position: int, frontier: int, costs: Costs, together:
 
 
 def final_due(generated: int, costs: Costs) -> bool:
-    """Whether an answer's end gets a checkpoint; `generated`: tokens since the last checkpoint."""
+    """Return whether an answer's end gets a checkpoint; `generated`: tokens since the last checkpoint."""
     cheap = _cheap_gap(costs)
     return generated >= (FINAL_TOKENS if cheap is None else min(FINAL_TOKENS, cheap))
 
 
 def tip_due(left: int) -> bool:
-    """Whether the live tip gets a checkpoint before `left` more prompt tokens are decoded behind it.
+    """Return whether the live tip gets a checkpoint before `left` more prompt tokens are decoded behind it.
 
-    There a turn begins: an edited message diverges from it. It is a restore point without a batch of its own.
+    A turn begins there, an edited message diverges from there, and the cut costs no batch.
     """
     return left >= MIN_SPACING
 
 
 def _cheap_gap(costs: Costs, together: int = 1) -> int | None:
-    """Tokens between snapshots that keep them at about `DECODE_SHARE`; None while not measured, or where
-    they would take the time of others, too: `together` answers are decoded in one batch.
+    """Return the gap, in tokens, at which snapshots take about `DECODE_SHARE` of the time.
 
-    A power of two, the nearest: the grid of one gap lies on those of all smaller ones, and a cost measured a
-    little differently makes the same gap.
+    None while not measured, or where `together` answers are decoded in one batch and would all wait. A power
+    of two, so that costs measured a little differently make the same gap.
     """
     if not costs.token_seconds or not costs.snapshot_seconds:
         return None
@@ -167,7 +163,7 @@ def _cheap_gap(costs: Costs, together: int = 1) -> int | None:
 
 
 def _affordable(left: int, costs: Costs) -> int:
-    """How many cuts a prefill of `left` tokens may have."""
+    """Return the number of cuts that a prefill of `left` tokens may have."""
     if left < ONE_CUT and not costs.prefill_seconds:
         return 1
     least = next((cuts for below, cuts in LEAST_CUTS if left < below), 1)
@@ -177,16 +173,15 @@ def _affordable(left: int, costs: Costs) -> int:
 
 
 def _affordable_beside(left: int, costs: Costs) -> int:
-    """How many where others wait: they pay for each, and what is lost on a short prompt is not theirs."""
+    """Return the same where other requests wait, whose time each cut costs, too."""
     return int(LONG_SHARE * left / (cut_tokens(costs) * (1 + costs.waiting)))
 
 
 def cut_tokens(costs: Costs) -> float:
-    """Tokens of a large batch that take as long as a cut does: a snapshot, and one more small batch.
+    """Return the tokens of a large batch that take as long as a cut: a snapshot, and one more small batch.
 
-    Until that batch was measured it is taken from a token decoded alone, which reads all weights, too, but
-    has nothing else to do meanwhile: `SMALL_OF_ALONE` of what that takes beyond its share of a large batch.
-    A large batch whose tokens took longer than one alone was held up, and measures nothing.
+    Until small batches were measured, their extra time is `SMALL_OF_ALONE` of that of a token alone. A large
+    batch whose tokens took longer than a token alone was held up, and measures nothing.
     """
     alone = costs.token_seconds - costs.prefill_seconds
     if not costs.prefill_seconds or (alone < 0 if costs.token_seconds else not costs.batch_seconds):
@@ -196,7 +191,7 @@ def cut_tokens(costs: Costs) -> float:
 
 
 def _starts(outline: Outline) -> Iterator[int]:
-    """Places worth a cut of their own, the best first."""
+    """Yield places worth a cut of their own, the best first."""
     inside = [b for b in outline.boundaries if 0 < b < outline.total]
     if inside:
         yield inside[-1]
@@ -211,7 +206,7 @@ def _starts(outline: Outline) -> Iterator[int]:
 def _take(
     candidates: Iterator[int], cached: int, total: int, count: int, taken: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """The first `count` candidates inside (cached, total) that keep their distance from all others."""
+    """Return the first `count` candidates inside (cached, total) that keep their distance from all others."""
     chosen: list[int] = []
     for position in candidates:
         if len(chosen) == count:

@@ -1,4 +1,4 @@
-"""A request's plan from what is live and what lies in RAM."""
+"""The plan of a request, from live state and RAM."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from llamahybrid.prompt_cache.tree import Tree
 
 @dataclass(frozen=True)
 class Known:
-    """What RAM knows of a prompt."""
+    """Knowledge of RAM about a prompt."""
 
     length: int = 0
     """Tokens of it on some path."""
     branches: bool = True
     """Known paths part there."""
     cached: int = 0
-    """Where it would be restored, with what is live and in RAM."""
+    """The restore point that live state and RAM offer."""
     missing: tuple[Range, ...] = ()
-    """Where its attention is neither live nor stored, ascending."""
+    """Ranges whose attention is neither live nor stored, ascending."""
     forgets: int = -1
-    """How often anything was forgotten until now."""
+    """Number of `forget` calls until now."""
 
 
 def restore_point(
     match: Match, entries: Sequence[Entry], total: int, live_lcp: int, view: LiveView, costs: Costs
 ) -> tuple[Choice, Attention]:
-    """Where a prompt of `total` tokens that matches so is best restored, and how far attention reaches.
+    """Return the best restore point of a prompt of `total` tokens, and how far its attention reaches.
 
-    `entries`: those of the match.
+    `entries`: checkpoints of the match.
     """
-    # Behind a window whose beginning is gone (see `LiveView.cut_floor`) not all of what is live is there.
+    # A window has lost the beginning of its attention (see `LiveView.cut_floor`).
     kept = 0 if view.attention_is_all and view.cut_floor else live_lcp
     attention = reachable(kept, match.segments() if view.split is not None else ())
     reach = attention.reach
@@ -54,7 +54,7 @@ def plan_request(
     limit: int,
     last_tail: int,
 ) -> tuple[Plan, Entry | None]:
-    """Plan a prompt that matches so; also the checkpoint that it takes something from.
+    """Plan a prompt by its match; return also the checkpoint that the plan uses.
 
     A segment that crosses the restore point is cut in two. `limit`: bytes of the budget; `last_tail`: see
     `Outline.tail`, of the last prompt of this namespace.

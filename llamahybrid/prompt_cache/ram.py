@@ -21,16 +21,17 @@ MIN_RAM_BYTES = 256 << 20
 MAX_RAM_BYTES = 8 << 30
 
 OWN_GROUPS, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
-"""Where Linux says which control groups a process is in, and what these may have (versions 1 and 2)."""
+"""Files of Linux with the control groups of a process, and their limits (versions 1 and 2)."""
 
 MAPPED_BYTES = 64 << 10
 """Buffers from this size on are mappings of their own."""
 
 HUGE_BYTES = 16 << 20
-"""From this size on, in huge pages where the system has any: filled for the first time in half the time.
-What is resident is as before: only whole huge pages of the mapping are had at once.
-Smaller ones have all of theirs from the beginning, which takes less than one after the other: a huge page may
-have to be made of others first, or the host of a virtual machine to find the memory: up to 4 ms each."""
+"""Buffers from this size on use huge pages where the system has any, and are first filled in half the time.
+
+Smaller ones get all their pages at once (`MAP_POPULATE`), which is faster: a huge page may have to be
+composed first, or found by the host of a virtual machine, in up to 4 ms each.
+"""
 
 
 def default_ram_bytes() -> int:
@@ -48,7 +49,7 @@ def physical_bytes() -> int:
 
 
 def _group_limits() -> Iterator[int]:
-    """What the control groups of this process (a container's, a service's) let it have, where they say so."""
+    """Yield the limits of this process's control groups (a container's, a service's), if there are any."""
     groups = [""]  # a container sees its own as the first
     with contextlib.suppress(OSError):
         groups += [line.split(":", 2)[2].strip("/") for line in OWN_GROUPS.read_text().splitlines()]
@@ -92,7 +93,7 @@ class Sized(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """How much."""
+        """Bytes."""
 
 
 T = TypeVar("T", bound=Sized)
@@ -106,15 +107,15 @@ class Expected:
 
 
 class Account:
-    """What RAM may take, `limit`, and what of it lies idle for reuse or is handed out, counted exactly.
+    """The budget, `limit`, and the exact bytes of buffers that lie idle for reuse or are handed out.
 
-    What was handed out counts until it comes back, is kept, or is collected.
+    A buffer that was handed out counts until it comes back, is kept, or is collected.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.excess = 0
-        """What may be taken beyond it just now: the limit was lowered, and things go a few at a time."""
+        """Bytes beyond the limit that are allowed while it is being lowered, a few evictions at a time."""
         self.idle_bytes = 0
         """Of buffers that wait to be used again."""
         self._idle: dict[int, list[Bytes]] = {}  # by size
@@ -126,7 +127,7 @@ class Account:
         return self.idle_bytes + self.reserved_bytes()
 
     def reserved_bytes(self) -> int:
-        """Bytes of all that is handed out; what was collected is forgotten here."""
+        """Return the bytes of all that is handed out, without what was collected."""
         alive = {key: what for key, ref in self._reserved.items() if (what := ref()) is not None}
         self._reserved = {key: self._reserved[key] for key in alive}
         return sum(what.nbytes for what in alive.values())
@@ -142,7 +143,7 @@ class Account:
         return what.nbytes if ref is not None and ref() is what else 0
 
     def unreserve(self, what: Sized) -> None:
-        """It no longer counts as handed out, if it did."""
+        """Stop counting it as handed out."""
         self._reserved.pop(id(what), None)
 
     def has_idle(self, n_bytes: int) -> bool:

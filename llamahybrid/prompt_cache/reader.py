@@ -22,9 +22,6 @@ R = TypeVar("R")
 FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 1.0, 60.0
 """The pause after a failure of a store; doubled by each further failure."""
 
-UNREADABLE_SECONDS = 60.0
-"""How long one record that cannot be read is left alone."""
-
 REST_SECONDS = 1.0
 
 READ_SAMPLES = 15

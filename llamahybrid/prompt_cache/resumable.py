@@ -1,7 +1,7 @@
-"""What requests could go on from without anything live: how deep each known path can be restored.
+"""Resumable prefixes: the depth to which each known path can be restored without live state.
 
-For whoever sends requests to one of several caches. The answer is that of the planner and of the disk's index
-themselves, asked path by path, so that nobody waits long for a lock. Looking makes nothing older or younger.
+For routers that send requests to one of several caches. The planner and the disk's index are asked path by
+path, so that no lock is held for long. Looking makes nothing older or younger.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _tokens_to(path: tuple[bytes, ...]) -> Tokens:
 
 
 def _depth(seen: Seen, view: LiveView) -> int:
-    """How many of a path's tokens the disk alone can restore."""
+    """Return the number of tokens of a path that the disk alone can restore."""
     if view.attention_is_all:
         return next((start for start, _ in uncovered(seen.along(seen.total), seen.total)), seen.total)
     ends = sorted({item.end for item in seen.items}, reverse=True)

@@ -1,8 +1,8 @@
-"""Which restore point serves a prompt: complete prefixes only, the deepest first, live before stored.
+"""The choice of a restore point: complete prefixes only, the deepest first, live before stored.
 
 A checkpoint at c serves iff its c tokens are the prompt's first c and c <= total - 1, or c == total and the
-logits there are known; so does the live state, cut to c. Where a snapshot leaves out attention KV, that of
-[0, c) must be live or stored in segments.
+logits there are known; so does the live state, cut to c. A snapshot without attention KV needs that of [0, c)
+live or stored in segments.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ class Choice:
     position: int
     source: Literal["live", "ram", "none"]
     entry: Entry | None
-    """What the request takes from the store: a snapshot (source "ram") or only the logits ("live").
+    """The checkpoint used: its snapshot (source "ram") or only its logits ("live").
 
     None with "ram" where no checkpoint lies at the position: attention is all that is needed there."""
     logits: Logits | None
 
     @property
     def tier(self) -> Source:
-        """Where it comes from; for what was read into RAM just now, where it lay before."""
+        """The origin of the restore point: the tier outside, if it was read into RAM just now."""
         read = self.entry.read_from if self.source == "ram" and self.entry is not None else None
         return read or self.source
 
 
 @dataclass(frozen=True)
 class Attention:
-    """How far a prompt's attention can be had: live tokens first, stored segments behind them."""
+    """The attention that is there for a prompt: live tokens first, stored segments behind them."""
 
     live_kept: int
     """Live tokens that stay where segments are loaded behind them."""
@@ -53,7 +53,7 @@ class Attention:
 
 
 def reachable(live_lcp: int, segments: Sequence[Segment]) -> Attention:
-    """What `segments` of a prompt's path, ascending and disjoint, add to the live prefix [0, live_lcp).
+    """Extend the live prefix [0, live_lcp) by `segments` of a prompt's path, ascending and disjoint.
 
     Cells must lie in the order of their positions, or the numbers differ in their last bits: live memory is
     therefore cut to the start of the first segment that is loaded.
@@ -80,8 +80,8 @@ def choose(
 
     `live_lcp`: common prefix of prompt and live sequence. `entries`: checkpoints on the prompt's own path,
     shallowest first. `reach`: attention of [0, reach) is live or stored; of [0, live_kept) it stays live. A
-    stored one is left alone where it saves less time than restoring it takes, or than a small batch: to cut
-    the first batch elsewhere moves the last bits of the logits, for nothing.
+    stored one is left alone where it saves less time than restoring it takes, or than a small batch: the
+    first batch would be cut elsewhere, which moves the last bits of the logits, for nothing.
     """
     limit = total if view.reuse_limit is None else view.reuse_limit
     at_end = next((e for e in reversed(entries) if e.position == total), None)
@@ -119,9 +119,9 @@ def reason(choice: Choice, total: int, matched: int, live_tokens: int) -> Reason
 
 
 def _pays(position: int, live: int, attended: int, left: int, costs: Costs) -> bool:
-    """Restoring at `position` is no slower than decoding to it from `live`, as far as both were measured.
+    """Return whether restoring at `position` is no slower than decoding to it from `live`, as measured.
 
-    `attended`: before that no attention has to be loaded. `left`: tokens that are decoded behind it anyway.
+    `attended`: no attention has to be loaded before it. `left`: tokens that are decoded behind it anyway.
     """
     saved = position - live
     if left and saved * costs.prefill_seconds < costs.batch_seconds:
@@ -133,7 +133,7 @@ def _pays(position: int, live: int, attended: int, left: int, costs: Costs) -> b
 
 
 def _decoding(tokens: int, costs: Costs) -> float:
-    """Seconds to decode so many prompt tokens: a small batch takes as long as a token alone, at least."""
+    """Return the seconds to decode prompt tokens: a small batch takes as long as a token alone, at least."""
     return max(costs.token_seconds, tokens * costs.prefill_seconds)
 
 

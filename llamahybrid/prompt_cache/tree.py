@@ -1,9 +1,9 @@
-"""A radix tree of token paths: what was evaluated, and where on those paths checkpoints lie.
+"""A radix tree of evaluated token paths with their checkpoints and segments.
 
 Edges are compressed: a node holds the tokens of its edge as bytes, which are compared all at once.
 Checkpoints are indexed by position inside the edge that covers them, so a checkpoint never forces a split.
-A segment lies inside one edge; it is cut where its edge is. It is kept for the checkpoints behind its start.
-One root per namespace, so that state of another model or context shape can never match.
+A segment lies inside one edge, is cut where its edge is, and is kept for the checkpoints behind its start.
+Each namespace has a root of its own, so that state of another model or context shape can never match.
 
 All its bytes count toward the budget of RAM.
 """
@@ -43,9 +43,9 @@ class Tree:
         self._entries: OrderedDict[Entry, None] = OrderedDict()  # oldest use first
         self._line: OrderedDict[Entry, None] = OrderedDict()  # whose value is looked at next first
         self.requests = 0
-        """How many were planned: the time that values are measured in."""
+        """Requests planned so far: the clock of values."""
         self.splitters: dict[str, Splitter] = {}
-        """How the segments of a namespace are cut in two."""
+        """Functions that cut segments in two, by namespace."""
         self.damaged = 0
         """Segments that went because they could not be cut in two."""
         self.token_bytes = 0
@@ -75,11 +75,11 @@ class Tree:
         return iter(self._entries)
 
     def next_in_line(self, count: int) -> list[Entry]:
-        """The first `count` checkpoints of a line that everyone joins at the end."""
+        """Return the first `count` checkpoints of a line that each joins at the end."""
         return list(islice(self._line, count))
 
     def to_the_end(self, entries: Iterable[Entry]) -> None:
-        """These are last in line now."""
+        """Move checkpoints to the end of the line."""
         for entry in entries:
             self._line.move_to_end(entry)
 
@@ -197,15 +197,15 @@ class Tree:
         return tokens_to(entry.node)[: entry.position]
 
     def namespaces(self) -> list[str]:
-        """Those with any path."""
+        """Return the namespaces that have any path."""
         return list(self._roots)
 
     def root(self, namespace: str) -> Node:
-        """Where the paths of a namespace begin. Raises KeyError where there are none."""
+        """Return the root of a namespace. Raises KeyError for one without paths."""
         return self._roots[namespace]
 
     def prune(self, node: Node) -> None:
-        """Drop the segments that no checkpoint is behind, from `node` upward."""
+        """Drop the segments without a checkpoint behind them, from `node` upward."""
         for above in node.path():
             self._drop_bare(above)
             if above.weight:
@@ -266,9 +266,9 @@ class Tree:
         entry.above, entry.below = None, {}
 
     def _divide(self, namespace: str, node: Node, segment: Segment, position: int) -> None:
-        """Replace a segment by its two parts, or those that a checkpoint needs.
+        """Replace a segment by its two parts, as far as a checkpoint needs them.
 
-        By none where it is damaged, or there is no memory for them.
+        A damaged one goes, and one whose parts find no memory.
         """
         splitter = self.splitters.get(namespace)
         at = node.segments.index(segment)

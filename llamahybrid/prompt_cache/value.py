@@ -1,12 +1,12 @@
-"""What a checkpoint is worth: how soon a request may want it, and the tokens that it would save, per byte.
+"""The worth of a checkpoint: the rate of requests for it times the tokens that it would save, per byte.
 
     worth = rate of requests on its path x chance that one ends up here
             x tokens to the next shallower checkpoint / bytes that go with it
 
 Both chances are learned from the requests themselves, so that no constant has to fit the traffic. Time is
-counted in requests. The rate follows the age of a path: how many conversations that were silent for so long
-came back, as in LHD (Beckmann et al., NSDI 2018), where entries are ranked by hits per byte and time. A fixed
-rate of 1 in 2n does as well on mixed traffic, but decodes up to 30 % more where conversations take turns.
+counted in requests. The rate follows the age of a path, learned from conversations of that age, as in LHD
+(Beckmann et al., NSDI 2018), which ranks entries by hits per byte and time. A fixed rate of 1 in 2n does as
+well on mixed traffic, but decodes up to 30 % more where conversations take turns.
 The chance to end up here follows the kind of place: an answer's start is where histories part when thinking
 is stripped, a system prompt's end is where new chats begin, and most places are only passed.
 """
@@ -25,7 +25,7 @@ BINS = 40
 """Ages are counted in half octaves, which reach a million requests."""
 
 HORIZON = 12
-"""Bins that a return is looked for in: to 64 times the age. What returns later hardly pays for its bytes."""
+"""Bins in which a return is expected: to 64 times the age. A later return hardly pays for its bytes."""
 
 STARTS = [2 ** (b / 2) - 1 for b in range(BINS + 1)]
 SPANS = [after - start for start, after in pairwise(STARTS)]
@@ -47,13 +47,13 @@ LEAST_CHANCE = 0.005
 """No place is so unlikely that its tokens count for nothing."""
 
 FADE_AFTER = 2000
-"""What was counted is halved after so many requests: traffic changes."""
+"""Requests after which all counts are halved: traffic changes."""
 
 Kind: TypeAlias = tuple[bool, bool, int, int, bool, bool, bool]
 
 
 def kind(entry: Entry) -> Kind:
-    """What places have in common: a message's start, a prompt's end, how it fared, and what lies below."""
+    """Return the kind of a place: a message's start, a prompt's end, its history, and checkpoints below."""
     at_end = entry.checkpoint.logits is not None
     hits, passes = min(entry.hits, 2), min(entry.passes, 2)
     return entry.marked, at_end, hits, passes, bool(entry.below), entry.deeper_gone, entry.abandoned
@@ -99,7 +99,7 @@ class ReturnRates:
             silences.rates = None
 
     def fade(self) -> None:
-        """What was seen counts half from now on."""
+        """Halve all counts."""
         self.requests /= 2
         for silences in self.kinds.values():
             silences.begun /= 2

@@ -19,26 +19,26 @@ from typing import Any, Generic, Protocol, TypeVar
 logger = logging.getLogger("llamahybrid")
 
 IDLE_SECONDS = 1.0
-"""The thread ends when nothing came for so long."""
+"""Idle time after which the thread ends."""
 
 FLUSH_SECONDS = 60.0
-"""How long is waited for what is queued, unless somebody says otherwise; the interpreter's end, too."""
+"""The longest wait for the queue by default, and at the interpreter's end."""
 
 REST_SECONDS = 1.0
 
 POLL_SECONDS = 0.002
-"""How often who waits looks. A condition variable would stay locked after an interrupt at the wrong line."""
+"""Interval of polling. A condition variable would stay locked after an interrupt at the wrong line."""
 
 
 class Work(Protocol):
-    """What a job says of itself."""
+    """A job of the queue."""
 
     due: float
-    """`time.monotonic` from which on it is done."""
+    """The earliest `time.monotonic` to do the job."""
     cancelled: bool
-    """It is not to be done, or to leave nothing behind."""
+    """The job must not be done; one that runs must leave nothing behind."""
     refused: bool
-    """It was tried, and waits to be tried once more (`WriteBehind.again`)."""
+    """Tried once, the job waits for another try (`WriteBehind.again`)."""
 
 
 Job = TypeVar("Job", bound=Work)
@@ -60,34 +60,34 @@ class WriteBehind(Generic[Job]):
         _open.add(self)
 
     def start_anew(self) -> None:
-        """Nothing waits and nothing runs: in a process that was forked, whatever its parent had to do."""
+        """Empty the queue: the parent of a forked process does its own jobs."""
         self._jobs: list[Job] = []
         self.rests = False
         """Nothing is expected any more."""
         self._running: Job | None = None
-        self.lock = threading.RLock()  # who comes in again, from a finaliser, does not wait for itself
+        self.lock = threading.RLock()  # a finaliser may come in again on the same thread
         self._turn = threading.Lock()  # held by the thread that works
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def change(self, change: Callable[[list[Job]], Iterable[Job]]) -> None:
-        """Have `change(jobs that wait)` say which jobs wait from now on; what runs is not among them."""
+        """Replace the waiting jobs by `change(waiting jobs)`; a running job is not among them."""
         with self.lock:
             self.rests = False
             self._jobs = [job for job in change(self._jobs) if not job.cancelled]
         self._go_on()
 
     def again(self, job: Job, seconds: float) -> None:
-        """A job that runs could not be done: try it again after so long, or when everything is flushed."""
+        """Queue a running job that failed for another try in `seconds`, or at the next flush."""
         with self.lock:
             job.due, job.refused = time.monotonic() + seconds, True
             if not job.cancelled:
                 self._jobs = [*self._jobs, job]
 
     def cancel(self, which: Callable[[Job], bool], seconds: float) -> bool:
-        """Take jobs out, and wait for one of them that runs, at most so long; False if it still does.
+        """Cancel jobs, and wait at most `seconds` for one of them that runs; False if it still does.
 
-        Each is marked as cancelled: it is for one that runs to leave nothing behind.
+        A running job sees its mark, and leaves nothing behind.
         """
         with self.lock:
             for job in filter(which, self._jobs):
@@ -100,9 +100,9 @@ class WriteBehind(Generic[Job]):
         return _waited(lambda: self._running is not running, seconds)
 
     def flush(self, seconds: float | None = None) -> bool:
-        """Have everything tried now and wait for it, at most so long; False if that takes longer.
+        """Try all jobs now and wait at most `seconds` (None: `FLUSH_SECONDS`); False if that takes longer.
 
-        What could not be done waits for its next try. None: `FLUSH_SECONDS`.
+        Jobs that fail wait for their next try.
         """
         with self.lock:
             for job in self._jobs:
@@ -112,10 +112,7 @@ class WriteBehind(Generic[Job]):
         return _waited(self._is_idle, end - time.monotonic())
 
     def rest(self) -> None:
-        """Nothing is expected any more: the thread ends as soon as nothing waits but for another try.
-
-        A thread that has nothing to do is waited for.
-        """
+        """Let the thread end as soon as no job waits, except for another try; an idle one is joined."""
         with self.lock:
             self.rests, thread = True, self._thread
             self._wake.put(None)
@@ -151,7 +148,7 @@ class WriteBehind(Generic[Job]):
                 if job is not None:
                     try:
                         self._do(job)
-                    except BaseException as error:  # nobody would ever write again
+                    except BaseException as error:  # the thread must go on
                         self._failed(error)
                     self._running = None
                     continue
@@ -171,7 +168,7 @@ class WriteBehind(Generic[Job]):
                     return
 
     def _next(self) -> tuple[Job | None, float]:
-        """The first job that is due, which runs from now on; or how long none is."""
+        """Return the first job that is due, which runs from now on, or the seconds until one is."""
         with self.lock:
             now = time.monotonic()
             job = next((job for job in self._jobs if job.due <= now), None)
@@ -188,7 +185,7 @@ class WriteBehind(Generic[Job]):
 
 
 def _waited(done: Callable[[], bool], seconds: float) -> bool:
-    """Wait until it is so, at most so long; whether it is."""
+    """Wait at most `seconds` until `done()`; return whether that came true."""
     end = time.monotonic() + seconds
     while not done():
         if time.monotonic() >= end:
@@ -201,7 +198,7 @@ def _flush_all() -> None:
     end = time.monotonic() + FLUSH_SECONDS
     for writer in list(_open):
         writer.flush(max(0.0, end - time.monotonic()))
-        if len(writer) and not writer.rests:  # who closed it was told
+        if len(writer) and not writer.rests:  # else `close` has warned
             logger.warning("%d states were not written to the disk cache", len(writer))
 
 

@@ -92,7 +92,7 @@ class WriteBudget:
         self._asked = time.monotonic()
 
     def open(self) -> bool:
-        """Something may be written now; the last thing may be larger than what is left."""
+        """Return whether a write may begin now; the last one may exceed the rest of the budget."""
         now = time.monotonic()
         self._left = min(self.hourly, self._left + (now - self._asked) * self.hourly / 3600)
         self._asked = now

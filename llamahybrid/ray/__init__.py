@@ -1,4 +1,4 @@
-"""Replicas of the server on Ray Serve, with a router that knows what each of them can resume."""
+"""Replicas of the server on Ray Serve, with a router that knows the prefixes each replica can resume."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from ray import serve
 
 STATS_SECONDS = 0.5
-"""How often a replica says what it can resume."""
+"""Interval at which a replica reports its resumable prefixes."""
 
 DEFAULT_SLOTS = 4
 MOST_WAITING = 16
-"""Times as many requests as there are slots may run or wait at a replica; others wait before it."""
+"""Requests per slot that may run or wait at a replica; further ones wait at the router."""
 
 
 def app(
@@ -29,16 +29,16 @@ def app(
     """A Serve application: `serve.run(llamahybrid.ray.app("model.gguf", replicas=2))`.
 
     Each replica is the server of `llamahybrid serve` with `n_parallel` slots; `more` are its model settings
-    (`n_ctx`, `disk_dir`, `remote`, ...), `server` its server settings. With `remote`, a Redis server that all
-    share, a conversation whose replica is gone goes on elsewhere. `router`: another class of request router.
-    `ray_actor_options`: what a replica needs, as Serve takes it (`{"num_cpus": 8}`, `{"num_gpus": 1}`).
+    (`n_ctx`, `disk_dir`, `remote`, ...), `server` its server settings. With `remote`, a shared Redis server,
+    other replicas continue the conversations of a lost one. `router`: another class of request router.
+    `ray_actor_options`: resources of a replica, for Serve (`{"num_cpus": 8}`, `{"num_gpus": 1}`).
 
-    A request is sent where the deepest part of it can be resumed, if it does not have to queue there; a
-    header x-session-id, or `prompt_cache_key` in the body, is honoured first. See `llamahybrid.ray.choice`.
+    A request goes to the replica that can resume most of it, unless it would queue there; a header
+    x-session-id, or `prompt_cache_key` in the body, comes first. See `llamahybrid.ray.choice`.
 
     Raises:
         ImportError: Ray Serve is not installed (`pip install 'llamahybrid[ray]'`).
-        pydantic.ValidationError: settings that mean nothing.
+        pydantic.ValidationError: invalid settings.
     """
     try:
         from ray import serve

@@ -1,11 +1,11 @@
-"""Which replica a request goes to: where most of it can be resumed, unless others wait there already.
+"""Order replicas for a request: the one that can resume most of it first, unless its queue is long.
 
-    1. the one that has the client's session, by its own word
-    2. a conversation that is known somewhere: where the deepest part of it can be resumed
-    3. a new one: the idlest, and of those the one with fewer conversations
+    1. the replica of the client's session, if the client names one
+    2. for a known conversation: the replica that can resume the longest prefix
+    3. for a new one: the shortest queue, then the fewest conversations
 
-A replica where a request would have to wait is passed over while another one is idle, and one where far more
-wait than elsewhere in any case: to decode a conversation again costs more than to wait for a slot.
+A replica with a full set of slots comes last while another one is idle, or if its queue is far longer than
+the shortest: otherwise waiting for a slot costs less than decoding a conversation again.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ Id = TypeVar("Id", bound=Hashable)
 
 
 FAR_MORE = 2
-"""Times as many requests as a replica has slots."""
+"""A queue is far longer if it exceeds the shortest by this many requests per slot."""
 
 
 @dataclass(frozen=True)
 class Candidate(Generic[Id]):
-    """A replica as the router knows it."""
+    """The router's knowledge of a replica."""
 
     id: Id
     queue: int = 0
-    """Requests that run or wait there."""
+    """Requests that run or wait."""
     known: Mapping[int, int] = field(default_factory=dict)
-    """See `Asked.resumable`."""
+    """See `RecentPrompts.resumable`."""
     conversations: int = 0
-    """Conversations that were sent there lately."""
+    """Conversations routed there recently."""
 
 
 def in_order(
     candidates: Sequence[Candidate[Id]], hints: Hints, slots: int, session: Id | None = None
 ) -> list[Id]:
-    """All candidates, the best first. `slots`: requests that run at once on each; `session`: who has it."""
+    """All candidates, best first. `slots`: of each replica; `session`: the replica of the session."""
     least = min((each.queue for each in candidates), default=0)
 
     def rank(each: Candidate[Id]) -> tuple[bool, bool, int, int, int, float]:

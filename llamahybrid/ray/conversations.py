@@ -1,7 +1,7 @@
-"""What a request says of the conversation that it goes on with, told before anything is tokenized.
+"""Identify the conversation of a request before tokenization.
 
-A body is a chain of pieces (messages, or some characters of a prompt), each named by all before it, by the
-model, its tools, and whose request it is. Two requests have as many names in common as they begin alike.
+A body is a chain of links (messages, or pieces of a prompt). A link's name is a hash of everything before it,
+of the model, the tools and the salt; requests with a common prefix have the names of its links in common.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ import xxhash
 from llamahybrid.prompt_cache.base import Tokens
 
 PIECE = 512
-"""Characters, or ids, of a prompt that are one link."""
+"""Characters, or token ids, of a prompt in one link."""
 
 SESSION_HEADER = "x-session-id"
 SHARED_ROLES = ("system", "developer")
 
 MOST_CONVERSATIONS = 256
-"""A replica tells of those that it was asked last."""
+"""Conversations that a replica reports, the latest."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """One piece, with all before it."""
+    """A prefix of a request that ends with a message, or a piece of the prompt."""
 
     name: int
     length: int
-    """Characters up to its end, about."""
+    """Characters up to its end, approximately."""
     own: bool
-    """Not just what many conversations begin with."""
+    """Specific to one conversation, unlike a system prompt."""
 
 
 @dataclass(frozen=True)
 class Hints:
-    """What a router goes by."""
+    """The router's view of a request."""
 
     chain: tuple[Link, ...] = ()
     session: str | None = None
-    """What the client calls its conversation."""
+    """The client's name of its conversation."""
 
     @property
     def length(self) -> int:
-        """Characters of the whole, about."""
+        """Characters of the whole request, approximately."""
         return self.chain[-1].length if self.chain else 0
 
 
@@ -57,7 +57,7 @@ NO_HINTS = Hints()
 
 
 def hints_of(headers: Mapping[str, str], raw: bytes) -> Hints:
-    """Of a request; header names in lower case. What cannot be read says nothing: the server will."""
+    """Hints of a request; header names in lower case. An invalid body gives none: the server rejects it."""
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError):
@@ -100,15 +100,15 @@ def _text(value: object) -> str:
     return json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
 
 
-class Asked:
-    """What a replica was asked last, and how much of each conversation it can resume; from any thread."""
+class RecentPrompts:
+    """The latest prompts of a replica, and how much of each it can resume; thread-safe."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[int, tuple[Hints, Tokens]] = OrderedDict()
         self._lock = Lock()
 
     def add(self, hints: Hints, prompt: Tokens) -> None:
-        """It was asked this. What it goes on with is told of by this from now on."""
+        """Add a prompt; it replaces the earlier prompts of the same conversation."""
         if not hints.chain:
             return
         with self._lock:
@@ -119,9 +119,10 @@ class Asked:
                 self._known.popitem(last=False)
 
     def resumable(self, depth: Callable[[Tokens], int]) -> dict[int, int]:
-        """By a link's name, the characters up to its end, of what need not be decoded again.
+        """The links that can be resumed: name to characters up to their end.
 
-        `depth(prompt)`: tokens of a prompt that can be resumed. Where links end in it is estimated.
+        `depth(prompt)`: tokens of a prompt that can be resumed. The positions of links in the prompt are
+        estimated from their lengths.
         """
         with self._lock:
             known = list(self._known.values())
@@ -135,5 +136,5 @@ class Asked:
 
 
 def deepest(chain: Sequence[Link], known: Mapping[int, int]) -> Link | None:
-    """The last link of a chain that is known."""
+    """The last known link of a chain."""
     return next((link for link in reversed(chain) if link.name in known), None)

@@ -1,7 +1,7 @@
-"""What Ray Serve runs: replicas, each with our server in it, and a front that reads bodies.
+"""Deployments for Ray Serve: replicas of our server, and a front that reads request bodies.
 
-The front hands a request on as it came, with hints for the router; a replica's app answers it, and what it
-sends goes back piece by piece. A client that hangs up ends it there, too.
+The front forwards requests unchanged, with hints for the router, and streams the replicas' answers back. A
+client that disconnects cancels the request at its replica.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from llamahybrid.client.salt import SHARED
 from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache.base import Costs, Tokens
 from llamahybrid.prompt_cache.nodes import common_prefix
-from llamahybrid.ray.conversations import Asked, Hints, hints_of
+from llamahybrid.ray.conversations import Hints, RecentPrompts, hints_of
 from llamahybrid.server.app import app_of
 from llamahybrid.server.service import Service
 from llamahybrid.server.settings import ModelSettings, ServerSettings
 
 NUMBER = "x-llamahybrid-request"
-"""Header by which a replica tells its own requests apart."""
+"""Header with a replica's internal request number."""
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 Part: TypeAlias = "tuple[int, Headers] | bytes"
@@ -36,7 +36,7 @@ Part: TypeAlias = "tuple[int, Headers] | bytes"
 
 @dataclass(frozen=True)
 class Forwarded:
-    """A request on its way to a replica."""
+    """A request from the front to a replica."""
 
     method: str
     path: str
@@ -50,8 +50,8 @@ class Replica:
     """The server on one model."""
 
     async def __init__(self, server: dict[str, Any], model: dict[str, Any]) -> None:  # type: ignore[misc]
-        """Opens the model. Arguments are those of `ServerSettings` and `ModelSettings`."""
-        self._asked = Asked()
+        """Open the model. Arguments are those of `ServerSettings` and `ModelSettings`."""
+        self._recent = RecentPrompts()
         self._running: dict[str, Hints] = {}
         self._count = 0
         settings = ServerSettings(**server)
@@ -61,11 +61,11 @@ class Replica:
         await self._service.start()
 
     async def stop(self) -> None:
-        """End what runs and close the model."""
+        """Cancel all requests and close the model."""
         await self._service.stop()
 
     async def serve(self, forwarded: Forwarded) -> AsyncIterator[Part]:
-        """Answer a request: status and headers, then what it sends."""
+        """Answer a request: yield status and headers, then pieces of the body."""
         self._count += 1
         number = str(self._count)
         self._running[number] = forwarded.hints
@@ -94,7 +94,7 @@ class Replica:
                     yield message["status"], list(message["headers"])
                 elif message.get("body"):
                     yield message["body"]
-            await running  # what it raised
+            await running  # raises the app's exception
         finally:
             gone.set()
             self._running.pop(number, None)
@@ -102,14 +102,14 @@ class Replica:
                 await asyncio.wait_for(asyncio.shield(running), timeout=10)
 
     def record_routing_stats(self) -> dict[str, Any]:
-        """What can be resumed here, for the router."""
+        """Resumable prefixes, for the router."""
         llm = self._service.models.llm
         if llm is None:
             return {}
-        return {"resumable": self._asked.resumable(_depth(llm))}
+        return {"resumable": self._recent.resumable(_depth(llm))}
 
     async def check_health(self) -> None:
-        """Raises where no model is open."""
+        """Raise RuntimeError if no model is open."""
         if self._service.models.llm is None:
             raise RuntimeError("no model is open")
 
@@ -117,11 +117,11 @@ class Replica:
         hints = self._running.get(request.headers.get(NUMBER, ""))
         if hints is None:
             return None
-        return lambda tokens: self._asked.add(hints, np.array(tokens, np.int32))
+        return lambda tokens: self._recent.add(hints, np.array(tokens, np.int32))
 
 
 def _depth(llm: Llama) -> Callable[[Tokens], int]:
-    """How many tokens of a prompt could be resumed, live or from RAM, in any slot."""
+    """A function that returns how many tokens of a prompt any slot could resume, live or from RAM."""
     lives = [runner.live for runner in llm.slots.runners]
     views = [live.blank_view(live.identity.namespace_of(SHARED)) for live in lives[:1]]
     cache = llm.prompt_cache
@@ -132,7 +132,7 @@ def _depth(llm: Llama) -> Callable[[Tokens], int]:
         for live in lives:
             tokens = live.tokens
             same = common_prefix(tokens, prompt)
-            # What can be cut serves up to where it parts, what cannot only where nothing parts.
+            # State that cannot be cut serves only if one is a prefix of the other.
             if same == min(len(tokens), len(prompt)) or not live.profile.needs_checkpoints:
                 alive = max(alive, same)
         return max(stored, alive)
@@ -159,15 +159,15 @@ def _scope(forwarded: Forwarded, number: str) -> dict[str, Any]:
 
 
 class Front:
-    """Reads a request's body, so that the router knows what it is about, and passes the answer on."""
+    """Reads a request's body for the router's hints, and streams the answer back."""
 
     def __init__(self, replicas: Any, max_body: int) -> None:
-        """`replicas`: the handle of their deployment; `max_body`: larger bodies get 413."""
+        """`replicas`: handle of their deployment; `max_body`: larger bodies are refused with 413."""
         self._replicas = replicas.options(stream=True, method_name="serve")
         self._max_body = max_body
 
     async def __call__(self, request: Request) -> Response:
-        """Whatever it is, a replica answers it."""
+        """Forward a request."""
         body = b""
         async for piece in request.stream():
             body += piece

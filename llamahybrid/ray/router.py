@@ -1,6 +1,6 @@
-"""The request router that Ray Serve runs in whatever sends requests to the replicas.
+"""A request router for Ray Serve, which runs it in each process that sends requests to the replicas.
 
-Source: `ray.serve.request_router` of Ray 2.60, whose public names are used here.
+Source: the public names of `ray.serve.request_router`, Ray 2.60.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from llamahybrid.ray.choice import Candidate, in_order
 from llamahybrid.ray.conversations import NO_HINTS, Hints
 
 TRUST_SECONDS = 10.0
-"""What was sent somewhere is taken to be known there for so long; by then the replica has said so itself."""
+"""A request counts as known at its replica for this time; by then the replica has reported it."""
 
 MOST_LINKS = 50_000
 MOST_SESSIONS = 10_000
 
 
 class ResumableRouter(RequestRouter):  # type: ignore[misc]
-    """Sends a request where the deepest part of it can be resumed, weighed against queues (see `choice`)."""
+    """Sends a request to the replica that can resume most of it, weighed against queues (see `choice`)."""
 
     queue_len_response_deadline_s = 2.0
-    """A replica whose cores decode may be slow to say; to ask another one would cost the whole prompt."""
+    """A busy replica answers slowly; going to another one would cost decoding the whole prompt."""
 
     def initialize_state(self, slots: int = 1, **_: Any) -> None:
         """`slots`: requests that run at once on a replica."""
@@ -37,7 +37,7 @@ class ResumableRouter(RequestRouter):  # type: ignore[misc]
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """All of them, each a rank of its own, the best first."""
+        """All replicas, each in a rank of its own, best first."""
         hints = _hints(pending_request)
         counts = list(self._conversations.values())
         candidates = [
@@ -55,7 +55,7 @@ class ResumableRouter(RequestRouter):  # type: ignore[misc]
         return [[by_id[each]] for each in order]
 
     def _known(self, replica: RunningReplica, hints: Hints) -> dict[int, int]:
-        """What of this chain can be resumed there, by what it says and by what was just sent there."""
+        """The links of a request that a replica can resume, by its report and by recent routing."""
         told = (replica.routing_stats or {}).get("resumable", {})
         now, known = time.monotonic(), dict[int, int]()
         for link in hints.chain:
@@ -66,33 +66,32 @@ class ResumableRouter(RequestRouter):  # type: ignore[misc]
         return known
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        """It was sent there: what goes on with it will find it there."""
+        """Remember the replica of this conversation."""
         hints, now = _hints(pending_request), time.monotonic()
         for link in hints.chain:
-            self._sent[link.name] = replica_id, now
-            self._sent.move_to_end(link.name)
+            _remember(self._sent, link.name, (replica_id, now), MOST_LINKS)
         own = next((link.name for link in hints.chain if link.own), None)
         if own is not None:
-            self._conversations[own] = replica_id
-            self._conversations.move_to_end(own)
+            _remember(self._conversations, own, replica_id, MOST_SESSIONS)
         if hints.session:
-            self._sessions[hints.session] = replica_id
-            self._sessions.move_to_end(hints.session)
-        for kept, most in ((self._sent, MOST_LINKS), (self._sessions, MOST_SESSIONS)):
-            while len(kept) > most:
-                kept.popitem(last=False)
-        while len(self._conversations) > MOST_SESSIONS:
-            self._conversations.popitem(last=False)
+            _remember(self._sessions, hints.session, replica_id, MOST_SESSIONS)
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
-        """Forget where it was; what it knew may lie in the shared store."""
+        """Forget a replica; its conversations may be in the shared store."""
         super().on_replica_actor_died(replica_id)
-        for name in [n for n, sent in self._sent.items() if sent[0] == replica_id]:
-            del self._sent[name]
+        for link in [n for n, (there, _) in self._sent.items() if there == replica_id]:
+            del self._sent[link]
         for session in [s for s, there in self._sessions.items() if there == replica_id]:
             del self._sessions[session]
         for first in [c for c, there in self._conversations.items() if there == replica_id]:
             del self._conversations[first]
+
+
+def _remember(kept: OrderedDict[Any, Any], name: Any, value: Any, most: int) -> None:
+    kept[name] = value
+    kept.move_to_end(name)
+    while len(kept) > most:
+        kept.popitem(last=False)
 
 
 def _hints(pending: PendingRequest | None) -> Hints:

@@ -74,15 +74,6 @@ class OpenedModel:
             self.timer = None
 
 
-def _all(_: str, others: Sequence[str]) -> list[str]:
-    """Have a single model open at a time."""
-    return list(others)
-
-
-async def _nothing(_: Sequence[str]) -> None:
-    """Leave it to the opening of a model to close the others."""
-
-
 class Admission:
     """A queue before the models. Requests for one model run in the order of arrival.
 
@@ -94,9 +85,9 @@ class Admission:
         self,
         open_model: OpenModel,
         max_queue: int,
-        lost: Callable[[Llama], bool] = lambda _: False,
-        close_models: CloseModels = _nothing,
-        in_the_way: InTheWay = _all,
+        lost: Callable[[Llama], bool],
+        close_models: CloseModels,
+        in_the_way: InTheWay,
         idle_seconds: float | None = None,
     ) -> None:
         """`lost`: an open model cannot be used any more, and opens again as soon as it has no requests.

@@ -1,4 +1,4 @@
-"""The app: routes, what guards them, and what runs behind them; `create_app` is a factory of it."""
+"""The app: its routes, middleware and service."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def create_app(
     server_settings: ServerSettings | None = None,
     model_settings: Sequence[ModelSettings] | None = None,
 ) -> FastAPI:
-    """As `llama_cpp.server.app.create_app`: from both kinds of settings, or one for both, or the environment.
+    """Make an app as `llama_cpp.server.app.create_app`, by settings or by the environment.
 
-    `CONFIG_FILE` in the environment names a config file, which then counts. Models are opened when the app
-    starts. Raises ValueError for settings that do not go together, OSError for files that cannot be read.
+    A config file named by `CONFIG_FILE` in the environment has priority. Models open when the app starts.
+    Raises ValueError for contradictory settings, OSError for unreadable files.
     """
     if (config := os.environ.get("CONFIG_FILE")) is not None:
         server_settings, model_settings = from_file(Path(config))
@@ -47,7 +47,7 @@ def create_app(
 
 
 def app_of(service: Service) -> FastAPI:
-    """The app of a service, which starts and stops with it."""
+    """Return the app of a service, which starts and stops with the app."""
     settings = service.settings
 
     @asynccontextmanager

@@ -1,4 +1,4 @@
-"""From a request's body to the arguments of `create_completion` and `create_chat_completion`."""
+"""The arguments of `create_completion` and `create_chat_completion` for a request's body."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llamahybrid.client import json_schema
 from llamahybrid.client.model_markers import markers_of
 from llamahybrid.llama import Llama
 from llamahybrid.server.bodies import CacheOptions, ChatCompletionRequest, CompletionRequest
-from llamahybrid.server.errors import bad
+from llamahybrid.server.errors import bad, require_tokens
 from llamahybrid.server.messages import require_readable, with_mappings, with_thoughts
 from llamahybrid.server.options import ReadingOptions, SamplingOptions, TemplateOptions
 from llamahybrid.server.thinking import ContinuationOptions, ThinkingOptions, goes_on
@@ -23,12 +23,12 @@ from llamahybrid.server.thinking import ContinuationOptions, ThinkingOptions, go
 Logits = npt.NDArray[np.single]
 
 NEVER = -1e30
-"""Added to a logit: what has it is sampled only where all else is forbidden."""
+"""Added to a logit: the token is sampled only if every other is forbidden."""
 
 LARGEST_BIAS = 1e9
 
 UNSTREAMED = ("functionary", "functionary-v1")
-"""Chat formats that end on an assertion where they are to stream calls of tools (llama_chat_format.py,
+"""Chat formats that fail with an assertion if they should stream calls of tools (llama_chat_format.py,
 functionary_chat_handler and functionary_v1_v2_chat_handler: "TODO: support stream mode")."""
 
 _ends: WeakKeyDictionary[Llama, list[int]] = WeakKeyDictionary()
@@ -37,23 +37,23 @@ _OURS = {"best_of", "logit_bias_type", "user", "min_tokens", "add_special_tokens
 _OURS |= {*SamplingOptions.model_fields, *TemplateOptions.model_fields, *ReadingOptions.model_fields}
 _OURS |= {*ThinkingOptions.model_fields, *ContinuationOptions.model_fields}
 _OURS -= {"typical_p"}
-"""Fields of a request that are no arguments."""
+"""Fields of requests that are no arguments."""
 
 
 def arguments(llm: Llama, body: CompletionRequest | ChatCompletionRequest, alias: str) -> dict[str, Any]:
-    """The arguments. Raises Refusal for those that make no sense to this model."""
+    """Return the arguments. Raises Refusal for fields that this model cannot obey."""
     options: dict[str, Any] = body.model_dump(include=set(type(body).model_fields) - _OURS)
     options["model"] = alias
-    options["stop"] = [stop for stop in _listed(body.stop) if stop]  # an empty one says nothing
+    options["stop"] = [stop for stop in _listed(body.stop) if stop]  # an empty one would end nothing
     for name in ("presence_penalty", "frequency_penalty"):  # null to OpenAI, a number to upstream
         options[name] = options[name] or 0.0
     if isinstance(body, CompletionRequest):
         options["prompt"] = prompt = body.prompts()[0]
-        if not isinstance(prompt, str) and any(not 0 <= token < llm.n_vocab() for token in prompt):
-            raise bad(f"token ids lie in [0, {llm.n_vocab()})", "prompt")
-        if isinstance(prompt, str) and not body.add_special_tokens:
+        if not isinstance(prompt, str):
+            require_tokens(llm.n_vocab(), prompt, "prompt")
+        elif not body.add_special_tokens:
             options["prompt"] = llm.tokenize(prompt.encode("utf-8"), add_bos=False, special=True)
-        if body.echo and body.max_tokens == 0:  # the prompt's scores alone, as vLLM's
+        if body.echo and body.max_tokens == 0:  # scores of the prompt only, as vLLM's
             options["max_tokens"] = 1
         form: Any = options.pop("response_format") or {}
         if form.get("type") == "json_object":
@@ -73,9 +73,9 @@ def arguments(llm: Llama, body: CompletionRequest | ChatCompletionRequest, alias
         if any(message.get("reasoning_content") for message in body.messages):
             rest = [options["messages"].pop()] if goes_on(llm, body) else []
             options["messages"] = [*with_thoughts(options["messages"], markers_of(llm).taken), *rest]
-        if body.logprobs and body.top_logprobs is None:  # upstream gives none then
+        if body.logprobs and body.top_logprobs is None:  # upstream would return none
             options["top_logprobs"] = 0
-        if body.tool_choice == "required":  # no format of upstream's makes the model choose
+        if body.tool_choice == "required":  # upstream's formats cannot force a choice
             options["tool_choice"] = the_only_tool(body)
         require_followed(body)
         require_streamed(llm, body)
@@ -89,7 +89,7 @@ def arguments(llm: Llama, body: CompletionRequest | ChatCompletionRequest, alias
 
 
 def processors_of(llm: Llama, body: CompletionRequest | ChatCompletionRequest) -> list[Any]:
-    """What forbids tokens."""
+    """Return the logits processors of a request."""
     made = list[Any]()
     if body.allowed_token_ids is not None:
         made.append(Only(body.allowed_token_ids))
@@ -105,7 +105,7 @@ def _listed(stop: str | list[str] | None) -> list[str]:
 
 
 def the_only_tool(body: ChatCompletionRequest) -> dict[str, Any]:
-    """The choice of the tool there is. Raises Refusal where there is none, or several."""
+    """Return the choice of the only tool. Raises Refusal for none, or several."""
     tools: list[Any] = body.tools or []
     if not tools:
         raise bad("there are no tools to choose from", "tool_choice")
@@ -115,7 +115,7 @@ def the_only_tool(body: ChatCompletionRequest) -> dict[str, Any]:
 
 
 def require_followed(body: ChatCompletionRequest) -> None:
-    """Raise Refusal for a form that answers would not have: upstream takes any JSON, or any text, instead."""
+    """Raise Refusal for a form that upstream would replace by any JSON, or any text."""
     form: Any = body.response_format or {}
     if form.get("type") == "json_object" and form.get("schema") is not None:
         require_grammar(form["schema"], "response_format")
@@ -132,9 +132,9 @@ def require_followed(body: ChatCompletionRequest) -> None:
 
 
 def require_streamed(llm: Llama, body: ChatCompletionRequest) -> None:
-    """Raise Refusal for a stream that upstream's format does not make: it decodes the answer, then fails."""
+    """Raise Refusal for a stream that upstream's chat format cannot make: it fails at the answer's end."""
     chosen = body.function_call if body.tool_choice is None else body.tool_choice
-    plain = chosen == "none" and llm.chat_format == "functionary-v1"  # it streams what calls no tool
+    plain = chosen == "none" and llm.chat_format == "functionary-v1"  # it streams answers without calls
     if body.stream and (body.tools or body.functions) and llm.chat_format in UNSTREAMED and not plain:
         why = f"llama-cpp-python's chat format {llm.chat_format} does not stream answers that may call tools"
         raise bad(f"{why}; ask without stream", "stream")
@@ -149,7 +149,7 @@ def require_grammar(schema: Any, where: str) -> None:
 
 
 def biases(llm: Llama, body: CompletionRequest | ChatCompletionRequest) -> dict[int, float]:
-    """What is added to which logits. Raises Refusal for tokens there are not."""
+    """Return the bias of each token. Raises Refusal for unknown tokens."""
     told: dict[int, float] = {}
     for name, bias in (body.logit_bias or {}).items():
         if abs(bias) > LARGEST_BIAS:
@@ -165,7 +165,7 @@ def biases(llm: Llama, body: CompletionRequest | ChatCompletionRequest) -> dict[
 
 
 def ends_of(llm: Llama) -> list[int]:
-    """The tokens that end an answer: most chat models have several."""
+    """Return the tokens that end an answer; most chat models have several."""
     found = _ends.get(llm)
     if found is None:
         vocab = llm._model.vocab
@@ -175,23 +175,23 @@ def ends_of(llm: Llama) -> list[int]:
 
 
 class Only:
-    """Forbids all tokens but some."""
+    """A logits processor that allows some tokens only."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = np.array(tokens, dtype=np.intp)
 
     def __call__(self, ids: npt.NDArray[np.intc], scores: Logits) -> Logits:
-        """`scores`, shape (n_vocab,), with what may come next."""
+        """Return `scores`, shape (n_vocab,), with all other tokens forbidden."""
         allowed: Logits = scores + np.single(NEVER)
         allowed[self._tokens] = scores[self._tokens]
         return allowed
 
 
 class AtLeast:
-    """Keeps an answer from ending before it has so many tokens; one object serves several answers.
+    """A logits processor that keeps answers from ending before a number of tokens; serves several answers.
 
-    Upstream's counts one prompt and forbids one end, for good: with a grammar that wants nothing else all
-    tokens are forbidden then.
+    Upstream's counts one prompt only, knows one end token, and sets it to -inf: if a grammar allows only the
+    end, no token is left.
     """
 
     def __init__(self, tokens: int, ends: Sequence[int]) -> None:
@@ -200,7 +200,7 @@ class AtLeast:
         self._prompt: int | None = None
 
     def __call__(self, ids: npt.NDArray[np.intc], scores: Logits) -> Logits:
-        """`scores`, shape (n_vocab,), with what may come next."""
+        """Return `scores`, shape (n_vocab,), without an end before the minimum."""
         if self._prompt is None or len(ids) < self._prompt:
             self._prompt = len(ids)
         if len(ids) - self._prompt < self._tokens:

@@ -1,4 +1,4 @@
-"""Bodies: requests by upstream's types, with the fields that OpenAI, llama-server and vLLM have besides."""
+"""Bodies of requests: upstream's types, and further fields of OpenAI, llama-server and vLLM."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ Tools: TypeAlias = Annotated[list[llama_cpp.ChatCompletionTool], First()]
 Functions: TypeAlias = Annotated[list[llama_cpp.ChatCompletionFunction], First()]
 
 MOST_TOOLS = 1000
-"""OpenAI takes 128. Of 12 MB of them the event loop looked at each before anybody else was served."""
+"""OpenAI takes 128. The validation of 12 MB of tools blocked the event loop."""
 
 MOST_BIASES = 200_000
 MOST_PROMPTS = 1000
 MOST_STOPS = 1000
-"""Upstream looks for each of them after each token, which holds up all other answers."""
+"""Upstream searches each stop string after each token, in the thread of all answers."""
 
 
 class StreamOptions(BaseModel):
@@ -83,7 +83,7 @@ class CacheOptions(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _bounded(cls, said: Any) -> Any:
-        """Raise ValueError for more than is looked at one by one."""
+        """Raise ValueError for lists that are too long for validation."""
         if isinstance(said, dict):
             said = without_nulls(said)
             biases, stop = said.get("logit_bias"), said.get("stop")
@@ -151,13 +151,13 @@ class CompletionRequest(
         return translated(said, chat=False) if isinstance(said, dict) else said
 
     def prompts(self) -> list[str | list[int]]:
-        """The prompts, each as text or as token ids; one at least."""
+        """Return the prompts, at least one, each as text or as token ids."""
         prompt: Any = self.prompt
         several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
         return [each or "" for each in (prompt if several else [prompt])]
 
     def of_prompt(self, at: int) -> CompletionRequest:
-        """The same request with the prompt of that index alone."""
+        """Return a copy of the request with a single prompt, by its index."""
         return self.model_copy(update={"prompt": self.prompts()[at]})
 
     def refused(self, max_n: int, max_logprobs: int) -> Refusal | None:
@@ -202,7 +202,7 @@ class ChatCompletionRequest(
     @model_validator(mode="before")
     @classmethod
     def _newer_names(cls, said: Any) -> Any:
-        """Messages and tools as upstream knows them, and other names of fields."""
+        """Convert messages, tools and names of fields to upstream's."""
         if not isinstance(said, dict):
             return said
         require_few(said.get("messages"))
@@ -225,8 +225,10 @@ class ChatCompletionRequest(
         return self._two_forms() or _grammar_refused(self.grammar) or count_refused(self.n, max_n)
 
     def _two_forms(self) -> Refusal | None:
-        """Upstream follows one of two forms, without a word. llama-server refuses them, too: "Cannot use both
-        json_schema and grammar", "Cannot use custom grammar constraints with tools" (server-common.cpp).
+        """Return the refusal of two forms of one answer, of which upstream ignores one.
+
+        llama-server: "Cannot use both json_schema and grammar", "Cannot use custom grammar constraints with
+        tools" (server-common.cpp).
         """
         if self.grammar is None:
             return None
@@ -244,7 +246,7 @@ def _tool(said: dict[str, Any]) -> dict[str, Any]:
 
 
 def _function(said: dict[str, Any]) -> dict[str, Any]:
-    """A function as upstream knows it: one without parameters takes none."""
+    """Return a function with the parameters that upstream requires."""
     found = without_nulls(said)
     found.setdefault("parameters", {"type": "object", "properties": {}})
     return found
@@ -293,7 +295,7 @@ def _grammar_refused(text: str | None) -> Refusal | None:
 
 
 def count_refused(n: int | None, most: int) -> Refusal | None:
-    """Return the refusal of a number of answers; None: they can be had."""
+    """Return the refusal of a number of answers; None: the number is fine."""
     if n is not None and not 1 <= n <= most:
         return bad(f"n is the number of answers: 1 to {most}", "n")
     return None

@@ -1,6 +1,6 @@
-"""The operator's doors to the cache: decode a prompt ahead of time, pin it, forget it.
+"""Routes for the cache: decode a prompt ahead of time, pin it, forget it.
 
-Each takes a chat (`messages`, `tools`, ...) or a `prompt`, as the routes that answer them do.
+Each takes a chat (`messages`, `tools`, ...) or a `prompt`, as the routes for answers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.server.bodies import ChatCompletionRequest, CompletionRequest
 from llamahybrid.server.completing import limited
-from llamahybrid.server.errors import Refusal, bad
+from llamahybrid.server.errors import Refusal, bad, require_tokens
 from llamahybrid.server.limits import PAGE
 from llamahybrid.server.prompts import chat_prompt
 from llamahybrid.server.request_fields import require_known
@@ -28,7 +28,7 @@ router = APIRouter(dependencies=SECURED, tags=["Cache"])
 
 @router.post(f"{PAGE}/warm")
 async def warm(request: Request, body: dict[str, Any], service: InService) -> dict[str, Any]:
-    """Decode a prompt, so that whatever begins with it starts there."""
+    """Decode a prompt, so that later requests with this beginning resume behind it."""
     asked = _read(body, service)
     salt = service.salt(request, asked.cache_salt)
     handles = list[RequestHandle]()
@@ -55,7 +55,7 @@ async def warm(request: Request, body: dict[str, Any], service: InService) -> di
 
 @router.post(f"{PAGE}/pin")
 async def pin(request: Request, body: dict[str, Any], service: InService) -> dict[str, Any]:
-    """Keep what is known of a prompt whatever the budget asks for; `pinned` false takes that back."""
+    """Exempt a prompt's state from eviction; `pinned` false ends the exemption."""
     _require_operator(request, service)
     pinned = body.pop("pinned", True)
     if not isinstance(pinned, bool):
@@ -75,7 +75,7 @@ async def pin(request: Request, body: dict[str, Any], service: InService) -> dic
 
 @router.post(f"{PAGE}/forget")
 async def forget(request: Request, body: dict[str, Any], service: InService) -> dict[str, Any]:
-    """Forget a prompt and all that goes on from it, of every salt, in RAM, on disk and live; or `all`."""
+    """Delete a prompt and its continuations, of every salt, from RAM, disk and slots; or `all`."""
     _require_operator(request, service)
     everything = body.pop("all", False)
     if not isinstance(everything, bool):
@@ -96,7 +96,7 @@ async def forget(request: Request, body: dict[str, Any], service: InService) -> 
 
 
 def _read(body: dict[str, Any], service: Service) -> Any:
-    """The chat, or the completion, that a body means. Raises ValueError, Refusal."""
+    """Return a body as a chat or a completion. Raises ValueError, Refusal."""
     chat = "messages" in body
     if chat == ("prompt" in body):
         raise bad("give messages, or a prompt", "prompt")
@@ -112,14 +112,13 @@ def _read(body: dict[str, Any], service: Service) -> Any:
 
 
 def _tokens(llm: Llama, asked: Any) -> list[int]:
-    """The token ids of a prompt, as the route that answers it has them."""
+    """Return the token ids of a prompt, as the route for answers has them."""
     if not isinstance(asked, CompletionRequest):
         return chat_prompt(llm, asked).tokens
     prompt = asked.prompts()[0]
     if isinstance(prompt, str):
         return list(llm.tokenize(prompt.encode("utf-8"), add_bos=asked.add_special_tokens, special=True))
-    if any(not 0 <= token < llm.n_vocab() for token in prompt):
-        raise bad(f"token ids lie in [0, {llm.n_vocab()})", "prompt")
+    require_tokens(llm.n_vocab(), prompt, "prompt")
     return prompt
 
 
@@ -130,7 +129,7 @@ def _cache_of(llm: Llama) -> PromptCache:
 
 
 def _require_operator(request: Request, service: Service) -> None:
-    """Raise Refusal for anybody else."""
+    """Raise Refusal for other users."""
     if not service.viewers.of(getattr(request.state, "api_key", None)).operator:
         message = "this is for the operator: the holder of operator_key, or of the only API key; open_page"
         raise Refusal(403, f"{message} lets anybody in where there are no keys", "permission_error")

@@ -1,13 +1,11 @@
-"""The page at /cache: what lies where, what the last requests reused, and what the slots do.
+"""The page at /cache: the contents of each tier, the reuse of the last requests, the state of the slots.
 
-A page, its script and its style, from this package alone; the script asks for JSON again and again and puts
-it in as text, never as markup. A policy forbids everything else.
+Its script polls JSON and inserts it as text, never as markup. A policy forbids other sources.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import lru_cache
 from importlib.resources import files
 from typing import Annotated, Any
@@ -22,19 +20,18 @@ from llamahybrid.prompt_cache.base import CacheStats
 from llamahybrid.prompt_cache.nodes import tokens_of
 from llamahybrid.prompt_cache.outline import MOST_BRANCHES, Branch, outline
 from llamahybrid.prompt_cache.tier import Tier
-from llamahybrid.server.history import Past
 from llamahybrid.server.limits import PAGE
 from llamahybrid.server.service import Service
 from llamahybrid.server.viewers import Viewer, tag_of
 
 MOST_TEXTS = 200
-"""Branches that are shown with text."""
+"""Most branches with text."""
 
 FIRST_TOKENS, LAST_TOKENS = 48, 24
-"""What is shown of a branch's text."""
+"""Displayed tokens of a branch, from its beginning and its end."""
 
 SHAPE_LETTERS = 8
-"""Of a model's fingerprint: enough to tell models apart."""
+"""Letters of a model's fingerprint: enough to distinguish models."""
 
 HEADERS = {
     "Cache-Control": "no-store",
@@ -61,19 +58,19 @@ def _shown(name: str) -> Response:
 
 @router.get(PAGE)
 def page() -> Response:
-    """The page."""
+    """Return the page."""
     return _shown("cache.html")
 
 
 @router.get(f"{PAGE}/cache.js")
 def script() -> Response:
-    """Its script."""
+    """Return its script."""
     return _shown("cache.js")
 
 
 @router.get(f"{PAGE}/cache.css")
 def style() -> Response:
-    """Its style."""
+    """Return its style."""
     return _shown("cache.css")
 
 
@@ -84,7 +81,9 @@ async def data(
     most: Annotated[int, Query(ge=1, le=MOST_BRANCHES)] = MOST_BRANCHES,
     model: str | None = None,
 ) -> Response:
-    """What it shows. `text`: with text, where the viewer may read it; `most`: branches of each tier.
+    """Return the contents of the page.
+
+    `text`: with texts that the viewer may read. `most`: branches of each tier.
 
     `model`: an alias; None for the open model that was used last.
     """
@@ -98,20 +97,18 @@ async def data(
         "operator": viewer.operator,
         "text": {"allowed": viewer.operator or bool(viewer.own), "shown": text},
         "waiting": service.admission.waiting,
-        "requests": [_past(past, viewer) for past in service.history if viewer.sees(past.tag)],
+        "requests": [
+            {**past.shown(), "tenant": viewer.name(past.tag)}
+            for past in service.history
+            if viewer.sees(past.tag)
+        ],
         **(seen or {"tiers": {}, "slots": [], "tree": {"branches": [], "more": 0}}),
     }
     return JSONResponse(told, headers=HEADERS)
 
 
-def _past(past: Past, viewer: Viewer) -> dict[str, Any]:
-    told = asdict(past)
-    del told["tag"]  # the whole of it
-    return {**told, "tenant": viewer.name(past.tag)}
-
-
 def _model(llm: Llama, viewer: Viewer, text: bool, most: int) -> dict[str, Any]:
-    """What the open model has."""
+    """Return tiers, slots and branches of an open model."""
     slots = [slot_shown(llm, slot, viewer) for slot in llm.slots.all]
     cache = llm.prompt_cache
     if cache is None:
@@ -141,7 +138,7 @@ def _tiers(stats: CacheStats, outside: Sequence[Tier]) -> dict[str, Any]:
 
 
 def slot_shown(llm: Llama, slot: Slot, viewer: Viewer) -> dict[str, Any]:
-    """What a slot does; of what is not for the viewer, that it is in use."""
+    """Return the state of a slot; only whether it is in use if the viewer may see no more."""
     request = slot.request
     name, tokens = slot.glimpse()
     tag = tag_of(name) if request is None else salt_tag(request.salt)
@@ -182,14 +179,15 @@ def _branch(llm: Llama, branch: Branch, viewer: Viewer, text: bool) -> dict[str,
 
 
 def spell(llm: Llama, branch: Branch) -> str:
-    """How a branch begins and ends."""
+    """Return the beginning and the end of a branch's text."""
     tokens = tokens_of(branch.ids).tolist()
     if len(tokens) <= FIRST_TOKENS + LAST_TOKENS:
-        return _text(llm, tokens)
-    return f"{_text(llm, tokens[:FIRST_TOKENS])} … {_text(llm, tokens[-LAST_TOKENS:])}"
+        return text_of(llm, tokens)
+    return f"{text_of(llm, tokens[:FIRST_TOKENS])} … {text_of(llm, tokens[-LAST_TOKENS:])}"
 
 
-def _text(llm: Llama, tokens: list[int]) -> str:
-    known = [token for token in tokens if 0 <= token < llm.n_vocab()]  # others stand for images and sound
+def text_of(llm: Llama, tokens: list[int]) -> str:
+    """Return the text of tokens, control tokens included."""
+    known = [token for token in tokens if 0 <= token < llm.n_vocab()]  # others stand for images or audio
     text: bytes = llm._model.detokenize(known, special=True)
     return text.decode("utf-8", errors="replace")

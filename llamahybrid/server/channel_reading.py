@@ -1,4 +1,4 @@
-"""Channel reading: answers of several messages, each to a channel, as OpenAI's harmony format has them.
+"""A parser of answers in OpenAI's harmony format: several messages, each in a channel.
 
 `<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.`; a call names its
 recipient in the header: `<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}`.
@@ -17,14 +17,14 @@ _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 
 
 class ChannelReader:
-    """Reads one answer."""
+    """Parses one answer."""
 
     def __init__(self, channels: Channels, tools: bool, think: bool, header: str | None = None) -> None:
         """`tools`: calls become `tool_calls`. `think`: thinking becomes `reasoning_content`.
 
         `header`: the header of the message that the prompt ends inside; None: the prompt ends before one.
 
-        Thoughts and calls that are not asked for stay content, with their headers.
+        Otherwise thoughts and calls stay content, with their headers.
         """
         self._channels = channels
         self._tools = tools
@@ -36,7 +36,7 @@ class ChannelReader:
         self.calls = 0
 
     def feed(self, text: str) -> Iterator[Delta]:
-        """Return the deltas that are certain with this piece of text."""
+        """Add a piece of text; return the deltas that are certain now."""
         self._text += text
         while True:
             if self._header is None:
@@ -76,12 +76,12 @@ class ChannelReader:
         return self._tools and _RECIPIENT.search(self._header or "") is not None
 
     def _as_text(self, marker: str) -> Iterator[Delta]:
-        """Return the marker of a thought that is content."""
+        """Yield a marker if the thought stays content."""
         if self._thinks and not self._think:
             yield {"content": marker}
 
     def _message(self, text: str) -> Iterator[Delta]:
-        """The rest of a message."""
+        """Yield the deltas of the rest of a message."""
         found = _RECIPIENT.search(self._header or "")
         if found is None or not self._tools:
             yield from self._said(text)

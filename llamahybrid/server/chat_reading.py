@@ -1,4 +1,4 @@
-"""Chat reading: chat completions, and their chunks, with calls and thinking in fields of their own."""
+"""Chat completions and their chunks with tool calls and thinking in their own fields."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ Chunk = dict[str, Any]
 
 
 class ReadsAnswer(Protocol):
-    """Reads one answer."""
+    """A parser of one answer."""
 
     calls: int
-    """Calls that were told."""
+    """Number of calls that were returned."""
 
     def feed(self, text: str) -> Iterator[Delta]:
-        """Return the deltas that are certain with this piece of text."""
+        """Add a piece of text; return the deltas that are certain now."""
 
     def end(self) -> Iterator[Delta]:
         """Return the deltas of the rest, at the end of the answer."""
 
 
 class ChatReading:
-    """Reads the answers to one request, in its thread."""
+    """Parses the answers to one request, in its thread."""
 
     def __init__(self, make: Callable[[], ReadsAnswer], control: frozenset[int] = frozenset()) -> None:
-        """`make`: a reader of one answer, whose text has these control tokens spelt."""
+        """`make`: makes a parser of one answer. `control`: control tokens that its text has to contain."""
         self._readers = defaultdict[int, ReadsAnswer](make)
         self.control = control
 

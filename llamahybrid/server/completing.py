@@ -1,4 +1,4 @@
-"""Completing: the answers to bodies of llama_cpp.server's API, made in the request's thread."""
+"""Completions for the bodies of llama_cpp.server's API, made in the request's thread."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llamahybrid.llama import Llama
 from llamahybrid.server.arguments import arguments
 from llamahybrid.server.bodies import CompletionRequest
 from llamahybrid.server.chat_reading import reading_of
-from llamahybrid.server.loading import Observer, max_prompt, observed, prompting
+from llamahybrid.server.loading import Observer, PromptRules, prompt_rules
 from llamahybrid.server.options import AnswerTokens, extras_of, template_kwargs
 from llamahybrid.server.several import completions
 from llamahybrid.server.thinking import budget_of, goes_on
@@ -26,10 +26,10 @@ def prompts_of(body: Any) -> int:
 
 
 def complete(llm: Llama, body: Any, alias: str, ignore_unread: bool, stream: bool) -> Any:
-    """Return the completion, or its chunks, of a body of llama_cpp.server's API.
+    """Return the completion, or its chunks, of a body of llama_cpp.server's API. Raises Refusal.
 
-    Call it in the request's thread: tokenizing names, and schemas, may take seconds. `ignore_unread`:
-    variables that the chat template does not read are left out. Raises Refusal.
+    Call it in the request's thread: it may take seconds to tokenize texts and to compile schemas.
+    `ignore_unread`: leave out variables that the chat template does not read.
     """
     prompts = prompts_of(body)
     if prompts == 1:
@@ -70,13 +70,11 @@ def limited(
     observe: Observer | None,
     **options: Any,
 ) -> Any:
-    """Return `create(**options)`, in which prompts have at most so many tokens; `observe` gets their ids.
+    """Return `create(**options)`; `observe` gets the ids of its prompts.
 
-    Raises PromptTooLong.
+    Raises PromptTooLong for a prompt with more than `tokens` tokens.
     """
-    max_prompt.set(tokens)
-    prompting.set(True)
-    observed.set(observe)
+    prompt_rules.set(PromptRules(tokens, observe))
     return create(**options)
 
 

@@ -1,4 +1,4 @@
-"""Errors as clients read them: a status, and `{"error": {message, type, param, code}}`.
+"""Errors in OpenAI's form: a status, and `{"error": {message, type, param, code}}`.
 
 Below `/v1/messages` they have Anthropic's form.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jinja2
@@ -40,11 +40,11 @@ _ANTHROPIC_TYPES = {
 """Types by status (https://docs.anthropic.com/en/api/errors); "api_error" else."""
 
 _OVERFLOW = re.compile(r"Requested tokens \((\d+)\) exceed context window of (\d+)")
-"""What upstream says (llama_cpp/llama.py, Llama._create_completion)."""
+"""Upstream's message (llama_cpp/llama.py, Llama._create_completion)."""
 
 
 class Refusal(Exception):
-    """What a client is told instead of an answer."""
+    """An error response."""
 
     def __init__(
         self,
@@ -66,43 +66,49 @@ class Refusal(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """In OpenAI's form."""
+        """The body in OpenAI's form."""
         told = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
         return {"error": told}
 
     @property
     def anthropic(self) -> dict[str, Any]:
-        """In Anthropic's form."""
+        """The body in Anthropic's form."""
         kind = _ANTHROPIC_TYPES.get(self.status, "api_error")
         details = {"details": {"error_code": self.code}} if self.code else {}
         return {"type": "error", "error": {"type": kind, "message": self.message, **details}}
 
     def response(self, scope: Scope | None = None) -> Response:
-        """The whole answer to the request of a scope. ASCII: what it quotes may be no text."""
+        """Return the response to the request of a scope; ASCII, as quoted text may have lone surrogates."""
         theirs = scope is not None and path_of(scope).startswith(ANTHROPIC)
         body = json.dumps(self.anthropic if theirs else self.body)
         return Response(body, self.status, dict(self.headers), media_type="application/json")
 
 
 def path_of(scope: Scope) -> str:
-    """The path of a request, without the one that the app lies under."""
+    """Return the path of a request below the root path of the app."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", ""))
 
 
 def bad(message: str, param: str | None = None, code: str | None = None) -> Refusal:
-    """The request says something that cannot be done."""
+    """Return the error of a request that cannot be served."""
     return Refusal(400, message, param=param, code=code)
 
 
+def require_tokens(n_vocab: int, tokens: Iterable[int] | None, param: str) -> None:
+    """Raise Refusal for a token id outside of the vocabulary."""
+    if any(not 0 <= token < n_vocab for token in tokens or ()):
+        raise bad(f"token ids lie in [0, {n_vocab})", param)
+
+
 def later(message: str, seconds: int, status: int = 503) -> Refusal:
-    """It may be asked again, after so long."""
+    """Return an error with a Retry-After."""
     kind = "rate_limit_error" if status == 429 else "service_unavailable"
     return Refusal(status, message, kind, headers={"Retry-After": str(max(1, seconds))})
 
 
 def refusal(error: BaseException) -> Refusal:
-    """What a client is told of an exception; of our own faults no more than that there is one."""
+    """Return the error response of an exception; an internal error shows no details."""
     if isinstance(error, Refusal):
         return error
     if isinstance(error, PromptTooLong):
@@ -123,7 +129,7 @@ def refusal(error: BaseException) -> Refusal:
         return later(str(error), 1)
     if isinstance(error, RequestCancelled):
         return later("the request was cancelled; ask again", 1)
-    if type(error) is LlamaHybridError:  # said of what was asked for
+    if type(error) is LlamaHybridError:  # a fault of the request
         return bad(str(error))
     if isinstance(error, (ValueError, jinja2.TemplateError, NotImplementedError)):
         return bad(str(error)[:2000])
@@ -142,14 +148,14 @@ def _overflow(error: BaseException, found: re.Match[str] | None) -> str:
 
 
 def install(app: FastAPI) -> None:
-    """Have this app tell all its errors so."""
+    """Use this form for all errors of an app."""
 
     async def told(request: Request, error: Exception) -> Response:
         return refusal(error).response(request.scope)
 
     async def failed(request: Request, error: Exception) -> Response:
         refused = refusal(error)
-        refused.headers["Connection"] = "close"  # starlette raises it once more, and uvicorn hangs up
+        refused.headers["Connection"] = "close"  # starlette raises it again, and uvicorn closes
         return refused.response(request.scope)
 
     async def invalid(request: Request, error: Exception) -> Response:
@@ -171,7 +177,7 @@ def install(app: FastAPI) -> None:
 
 
 def _invalid(first: Any, said_json: bool) -> Refusal:
-    """What a client is told of the first thing that is wrong with a body."""
+    """Return the error of the first fault of a body."""
     if first["type"] == "json_invalid":
         return bad(f"the body is no JSON: {first['ctx']['error']}")
     if first["loc"] == ("body",) and not said_json:

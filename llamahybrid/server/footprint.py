@@ -1,4 +1,4 @@
-"""Footprint: about how much memory a model takes while it is open, told from its files beforehand."""
+"""Footprint: an estimate of the memory of an open model, by its files."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from llamahybrid.server.settings import DEFAULT_SLOTS, ModelSettings
 logger = logging.getLogger("llamahybrid.server")
 
 SHARE = 3 / 4
-"""Of physical memory: what open models may take, unless the operator says otherwise."""
+"""Share of physical memory for open models, by default."""
 
 BESIDE = 1.1
-"""Buffers of a computation, and recurrent states, beside weights and attention."""
+"""Factor for compute buffers and recurrent states."""
 
 ELEMENT_BYTES = {0: 4, 2: 18 / 32, 3: 20 / 32, 6: 22 / 32, 7: 24 / 32, 8: 34 / 32, 20: 18 / 32}
-"""Of a KV cache, by ggml's number of its type; others have 2."""
+"""Bytes of an element of the KV cache, by ggml's number of its type; 2 for others."""
 
 
 def default_models_bytes() -> int:
-    """Three quarters of physical memory, or of what a container may have."""
+    """Return three quarters of physical memory, or of a container's limit."""
     return int(SHARE * physical_bytes())
 
 
 def footprint(settings: ModelSettings) -> int:
-    """Bytes: its files, attention of `n_ctx` tokens for each slot, and what it takes to embed texts.
+    """Return the bytes of files, of the KV of `n_ctx` tokens for each slot, and of a context for embeddings.
 
-    0 where there are no files.
+    0 without files.
     """
     files = [*shards(settings.model), settings.lora_path, settings.clip_model_path]
     weights = sum(Path(file).stat().st_size for file in files if file is not None and Path(file).exists())
@@ -69,7 +69,7 @@ def _attention(settings: ModelSettings) -> float:
 
 
 def _outputs(settings: ModelSettings) -> float:
-    """Of a context of embeddings: the library computes logits of every token, too (see `Vectors`)."""
+    """Return the bytes of a context for embeddings: llama.cpp computes logits of every token, too."""
     with Gguf(Path(settings.model)) as gguf:
         rows = gguf.length("tokenizer.ggml.tokens")
     return float(2 * FLOAT_BYTES * rows * min(settings.n_batch, settings.n_ctx or settings.n_batch))

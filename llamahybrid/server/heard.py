@@ -1,4 +1,4 @@
-"""Heard: the tokens of an answer, whatever tells of it, and the stop sequence that ended it."""
+"""Heard: the tokens of an answer, and the stop sequence that ended it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llamahybrid.llama import Llama
 
 
 class Heard:
-    """The tokens of one answer, where stop sequences may end it."""
+    """Collects the tokens of one answer, if stop sequences may end it."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
@@ -19,7 +19,7 @@ class Heard:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Hear the completion that is made inside the block, wherever it is advanced later."""
+        """Collect the tokens of a completion that is made inside the block, even if it is consumed later."""
         if not self._stops:
             yield
             return
@@ -27,6 +27,6 @@ class Heard:
             yield
 
     def stop_sequence(self, llm: Llama) -> str | None:
-        """The one that the answer ended with; None: the model ended it."""
+        """Return the stop sequence that ended the answer; None if the model ended it."""
         text = llm.detokenize(self._tokens, special=True)
         return next((stop for stop in self._stops if stop.encode("utf-8") in text), None)

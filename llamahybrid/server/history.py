@@ -1,10 +1,11 @@
-"""History: what the last requests reused, and why no more."""
+"""History: the reuse of the last requests, with reasons."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from llamahybrid.server.job import Done
 
@@ -15,57 +16,34 @@ MOST_REQUESTS = 100
 class Past:
     """A request that is over."""
 
-    ended: float
-    """Seconds since 1970."""
     tag: str
-    """Of its salt, see `salt_tag`."""
-    end: str
-    """How: "done", "cancelled" or "failed"."""
-    prompt: int = 0
-    """Tokens of the prompt."""
-    cached: int = 0
-    """Those of them that were not decoded again."""
-    matched: int = 0
-    """The longest prefix of it that was known to anything."""
-    generated: int = 0
-    """Tokens of all answers."""
-    source: str = "none"
-    reason: str = ""
-    """How the prompt started; names no token."""
-    waited: float = 0.0
+    """Tag of its salt, see `salt_tag`."""
+    done: Done | None
+    """The end of the request; None if it failed."""
+    waited: float
     """Seconds in the queue."""
-    first_token_seconds: float = 0.0
-    """From then to the first token."""
+    end: str
+    """Either "done", "cancelled" or "failed"."""
+    ended: float = field(default_factory=time.time)
+
+    def shown(self) -> dict[str, Any]:
+        """Return the request as the page shows it, without a token of its prompt."""
+        reports = self.done.reports if self.done else ()
+        first = reports[0] if reports else None
+        return {
+            "ended": self.ended,
+            "end": self.end,
+            "waited": self.waited,
+            "prompt": first.total if first else 0,
+            "cached": first.cached if first else 0,
+            "matched": first.matched if first else 0,
+            "generated": sum(report.generated for report in reports),
+            "source": first.source if first else "none",
+            "reason": next(iter(self.done.reasons), "") if self.done else "",
+            "first_token_seconds": first.first_token_seconds if first else 0.0,
+        }
 
 
-class History:
-    """The last requests, the newest last."""
-
-    def __init__(self) -> None:
-        self._past: deque[Past] = deque(maxlen=MOST_REQUESTS)
-
-    def __iter__(self) -> reversed[Past]:
-        return reversed(self._past)
-
-    def add(self, tag: str, done: Done | None, waited: float, end: str) -> None:
-        """A request is over; `done`: what came of it, None where it failed."""
-        now = time.time()
-        if done is None or not done.reports:
-            self._past.append(Past(now, tag, end, waited=waited))
-            return
-        first = done.reports[0]
-        self._past.append(
-            Past(
-                now,
-                tag,
-                end,
-                first.total,
-                first.cached,
-                first.matched,
-                sum(report.generated for report in done.reports),
-                first.source,
-                next(iter(done.reasons), ""),
-                waited,
-                first.first_token_seconds,
-            )
-        )
+def history() -> deque[Past]:
+    """Return an empty history of the last requests, the newest first."""
+    return deque(maxlen=MOST_REQUESTS)

@@ -1,7 +1,7 @@
-"""Keyed prompts: what requests with a `prompt_cache_key` left behind goes from RAM after all else.
+"""Keyed prompts: requests with a `prompt_cache_key` keep their last prompt in RAM.
 
-OpenAI routes requests of one key to one machine. Here the key is a hint what to keep: the last prompt of each
-key is pinned, for as many of the keys that were used last as a share of the cache's RAM has room for.
+OpenAI routes requests of one key to one machine. Here the last prompt of each key is pinned, within a share
+of the cache's RAM; the least recently used key loses its pin first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache.base import Tokens
 
 SHARE = 1 / 4
-"""Of the budget: with more pinned, the key that was used longest ago loses its prompt."""
+"""Share of the RAM budget for pinned prompts."""
 
 MOST_KEYS = 256
 
@@ -30,7 +30,7 @@ class KeyedPrompts:
         self._lock = threading.Lock()
 
     def note(self, salt: str, key: str, prompt: Sequence[int]) -> None:
-        """A request of that key, and of the salt of that tag, begins with this prompt."""
+        """Pin the prompt of a request with this key and this salt's tag."""
         tokens = np.array(prompt, np.int32)
         with self._lock:
             before = self._prompts.pop((salt, key), None)
@@ -46,7 +46,7 @@ class KeyedPrompts:
         return any(np.array_equal(each, tokens) for each in self._prompts.values())
 
     def _pinned(self, tokens: Tokens) -> bool:
-        """The operator has pinned it."""
+        """Return True for a prompt that the operator pinned."""
         return any(np.array_equal(each, tokens) for each in self._cache.ram.pinned)
 
     def _let_go(self, tokens: Tokens) -> None:

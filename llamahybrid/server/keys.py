@@ -1,4 +1,4 @@
-"""API keys: who is let in, told in a time that says nothing of the keys."""
+"""API keys, compared in constant time."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ SALT_CONTEXT = b"llamahybrid cache_salt of an API key\0"
 
 
 class ApiKeys:
-    """The keys that open this server; none: it is open."""
+    """The API keys of a server; without any, all requests are admitted."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [_digest(key) for key in keys]
 
     def admit(self, key: str | None) -> bool:
-        """This key is one of them. Each is compared, in full: no time tells how much of one was right."""
+        """Return True for a valid key. Every key is compared in full, so that the time reveals nothing."""
         given = _digest(key or "")
         found = False
         for digest in self._digests:
@@ -26,7 +26,7 @@ class ApiKeys:
 
 
 def key_of(headers: Mapping[str, str]) -> str | None:
-    """The key a request carries, as llama-server takes it: `Authorization: Bearer`, or `X-Api-Key`."""
+    """Return the key of a request, as llama-server: `Authorization: Bearer`, or `X-Api-Key`."""
     scheme, _, credentials = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and credentials.strip():
         return credentials.strip()
@@ -34,7 +34,7 @@ def key_of(headers: Mapping[str, str]) -> str | None:
 
 
 def password_of(headers: Mapping[str, str]) -> str | None:
-    """The key where a browser that asks its user for a password puts it; any user name will do."""
+    """Return the password that a browser asks its user for, with any user name."""
     scheme, _, credentials = headers.get("authorization", "").partition(" ")
     if scheme.lower() != "basic":
         return None
@@ -46,14 +46,14 @@ def password_of(headers: Mapping[str, str]) -> str | None:
 
 
 def salt_of(key: str | None) -> str:
-    """What separates what is cached for this key from what is for others; the key cannot be told from it."""
+    """Return the cache salt of a key, which does not reveal the key."""
     if not key:
         return ""
     return hashlib.blake2b(SALT_CONTEXT + _bytes(key), digest_size=16).hexdigest()
 
 
 def salt_of_request(said: str | None, key: str | None, by_key: bool) -> str:
-    """A request's salt: its own, below its key's where the operator asks for that; "": the shared one."""
+    """Return the salt of a request: its own, behind its key's if `by_key`; "": no salt."""
     own = salt_of(key) if by_key else ""
     return "/".join(filter(None, (own, said)))
 

@@ -1,4 +1,4 @@
-"""From a model's settings to an open `Llama`, by upstream's own loader."""
+"""Open a `Llama` by a model's settings, with upstream's own loader."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 from array import array
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, TypeAlias
 
@@ -25,23 +26,27 @@ from llamahybrid.server.settings import DEFAULT_SLOTS, ModelSettings
 
 logger = logging.getLogger("llamahybrid.server")
 
-max_prompt: ContextVar[int | None] = ContextVar("llamahybrid.max_prompt", default=None)
-"""Prompts of more tokens are refused in this context."""
-
-
-prompting: ContextVar[bool] = ContextVar("llamahybrid.prompting", default=False)
-"""What is tokenized in this context is a prompt."""
-
 LONG_TOKENS = 8
-"""Bytes a token: a longer prompt may well be too long for the context, and is looked at piece by piece."""
+"""Bytes a token: a prompt with more may be too long for the context, and is tokenized piece by piece."""
 
 SPARE_TOKENS = 16
-"""By which a text that is cut off may have more tokens than as part of the whole."""
+"""Most tokens that a cut text has more than the same text within a longer one."""
 
 Observer: TypeAlias = Callable[[Sequence[int]], None]
+"""Gets the token ids of each prompt."""
 
-observed: ContextVar[Observer | None] = ContextVar("llamahybrid.observed", default=None)
-"""Told the ids of each prompt in this context."""
+
+@dataclass(frozen=True)
+class PromptRules:
+    """Rules for the prompts of one request."""
+
+    most: int | None = None
+    """Most tokens; None: as many as the context has."""
+    observe: Observer | None = None
+
+
+prompt_rules: ContextVar[PromptRules | None] = ContextVar("llamahybrid.prompt_rules", default=None)
+"""Rules for prompts in this context; None: texts that are tokenized here are no prompts."""
 
 
 class PromptTooLong(LlamaHybridError, ValueError):
@@ -53,10 +58,10 @@ class PromptEmpty(LlamaHybridError, ValueError):
 
 
 class TokenText(str):
-    """A text that is given by its token ids, for code that encodes texts and has them tokenized."""
+    """Token ids in the place of a text, for upstream code that encodes and tokenizes texts."""
 
     def __new__(cls, ids: Sequence[int]) -> TokenText:
-        """Of these ids, as they are: no BOS comes before them."""
+        """Make one of these ids, without a BOS before them."""
         made = super().__new__(cls)
         made.ids = ids
         return made
@@ -73,19 +78,19 @@ class _TokenBytes(bytes):
 
 
 class ServedLlama(Llama):
-    """A `Llama` that refuses prompts that are longer than the operator allows, before anything is decoded."""
+    """A `Llama` that refuses prompts longer than the operator allows, before decoding."""
 
     def tokenize(self, text: bytes, *args: Any, **kwargs: Any) -> list[int]:
-        """See upstream's; of a `TokenText`, its ids.
+        """Tokenize as upstream; the tokens of a `TokenText` are its ids.
 
-        Raises ContextOverflow for a prompt whose beginning alone fills the context.
-        The time grows with the square of control tokens, in one native call that nothing ends.
+        Raises ContextOverflow for a prompt whose beginning alone fills the context: the time grows with the
+        square of the number of control tokens, in one native call that cannot be interrupted.
         """
         if isinstance(text, _TokenBytes):
             return array("q", bytes(text)).tolist()
         n_ctx, end = self.n_ctx(), LONG_TOKENS * self.n_ctx()
-        while prompting.get() and end < len(text):
-            while end and text[end] & 0xC0 == 0x80:  # within a character
+        while prompt_rules.get() is not None and end < len(text):
+            while end and text[end] & 0xC0 == 0x80:  # inside a character
                 end -= 1
             if len(super().tokenize(text[:end], *args, **kwargs)) > n_ctx + SPARE_TOKENS:
                 raise ContextOverflow(
@@ -97,19 +102,19 @@ class ServedLlama(Llama):
         return tokens
 
     def generate(self, tokens: Sequence[int], *args: Any, **kwargs: Any) -> Any:
-        """See `Llama.generate`. Raises PromptTooLong, PromptEmpty."""
+        """Generate as `Llama.generate`. Raises PromptTooLong, PromptEmpty."""
         if not len(tokens):
             raise PromptEmpty("the prompt is empty: there is nothing to go on from")
-        limit = max_prompt.get()
-        if limit is not None and len(tokens) > limit:
-            raise PromptTooLong(f"the prompt has {len(tokens):,} tokens; this server takes {limit:,}")
-        if (observe := observed.get()) is not None:
-            observe(tokens)
+        rules = prompt_rules.get() or PromptRules()
+        if rules.most is not None and len(tokens) > rules.most:
+            raise PromptTooLong(f"the prompt has {len(tokens):,} tokens; this server takes {rules.most:,}")
+        if rules.observe is not None:
+            rules.observe(tokens)
         return super().generate(tokens, *args, **kwargs)
 
 
 class _Namespace:
-    """llama_cpp, for upstream's loader, with another `Llama`."""
+    """The module llama_cpp with another `Llama`, for upstream's loader."""
 
     def __init__(self, opened: type) -> None:
         self.Llama = opened
@@ -119,17 +124,17 @@ class _Namespace:
 
 
 def load(settings: ModelSettings, cache: PromptCache | None = None) -> Llama:
-    """Open a model. Raises ValueError where its settings do not go together, or a file cannot be read.
+    """Open a model, with an earlier prompt cache if one is given.
 
-    `cache`: where its conversations are, if not in a new one. Raises DeviceError where an RPC server does not
-    answer.
+    Raises ValueError for contradictory settings and unreadable files, DeviceError for an RPC server that does
+    not answer.
     """
     slots = settings.n_parallel
     if slots is None:
         slots = DEFAULT_SLOTS if chats(settings) and settings.draft_model is None else 1
     try:
         return _load(settings, slots, cache)
-    except (AssertionError, RuntimeError, TypeError, KeyError) as error:  # upstream's, of its options
+    except (AssertionError, RuntimeError, TypeError, KeyError) as error:  # upstream's errors of options
         if isinstance(error, LlamaHybridError):
             raise
         raise ValueError(str(error) or type(error).__name__) from error
@@ -145,7 +150,7 @@ def _load(settings: ModelSettings, slots: int, cache: PromptCache | None) -> Lla
     if chats(settings):
         more["prompt_cache"] = cache or cache_of(settings)
 
-    unsaid = {"flash_attn"} - settings.model_fields_set  # which several slots then have on a GPU
+    unsaid = {"flash_attn"} - settings.model_fields_set  # the default then depends on slots and GPU
 
     class Configured(ServedLlama):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -160,19 +165,19 @@ def _load(settings: ModelSettings, slots: int, cache: PromptCache | None) -> Lla
         raise ValueError(f"chat_format: there is none called {llm.chat_format!r}")
     llm.requests.logprobs_on_request = settings.logits_all
     if llm.chat_handler is not None and settings.clip_model_path is None:
-        # It writes a text and does not decode by itself: as a chat format, it needs no model to itself.
+        # This handler only writes prompts: as a chat format it allows parallel requests.
         llm._chat_handlers[llm.chat_format] = llm.chat_handler
         llm.chat_handler = None
     return llm
 
 
 def chats(settings: ModelSettings) -> bool:
-    """The model is not opened for its vocabulary, or embeddings, alone."""
+    """Return False for a model that serves its vocabulary, or embeddings, only."""
     return not settings.vocab_only and not (settings.embedding and embeds_only(settings.model, {}))
 
 
 def known_format(llm: Llama) -> bool:
-    """The chat format of a model is one of its own, or of llama_cpp's."""
+    """Return True if the chat format of a model is its own, or one of llama_cpp's."""
     if llm.chat_format in llm._chat_handlers:
         return True
     try:
@@ -183,7 +188,7 @@ def known_format(llm: Llama) -> bool:
 
 
 def cache_of(settings: ModelSettings) -> PromptCache:
-    """Where a model's conversations are kept."""
+    """Return a prompt cache by a model's settings."""
     ram, folder, disk = settings.ram_bytes, settings.disk_dir, settings.disk_bytes
     if settings.cache and settings.cache_type == "ram":
         ram = settings.cache_size if ram is None else ram

@@ -1,4 +1,4 @@
-"""The server's log: written by a thread of its own, so that nobody who reads it slowly stops the server."""
+"""The server's log, written by a thread of its own: a slow reader cannot stop the server."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from contextlib import suppress
 from typing import Any
 
 MOST_LINES = 10_000
-"""Lines that wait to be written; more are dropped, and their number is told."""
+"""Most lines in the queue; further ones are dropped, and a line reports their number."""
 
 LAST_SECONDS = 1.0
-"""What the end of the program waits for what is still to be written."""
+"""Seconds for the last lines at the end of the program."""
 
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
 class Background(logging.Handler):
-    """Writes records to "stdout" or "stderr" in a thread; to nothing where that is closed."""
+    """Writes records to "stdout" or "stderr" in a thread; drops them if that is closed."""
 
     def __init__(self, stream: str) -> None:
         super().__init__()
@@ -48,12 +48,12 @@ class Background(logging.Handler):
             self._wake.notify_all()
 
     def flush(self) -> None:
-        """Wait a little for what is still to be written."""
+        """Wait up to `LAST_SECONDS` for the queue to empty."""
         with self._wake:
             self._wake.wait_for(lambda: not (self._lines or self._dropped or self._writing), LAST_SECONDS)
 
     def close(self) -> None:
-        """Wait a little for what is still to be written, and end the thread."""
+        """Flush, and end the thread."""
         self.flush()
         with self._wake:
             self._ended = True
@@ -76,13 +76,13 @@ class Background(logging.Handler):
             if dropped:
                 lines.append(f"{dropped} lines of this log were dropped: nobody read them in time\n")
             data = "".join(lines).encode("utf-8", "backslashreplace")
-            with suppress(OSError):  # who read it is gone
+            with suppress(OSError):  # the reader has gone
                 while data:
                     data = data[os.write(self._file, data) :]  # type: ignore[arg-type]
 
 
 def flush() -> None:
-    """Wait a little for what the handlers of a server still have to write."""
+    """Flush the handlers of a server."""
     for name in ("uvicorn", "uvicorn.access", "llamahybrid"):
         for handler in logging.getLogger(name).handlers:
             if isinstance(handler, Background):

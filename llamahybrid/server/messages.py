@@ -1,4 +1,4 @@
-"""Messages as clients of OpenAI's API send them, in the form that upstream's types and templates take."""
+"""Messages of OpenAI's clients, converted for upstream's types and chat templates."""
 
 from __future__ import annotations
 
@@ -9,22 +9,19 @@ from llamahybrid.llama import Llama
 from llamahybrid.server.errors import bad
 
 MOST_PARTS = 1000
-"""Of one message: its contents, its calls of tools."""
+"""Most contents, or calls of tools, of one message."""
 
 MOST_MESSAGES = 10_000
-"""Of one request, with their parts: validation and templates hold the interpreter for each of them."""
+"""Most messages and parts of one request: validation and templates hold the interpreter for each."""
 
 _OPTIONS = ("stream_options", "image_url")
-"""Objects whose fields may be null, too."""
+"""Objects whose fields may be null."""
 
 _ROLES = {"developer": "system"}
 
 
 def without_nulls(body: dict[str, Any]) -> dict[str, Any]:
-    """An object without the fields that are null, which to OpenAI's API are as good as left out.
-
-    Also in `stream_options` and `image_url`.
-    """
+    """Return an object without null fields, also inside of `_OPTIONS`, as OpenAI's API ignores them."""
     found = {name: value for name, value in body.items() if value is not None}
     return {
         name: without_nulls(value) if isinstance(value, dict) and name in _OPTIONS else value
@@ -33,7 +30,7 @@ def without_nulls(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def require_few(messages: Any) -> None:
-    """Raise ValueError for more messages, or parts of them, than are looked at one by one."""
+    """Raise ValueError for too many messages, or parts of them."""
     if not isinstance(messages, list):
         return
     count = len(messages)
@@ -52,10 +49,10 @@ def require_few(messages: Any) -> None:
 
 
 def normalized(messages: Any) -> Any:
-    """Messages by the names, and with the contents, that upstream knows.
+    """Return messages with upstream's names and contents.
 
-    Fields that are null are left out; contents of text parts alone become one text, a line for each part, as
-    llama-server and vLLM give them to templates. Anything else is left to validation.
+    Null fields are left out. Text parts become one text, a line for each part, as in llama-server and vLLM.
+    Faults are left to validation.
     """
     if not isinstance(messages, list):
         return messages
@@ -64,7 +61,7 @@ def normalized(messages: Any) -> Any:
 
 def _normalized(message: dict[str, Any]) -> dict[str, Any]:
     role = message.get("role")
-    thought = message.get("reasoning")  # as newer vLLM names it
+    thought = message.get("reasoning")  # newer vLLM
     if role == "assistant" and isinstance(thought, str) and message.get("reasoning_content") is None:
         message = {**message, "reasoning_content": thought}
     made = {
@@ -83,7 +80,7 @@ def _normalized(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _texts(content: Any) -> list[str] | None:
-    """The texts of parts; None where there are other parts, or none at all."""
+    """Return the texts of parts; None if there are other parts, or no parts."""
     if not isinstance(content, list):
         return None
     texts = []
@@ -97,7 +94,7 @@ def _texts(content: Any) -> list[str] | None:
 
 
 def require_readable(llm: Llama, messages: list[Any]) -> None:
-    """Raise Refusal for parts that this model does not read: templates would leave them out."""
+    """Raise Refusal for images and audio if this model reads text only: templates would leave them out."""
     if llm.chat_handler is not None:
         return
     for message in messages:
@@ -108,7 +105,7 @@ def require_readable(llm: Llama, messages: list[Any]) -> None:
 
 
 def with_mappings(messages: list[Any]) -> list[Any]:
-    """Messages whose calls have mappings for arguments, where those are the JSON of one."""
+    """Return messages whose calls have mappings as arguments, if the arguments are JSON objects."""
     return [
         {**message, "tool_calls": [_with_mapping(call) for call in message["tool_calls"]]}
         if message.get("tool_calls")
@@ -118,7 +115,7 @@ def with_mappings(messages: list[Any]) -> list[Any]:
 
 
 def with_thoughts(messages: list[Any], taken: str) -> list[Any]:
-    """Messages whose thoughts are where the chat template looks for them (`Markers.taken`)."""
+    """Return messages with thoughts in the field that the chat template reads (`Markers.taken`)."""
     return messages if taken == "reasoning_content" else [_with_thought(each, taken) for each in messages]
 
 

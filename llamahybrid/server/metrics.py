@@ -1,9 +1,9 @@
-"""Metrics for Prometheus: llama-server's and vLLM's names where they mean the same, ours for the rest."""
+"""Metrics for Prometheus, with the names of llama-server and vLLM for equal quantities."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -31,36 +31,35 @@ TTFT_BUCKETS = (
     10.0,
     20.0,
 )
-"""Seconds, as vLLM's (vllm/v1/metrics/loggers.py); longer ones share a bucket."""
+"""Seconds, as vLLM's (vllm/v1/metrics/loggers.py)."""
 
 
-@dataclass(frozen=True)
-class Gauges:
-    """What is so now."""
+GAUGES = {
+    "llamacpp:requests_processing": ("Number of requests processing.", ""),
+    "llamacpp:requests_deferred": ("Number of requests deferred.", ""),
+    "llamahybrid:slots": ("Requests that can run at once.", ""),
+    "llamahybrid:slots_busy": ("Slots in use.", ""),
+    "llamahybrid:prompts_processing": ("Prompts in decoding.", ""),
+    "llamahybrid:prompt_tokens_left": ("Tokens of these prompts to decode.", ""),
+    "llamahybrid:model_open": ("Whether a model is open.", "model"),
+    "llamahybrid:cache_bytes": ("Stored bytes, by tier.", "tier"),
+}
+"""Help text and label of each gauge."""
 
-    processing: int
-    """Requests that run."""
-    deferred: int
-    """Requests that wait."""
-    slots: int
-    slots_busy: int
-    tier_bytes: Mapping[str, int]
-    """Bytes kept, by tier: "ram", "disk", "remote"."""
-    tier_errors: Mapping[str, int]
-    """Times that the disk, or the remote store, refused, since the model was opened first."""
-    models: Mapping[str, bool]
-    """Whether each model is open."""
-    prompts: int = 0
-    """Prompts that are being decoded."""
-    prompt_tokens_left: int = 0
-    """Tokens of them that are not decoded yet."""
+ERRORS = "llamahybrid:cache_{}_errors"
+"""Failed reads and writes of a tier since the model was first opened."""
+
+Values = Mapping[str, Any]
+"""A number for each gauge, or a number for each value of its label; and one for `ERRORS` of each tier."""
 
 
-class Metrics:
-    """The counters of one server."""
+class Metrics(Collector):
+    """The metrics of one server."""
 
-    def __init__(self, gauges: Callable[[], Gauges]) -> None:
+    def __init__(self, values: Callable[[], Values]) -> None:
+        """`values`: returns the values of `GAUGES` and of the errors, at each scrape."""
         self._registry = CollectorRegistry()
+        self._values = values
 
         def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
             return Counter(name, text, labels, registry=self._registry)
@@ -71,31 +70,21 @@ class Metrics:
         self._predicted_seconds = counter(
             "llamacpp:tokens_predicted_seconds", "Predict process time in seconds."
         )
-        self._queries = counter(
-            "vllm:prefix_cache_queries", "Prompt tokens that were looked for in the cache."
-        )
-        self._hits = counter("vllm:prefix_cache_hits", "Prompt tokens that were found there.")
-        self._requests = counter(
-            "llamahybrid:requests", "Requests that are over, by how they ended.", ("end",)
-        )
-        self._refused = counter("llamahybrid:refused", "Requests that were sent away, by reason.", ("why",))
+        self._queries = counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the cache.")
+        self._hits = counter("vllm:prefix_cache_hits", "Prompt tokens found in the cache.")
+        self._requests = counter("llamahybrid:requests", "Requests that are over, by their end.", ("end",))
+        self._refused = counter("llamahybrid:refused", "Refused requests, by reason.", ("why",))
         self._first = Histogram(
             "vllm:time_to_first_token_seconds",
-            "From a request's arrival to its first token.",
+            "Seconds from a request's arrival to its first token.",
             buckets=TTFT_BUCKETS,
             registry=self._registry,
         )
-        self._registry.register(_Now(gauges, self._rates))
-        self._sums = dict.fromkeys(("prompt", "prompt_seconds", "said", "said_seconds"), 0.0)
-
-    def _rates(self) -> dict[str, float]:
-        return {
-            "llamacpp:prompt_tokens_seconds": self._sums["prompt"] / max(self._sums["prompt_seconds"], 1e-9),
-            "llamacpp:predicted_tokens_seconds": self._sums["said"] / max(self._sums["said_seconds"], 1e-9),
-        }
+        self._registry.register(self)
+        self._sums = dict.fromkeys(("prompt", "prompt_seconds", "predicted", "predicted_seconds"), 0.0)
 
     def answered(self, reports: tuple[RequestReport, ...], waited: float, end: str, prompts: int = 1) -> None:
-        """A request of so many prompts is over; `waited`: seconds from its arrival to its begin."""
+        """Count a request that is over; `waited`: seconds from its arrival to its start."""
         self._requests.labels(end).inc()
         for report in reports:
             self._prompt.inc(report.decoded)
@@ -105,8 +94,8 @@ class Metrics:
             self._predicted_seconds.inc(said_seconds)
             self._sums["prompt"] += report.decoded
             self._sums["prompt_seconds"] += report.prefill_seconds
-            self._sums["said"] += report.generated
-            self._sums["said_seconds"] += said_seconds
+            self._sums["predicted"] += report.generated
+            self._sums["predicted_seconds"] += said_seconds
         for report in leading(reports, prompts):
             self._queries.inc(report.total)
             self._hits.inc(report.cached)
@@ -114,45 +103,29 @@ class Metrics:
             self._first.observe(waited + reports[0].first_token_seconds)
 
     def refused(self, why: str) -> None:
-        """Somebody was sent away."""
+        """Count a refused request."""
         self._refused.labels(why).inc()
 
     def text(self) -> bytes:
-        """All of it, as Prometheus reads it."""
+        """Return all metrics in Prometheus's text format."""
         return generate_latest(self._registry)
 
-
-class _Now(Collector):
-    """Gauges that are asked when somebody looks."""
-
-    def __init__(self, gauges: Callable[[], Gauges], rates: Callable[[], Mapping[str, float]]) -> None:
-        self._gauges = gauges
-        self._rates = rates
-
     def describe(self) -> list[Metric]:
+        """See `Collector`: no names before the first scrape."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        now = self._gauges()
-        for name, text, value in (
-            ("llamacpp:requests_processing", "Number of requests processing.", now.processing),
-            ("llamacpp:requests_deferred", "Number of requests deferred.", now.deferred),
-            ("llamahybrid:slots", "Requests that can run at once.", now.slots),
-            ("llamahybrid:slots_busy", "Slots in which a request runs.", now.slots_busy),
-            ("llamahybrid:prompts_processing", "Prompts that are being decoded.", now.prompts),
-            ("llamahybrid:prompt_tokens_left", "Tokens of these prompts to decode.", now.prompt_tokens_left),
-        ):
-            yield GaugeMetricFamily(name, text, value=value)
-        for name, rate in self._rates().items():
-            yield GaugeMetricFamily(name, "Average throughput in tokens/s.", value=rate)
-        models = GaugeMetricFamily("llamahybrid:model_open", "Whether a model is open.", labels=["model"])
-        for alias, is_open in now.models.items():
-            models.add_metric([alias], is_open)
-        yield models
-        tiers = GaugeMetricFamily("llamahybrid:cache_bytes", "Bytes that are kept, by tier.", labels=["tier"])
-        for tier, n in now.tier_bytes.items():
-            tiers.add_metric([tier], n)
-        yield tiers
-        for tier, n in now.tier_errors.items():
-            text = f"Times that the {tier} tier refused what was to be kept or read there."
-            yield CounterMetricFamily(f"llamahybrid:cache_{tier}_errors", text, n)
+        """Yield the gauges and the errors; see `Collector`."""
+        now = self._values()
+        for name, (text, label) in GAUGES.items():
+            gauge = GaugeMetricFamily(name, text, labels=[label] if label else None)
+            for value, number in now[name].items() if label else [("", now[name])]:
+                gauge.add_metric([value] if label else [], number)
+            yield gauge
+        for kind in ("prompt", "predicted"):
+            rate = self._sums[kind] / max(self._sums[f"{kind}_seconds"], 1e-9)
+            yield GaugeMetricFamily(
+                f"llamacpp:{kind}_tokens_seconds", "Average throughput in tokens/s.", value=rate
+            )
+        for name in now.keys() - GAUGES.keys():
+            yield CounterMetricFamily(name, "Failed reads and writes of a tier of the cache.", now[name])

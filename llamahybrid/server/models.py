@@ -1,4 +1,4 @@
-"""Models by alias: which are open, within a budget of memory, and what each knows."""
+"""The models of a server by alias, open ones within a budget of memory, and their prompt caches."""
 
 from __future__ import annotations
 
@@ -21,26 +21,25 @@ logger = logging.getLogger("llamahybrid.server")
 
 
 class Opened(NamedTuple):
-    """An open model, and what tells routers of it."""
+    """An open model, and the publisher of its KV events."""
 
     llm: Llama
     events: EventPublisher | None
 
 
 class Models:
-    """Which models there are, and which are open. `open` and `close` block; one thread at a time.
+    """The models of a server. `open` and `close` block; one thread at a time.
 
-    What a model knows, its prompt cache, stays when it is closed, until the program ends.
+    The prompt cache of a closed model stays until the program ends.
     """
 
     def __init__(
         self, settings: Sequence[ModelSettings], load: Callable[..., Llama], budget: int | None = None
     ) -> None:
-        """`load(settings)`, and `load(settings, cache)` for one that goes on with what it had.
+        """`load(settings)`, or `load(settings, cache)` with an earlier cache, opens a model.
 
-        `budget`: bytes that open models may take together (see `footprint`); None: three quarters of physical
-        memory, or one model at a time where layers are offloaded. Raises ValueError for no model, or for two
-        of one name.
+        `budget`: bytes for all open models (see `footprint`); None: three quarters of physical memory, or one
+        model at a time if layers are offloaded. Raises ValueError for no model, or for two of one name.
         """
         self._settings: dict[str, ModelSettings] = {}
         for each in settings:
@@ -58,16 +57,16 @@ class Models:
         self._open: dict[str, Opened] = {}
         """By alias, in the order of opening."""
         self._caches: dict[str, PromptCache] = {}
-        """What each model that was ever open knows."""
+        """The cache of each model that was open once."""
         self._bytes: dict[str, int] = {}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._settings)
 
     def alias(self, name: str | None) -> str:
-        """Which model a request means: as upstream's, the default for a name that nobody gave one.
+        """Return the alias of a request's model; as upstream, the default for an unknown name.
 
-        Raises Refusal for a path: a request opens no files.
+        Raises Refusal for a path: requests open no files.
         """
         if name is None or name in self._settings:
             return name or self.default
@@ -78,38 +77,38 @@ class Models:
 
     @property
     def current(self) -> str | None:
-        """The alias of the one that was opened last and is open; None: none is."""
+        """The alias of the open model that was opened last; None: none is open."""
         return next(reversed(self._open.copy()), None)
 
     @property
     def llm(self) -> Llama | None:
-        """The one that was opened last and is open."""
+        """The open model that was opened last."""
         return next((each.llm for each in reversed(self.opened.values())), None)
 
     @property
     def opened(self) -> dict[str, Opened]:
-        """The open ones by alias; a copy, for any thread."""
+        """The open models by alias; a copy, for any thread."""
         return self._open.copy()
 
     @property
     def caches(self) -> dict[str, PromptCache]:
-        """What each model that was ever open knows, by its alias; a copy, for any thread."""
+        """The cache of each model that was open once, by alias; a copy, for any thread."""
         return self._caches.copy()
 
     def place(self, alias: str, tier: str) -> object:
-        """Where the cache of a model has its disk, or its server: the same for those that share one."""
+        """Return the folder or the remote store of a model's cache; models that share it return the same."""
         settings = self._settings[alias]
         return (settings.disk_dir or settings.cache) if tier == "disk" else settings.remote
 
     def in_the_way(self, alias: str, others: Sequence[str]) -> list[str] | None:
-        """Which of these models, the first ones first, have to be closed for that one; None: others, too.
+        """Return the models to close before that one opens, the first ones of `others` if possible.
 
-        A model larger than the budget is open alone.
+        None if closing all of them is not enough. A model larger than the budget is open alone.
         """
         if not self._open.keys() - {alias}:
             return []
         if self._budget is None and any(self._settings[each].n_gpu_layers for each in (alias, *self._open)):
-            left, most = len(self._open.keys() - {alias}), 0  # by number: memory of devices is not known
+            left, most = len(self._open.keys() - {alias}), 0  # by number: the memory of devices is unknown
             sizes = dict.fromkeys(others, 1)
         else:
             most = default_models_bytes() if self._budget is None else self._budget
@@ -130,9 +129,9 @@ class Models:
         return self._bytes[alias]
 
     def open(self, alias: str) -> Llama:
-        """The model of that alias, with what it knew when it was open before.
+        """Return the open model of that alias, with its earlier cache.
 
-        One whose RPC server is gone is opened again. Raises DeviceError while the server is not back.
+        A model that lost its RPC server opens again; raises DeviceError while that server does not answer.
         """
         there = self._open.get(alias)
         if there is not None:
@@ -149,12 +148,12 @@ class Models:
                 self._share_ram()
             self._open[alias] = Opened(llm, published(llm, settings))
         except BaseException:
-            self.close(alias)  # or the next request would have it, with nothing told
+            self.close(alias)  # later requests must not use it without its KV events
             raise
         return llm
 
     def close(self, *aliases: str) -> None:
-        """Close these models, or all; what waits for the disk is written."""
+        """Close these models, or all; pending writes to disk finish."""
         for alias in aliases or tuple(self._open):
             llm, events = self._open[alias]
             logger.info("closing %s", alias)
@@ -166,7 +165,7 @@ class Models:
                 del self._open[alias]
 
     def _share_ram(self) -> None:
-        """Caches without a budget of their own have one default budget together."""
+        """Divide the default RAM budget among the caches without their own."""
         sharing = [cache for alias, cache in self._caches.items() if not own_ram(self._settings[alias])]
         if len(sharing) > 1:
             for cache in sharing:
@@ -174,14 +173,14 @@ class Models:
 
 
 def own_ram(settings: ModelSettings) -> bool:
-    """The operator has said how much RAM this model's cache has."""
+    """Return True if the settings of a model have a RAM budget."""
     return settings.ram_bytes is not None or bool(settings.cache and settings.cache_type == "ram")
 
 
 def published(llm: Llama, settings: ModelSettings) -> EventPublisher | None:
-    """What the model can resume is told to routers, where the settings say so.
+    """Publish the KV events of a model if its settings say so; None otherwise.
 
-    An address that is taken costs a warning: a router that hears nothing has to guess, no more.
+    An address in use costs only a warning: without events, a router routes less well.
     """
     if settings.kv_events is None:
         return None

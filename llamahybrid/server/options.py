@@ -1,4 +1,4 @@
-"""Options of a request beyond upstream's: samplers, stop tokens, the prompt, and what is returned."""
+"""Options of requests beyond upstream's: samplers, stop tokens, prompt, form of the answer."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from llamahybrid.capi.samplers import Samplers
 from llamahybrid.client.chat_template import require_template_kwargs, template_of, unread
 from llamahybrid.client.extras import Extras, current_extras
 from llamahybrid.llama import Llama
-from llamahybrid.server.errors import bad
+from llamahybrid.server.errors import bad, require_tokens
 from llamahybrid.server.thinking import closes_thought, thinking_of
 
 MOST_TOKENS = 200_000
-"""Token ids that one field may list."""
+"""Most token ids in one field."""
 
 
 class First(FailFast):
@@ -72,11 +72,11 @@ class TemplateOptions(BaseModel):
 
 
 class ReadingOptions(BaseModel):
-    """The reading of the text of an answer to a chat."""
+    """Options for the parsing of answers to chats."""
 
-    parse_tool_calls: bool = Field(default=True, description="Calls are told as tool_calls, not as text.")
+    parse_tool_calls: bool = Field(default=True, description="Calls become tool_calls instead of text.")
     reasoning_format: Literal["none", "auto", "deepseek"] = Field(
-        default="none", description="none: thinking is told as text; else as reasoning_content."
+        default="none", description="none: thinking stays text; else: reasoning_content."
     )
 
 
@@ -86,10 +86,10 @@ _OPTIONS = tuple(name for name in SamplingOptions.model_fields if name in Sample
 def extras_of(
     llm: Llama, body: Any, told: AnswerTokens | None = None, spelt: frozenset[int] = frozenset()
 ) -> Extras:
-    """The extras of a request. Raises Refusal for token ids there are not, and samplers without effect.
+    """Return the extras of a request. Raises Refusal for unknown token ids, and for samplers without effect.
 
-    `spelt`: control tokens that its answers are read by. `told` collects the tokens of its answers; None: the
-    surrounding `on_token` stays.
+    `spelt`: control tokens that appear in the text of answers. `told` collects the tokens of the answers;
+    None: the current `on_token` stays.
     """
     samplers = Samplers(
         **{name: getattr(body, name) for name in _OPTIONS if name != "dry_sequence_breakers"},
@@ -97,8 +97,7 @@ def extras_of(
     )
     samplers.require_together(body.temperature, body.mirostat_mode)
     for name in ("stop_token_ids", "allowed_token_ids"):
-        if any(not 0 <= token < llm.n_vocab() for token in getattr(body, name) or ()):
-            raise bad(f"token ids lie in [0, {llm.n_vocab()})", name)
+        require_tokens(llm.n_vocab(), getattr(body, name), name)
     truncate = body.truncate_prompt_tokens
     if truncate == 0:
         raise bad("truncate_prompt_tokens leaves nothing of the prompt", "truncate_prompt_tokens")
@@ -116,9 +115,9 @@ def extras_of(
 
 
 def template_kwargs(llm: Llama, body: TemplateOptions, ignore_unread: bool = False) -> dict[str, Any]:
-    """The variables of the chat template that a request sets.
+    """Return the variables of the chat template that a request sets.
 
-    Raises Refusal for one that the template does not read; with `ignore_unread` it is left out.
+    Raises Refusal for a variable that the template does not read; `ignore_unread` leaves it out instead.
     """
     given = dict(body.chat_template_kwargs or {})
     for name in ("enable_thinking", "reasoning_effort", "documents"):
@@ -152,11 +151,11 @@ class AnswerTokens:
         self._new: dict[int, list[int]] = {}
 
     def add(self, answer: int, token: int) -> None:
-        """A token of the answer of that index."""
+        """Add a token of the answer of that index."""
         self._new.setdefault(answer, []).append(token)
 
     def into(self, made: Any) -> Any:
-        """The completion, or the stream of chunks, with `tokens` in each choice."""
+        """Return the completion, or the stream of chunks, with `tokens` in each choice."""
         return self._filled(made) if isinstance(made, dict) else self._stream(made)
 
     def _filled(self, made: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Progress: how far a prompt is, told in the stream of its answer as by llama-server."""
+"""Progress of a prompt in the stream of its answer, as llama-server reports it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llamahybrid.core.report import PromptProgress
 
 
 def numbers(progress: PromptProgress) -> dict[str, float]:
-    """As llama-server's (tools/server/server-task.cpp, result_prompt_progress::to_json)."""
+    """Return llama-server's numbers (tools/server/server-task.cpp, result_prompt_progress::to_json)."""
     return {
         "total": progress.total,
         "cache": progress.cached,
@@ -22,10 +22,10 @@ def numbers(progress: PromptProgress) -> dict[str, float]:
 
 
 class Progress:
-    """Chunks of one stream."""
+    """Makes the progress chunks of one stream."""
 
     def __init__(self, chat: bool, model: str) -> None:
-        """`model`: what the stream calls the model."""
+        """`model`: the model's name in the stream."""
         self._named: dict[str, Any] = {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid4()}",
             "object": "chat.completion.chunk" if chat else "text_completion",
@@ -36,11 +36,11 @@ class Progress:
         self._choice = {"index": 0, **said, "logprobs": None, "finish_reason": None}
 
     def chunk(self, progress: PromptProgress) -> dict[str, Any]:
-        """A chunk that says nothing else."""
+        """Return a chunk with the progress alone."""
         return {**self._named, "choices": [dict(self._choice)], "prompt_progress": numbers(progress)}
 
     def into(self, chunks: Generator[Any, None, None]) -> Generator[Any, None, None]:
-        """The chunks of the answer, with the id of those before."""
+        """Return the chunks of the answer with the id of the progress chunks."""
         same = {name: self._named[name] for name in ("id", "created")}
         with closing(chunks):
             for chunk in chunks:

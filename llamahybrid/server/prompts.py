@@ -12,7 +12,7 @@ from llamahybrid.llama import Llama
 from llamahybrid.server.arguments import arguments
 from llamahybrid.server.bodies import ChatCompletionRequest
 from llamahybrid.server.errors import bad
-from llamahybrid.server.loading import prompting
+from llamahybrid.server.loading import PromptRules, prompt_rules
 from llamahybrid.server.options import template_kwargs
 from llamahybrid.server.thinking import goes_on
 
@@ -27,7 +27,7 @@ def chat_prompt(llm: Llama, body: ChatCompletionRequest) -> Prompt:
         raise bad("the chat format of this model makes no prompt of text alone", "messages")
     options, template = arguments(llm, body, ""), template_kwargs(llm, body)
     del options["n"]
-    token = prompting.set(True)
+    token = prompt_rules.set(PromptRules())
     try:
         if not goes_on(llm, body):
             return render(llm, template, **options)
@@ -36,4 +36,4 @@ def chat_prompt(llm: Llama, body: ChatCompletionRequest) -> Prompt:
         prompt = render(stand_in, template, **{**options, "messages": options["messages"][:-1]})
         return Prompt(prompt.text + continuation.after(prompt.text), prompt.tokens)
     finally:
-        prompting.reset(token)
+        prompt_rules.reset(token)

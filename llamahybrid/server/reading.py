@@ -1,6 +1,6 @@
-"""Reading: the text of an answer as thinking, content and calls of tools, as it comes.
+"""A parser of answers: thinking, content and tool calls, while the text arrives.
 
-A call is returned once it is complete. Text that begins like a call and is none stays content.
+A call is returned once it is complete. Text that only begins like a call stays content.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Schemas = Mapping[str, Mapping[str, Any]]
 
 
 class Reader:
-    """Reads one answer."""
+    """Parses one answer."""
 
     def __init__(
         self, markers: Markers, tools: Schemas, think: bool, thinking: bool = False, goes_on: bool = False
     ) -> None:
-        """`think`: thinking becomes `reasoning_content`. `thinking`: the prompt ends inside it.
+        """`think`: thinking becomes `reasoning_content`. `thinking`: the prompt ends inside a thought.
 
-        `goes_on`: the prompt has the beginning of the answer, too.
+        `goes_on`: the prompt ends with the beginning of the answer.
         """
         self._tools = tools
         self._call = markers.call if tools else None
@@ -40,11 +40,11 @@ class Reader:
         self._begun = False
         """Content was returned."""
         self._lead = self._thinking and not goes_on
-        """Line breaks that come next belong to a marker, not to the text."""
+        """Line breaks at this position belong to a marker."""
         self.calls = 0
 
     def feed(self, text: str) -> Iterator[Delta]:
-        """Return the deltas that are certain with this piece of text."""
+        """Add a piece of text; return the deltas that are certain now."""
         self._text += text
         while (delta := self._next()) is not None:
             if delta:
@@ -179,7 +179,7 @@ def _objects(inner: str) -> list[tuple[str, str]]:
 
 
 def _several(inner: str, call: CallMarkers, tools: Schemas) -> list[tuple[str, str]]:
-    """Calls in tags: between two of them stand the inner ones of what is around each."""
+    """Return the calls between tags. Several calls share the outer tags and repeat the inner ones."""
     if call.form == "named" and not call.closes:
         return list(_in_a_row(inner, call))
     lead = call.begin.removeprefix(call.opens).strip()
@@ -191,7 +191,7 @@ def _several(inner: str, call: CallMarkers, tools: Schemas) -> list[tuple[str, s
 
 
 def _in_a_row(inner: str, call: CallMarkers) -> Iterator[tuple[str, str]]:
-    """Calls that end where their arguments do."""
+    """Yield the calls of a format without end tags: a call ends with its arguments."""
     decoder = json.JSONDecoder()
     while True:
         found = call.named.search(inner)
@@ -226,7 +226,7 @@ def _one(inner: str, call: CallMarkers, tools: Schemas) -> tuple[str, str]:
 
 
 def _tagged(inner: str, call: CallMarkers) -> tuple[str, list[tuple[str, str]]]:
-    """The name, and the keys and texts of the arguments."""
+    """Return the name, and the keys and texts of the arguments."""
     before, middle, after = (each.strip() for each in (call.before_key, call.after_key, call.after_value))
     first = inner.find(before)
     head = inner if first < 0 else inner[:first]
@@ -249,7 +249,7 @@ def _tagged(inner: str, call: CallMarkers) -> tuple[str, list[tuple[str, str]]]:
 
 
 def _value(text: str, schema: Any) -> Any:
-    """An argument in tags: text, unless the tool takes something else and it is that."""
+    """Return an argument between tags: a text, or the JSON value if the tool takes no text."""
     kind = schema.get("type") if isinstance(schema, dict) else None
     if kind == "string" or (isinstance(kind, list) and "string" in kind):
         return text

@@ -1,4 +1,4 @@
-"""Regular expressions, and choices of texts, as grammars of llama.cpp (GBNF)."""
+"""Regular expressions and choices of texts as grammars of llama.cpp (GBNF)."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _ENDLESS = int(sre.MAXREPEAT)
 
 
 def grammar_of_choice(choices: Iterable[str]) -> str:
-    """A grammar of which each of the texts, and nothing else, is a sentence."""
+    """Return a grammar with exactly these texts as sentences."""
     return "root ::= " + " | ".join(_literal(choice) for choice in choices)
 
 
 def grammar_of_regex(pattern: str) -> str:
-    """A grammar whose sentences are what a regular expression matches as a whole.
+    """Return a grammar of the texts that a regular expression matches as a whole.
 
-    `\\d`, `\\w` and `\\s` are ASCII. Raises ValueError for what a grammar cannot say: look-around, references
-    to groups, anchors inside the pattern.
+    `\\d`, `\\w` and `\\s` are ASCII. Raises ValueError for look-around, references to groups, and anchors
+    inside the pattern, which no grammar can express.
     """
     try:
         parsed: list[Any] = list(sre.parse(pattern, re.ASCII).data)

@@ -22,7 +22,7 @@ class Effect(Enum):
 
     OBEYED = "obeyed"
     REFUSED = "refused"
-    """400, unless the value asks for what happens anyway."""
+    """400, unless the value is the only supported one."""
     NONE = "without effect on the answer"
     UNKNOWN = "unknown"
     """No published request of this route has it."""
@@ -51,10 +51,10 @@ class RequestField:
     name: str
     effects: Mapping[Route, Effect]
     neutral: tuple[Any, ...] = ()
-    """Values of a refused field that ask for what happens anyway."""
+    """Supported values of a refused field."""
 
     def refuses(self, route: Route, value: Any) -> bool:
-        """This value of it gets 400."""
+        """Return True if this value gets 400."""
         same = any(type(value) is type(each) and value == each for each in self.neutral)
         return self.effects[route] is Effect.REFUSED and not same
 
@@ -204,19 +204,19 @@ FIELDS: Final[Mapping[str, RequestField]] = _merged(_ALL)
 
 
 def effect(route: Route, name: str) -> Effect:
-    """The effect of a field on a route."""
+    """Return the effect of a field on a route."""
     return FIELDS[name].effects[route] if name in FIELDS else Effect.UNKNOWN
 
 
 def known(route: Route) -> list[str]:
-    """The names of a route's fields."""
+    """Return the names of a route's fields."""
     return [name for name, field in FIELDS.items() if field.effects[route] is not Effect.UNKNOWN]
 
 
 def fault(route: Route, given: Mapping[str, Any], ignore_unknown: bool = False) -> Refusal | None:
-    """A refusal of the first field that is neither obeyed nor without effect; None: there is none.
+    """Return the refusal of the first unsupported or unknown field; None: there is none.
 
-    `ignore_unknown`: fields that no published request has do nothing.
+    `ignore_unknown`: unknown fields are ignored.
     """
     for name, value in given.items():
         if value is None:  # not given
@@ -230,7 +230,7 @@ def fault(route: Route, given: Mapping[str, Any], ignore_unknown: bool = False) 
 
 
 def require_known(body: Any, ignore_unknown: bool) -> None:
-    """Raise Refusal for a field of a body that is neither obeyed nor without effect."""
+    """Raise Refusal for an unsupported or unknown field of a body."""
     if (route := getattr(body, "route", None)) is not None:
         refused = fault(route, body.model_extra or {}, ignore_unknown)
         if refused is not None:

@@ -1,4 +1,4 @@
-"""Routes: llama_cpp.server's, by its types, and llama-server's `/health` and `/metrics`."""
+"""llama_cpp.server's routes, with its types, and llama-server's `/health` and `/metrics`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from llamahybrid.server.bodies import (
     DetokenizeRequest,
     EmbeddingRequest,
 )
-from llamahybrid.server.errors import bad, later
+from llamahybrid.server.errors import bad, later, require_tokens
 from llamahybrid.server.loading import TokenText
 from llamahybrid.server.request_fields import require_known
 from llamahybrid.server.service import Service
@@ -40,7 +40,7 @@ router = APIRouter(dependencies=SECURED)
 
 
 def service_of(request: Request) -> Service:
-    """The service of the app that got a request."""
+    """Return the service of the app that received a request."""
     service: Service = request.app.state.service
     return service
 
@@ -63,7 +63,7 @@ def _answers(model: Any) -> dict[int | str, dict[str, Any]]:
     responses=_answers(llama_cpp.CreateCompletionResponse),
 )
 async def create_completion(request: Request, body: CompletionRequest, service: InService) -> Response:
-    """Go on with a text."""
+    """Continue a text."""
     return await service.answer(request, body)
 
 
@@ -71,7 +71,7 @@ async def create_completion(request: Request, body: CompletionRequest, service: 
 async def create_copilot_completion(
     request: Request, body: CompletionRequest, service: InService
 ) -> Response:
-    """The same, by the model of that alias."""
+    """Continue a text with the model `copilot-codex`."""
     body.model = "copilot-codex"
     return await service.answer(request, body)
 
@@ -92,21 +92,8 @@ async def create_chat_completion(
 
 @router.post("/v1/embeddings", summary="Embedding", tags=[_OPENAI], response_model=None)
 async def create_embedding(request: Request, body: EmbeddingRequest, service: InService) -> Response:
-    """Embed texts, beside the model's chats; it has to be opened with `embedding`."""
-    texts = Texts(each if isinstance(each, str) else TokenText(each) for each in body.texts())
-
-    def work(llm: Llama) -> Any:
-        if not llm.embeds:
-            raise bad("this model was not opened for embeddings (embedding: true)", "model")
-        words, given = llm.n_vocab(), (each for each in body.texts() if not isinstance(each, str))
-        if any(not 0 <= token < words for ids in given for token in ids):
-            raise bad(f"token ids lie in [0, {words})", "input")
-        return llm.create_embedding(input=texts)
-
-    require_known(body, service.settings.ignore_unknown_fields)
-    body.require_understood()
-    slots = service.slots_to_embed(body.model)
-    made = await service.use_slot(request, body.model, work, texts.give_up, slots)
+    """Embed texts, in parallel to chats. The model needs the setting `embedding`."""
+    made = await embed(request, body, service)
     if body.encoding_format == "base64":
         for each in made["data"]:
             each["embedding"] = packed(each["embedding"])
@@ -114,25 +101,43 @@ async def create_embedding(request: Request, body: EmbeddingRequest, service: In
     return Response(json.dumps(made), media_type="application/json")
 
 
+async def embed(request: Request, body: EmbeddingRequest, service: Service) -> dict[str, Any]:
+    """Return the answer of upstream's `create_embedding`. Raises Refusal."""
+    texts = Texts(each if isinstance(each, str) else TokenText(each) for each in body.texts())
+
+    def work(llm: Llama) -> Any:
+        if not llm.embeds:
+            raise bad("this model was not opened for embeddings (embedding: true)", "model")
+        for ids in body.texts():
+            require_tokens(llm.n_vocab(), () if isinstance(ids, str) else ids, "input")
+        return llm.create_embedding(input=texts)
+
+    require_known(body, service.settings.ignore_unknown_fields)
+    body.require_understood()
+    slots = service.slots_to_embed(body.model)
+    made: dict[str, Any] = await service.use_slot(request, body.model, work, texts.give_up, slots)
+    return made
+
+
 class Texts(list[str]):
-    """Texts to embed, while somebody waits for that: upstream embeds them one batch after the other."""
+    """Texts to embed, until the client disconnects: upstream takes them batch by batch."""
 
     _wanted = True
 
     def give_up(self) -> None:
-        """Stop: the client has left."""
+        """Stop: the client has disconnected."""
         self._wanted = False
 
     def __iter__(self) -> Iterator[str]:
         """Raises RequestCancelled after `give_up`."""
         for text in super().__iter__():
             if not self._wanted:
-                raise RequestCancelled("nobody waits for these embeddings any more")
+                raise RequestCancelled("the client of these embeddings disconnected")
             yield text
 
 
 def packed(embedding: list[Any]) -> str | list[Any]:
-    """An embedding in base64, little-endian float32; those of single tokens, without pooling, as they are."""
+    """Return an embedding in base64, little-endian float32; those of single tokens stay lists."""
     if embedding and isinstance(embedding[0], list):
         return embedding
     return b64encode(np.asarray(embedding, "<f4").tobytes()).decode()
@@ -140,7 +145,7 @@ def packed(embedding: list[Any]) -> str | list[Any]:
 
 @router.get("/v1/models", summary="Models", tags=[_OPENAI], response_model=None)
 async def get_models(service: InService) -> dict[str, Any]:
-    """The aliases that requests may name; `status` as llama-server's router tells it."""
+    """Return the aliases of the models; `status` as in llama-server's router."""
     opened, told = service.models.opened, {"object": "model", "owned_by": "me", "permissions": list[str]()}
     states = {alias: "loaded" if alias in opened else "unloaded" for alias in service.models}
     data = [{"id": alias, **told, "status": {"value": state}} for alias, state in states.items()]
@@ -153,23 +158,22 @@ def _tokens(text: str) -> Any:
 
 @router.post("/extras/tokenize", summary="Tokenize", tags=[_EXTRAS])
 async def tokenize(body: TokenizeInputRequest, service: InService) -> TokenizeInputResponse:
-    """The token ids of a text."""
+    """Return the token ids of a text."""
     return TokenizeInputResponse(tokens=await service.use(body.model, _tokens(body.input)))
 
 
 @router.post("/extras/tokenize/count", summary="Tokenize Count", tags=[_EXTRAS])
 async def count_query_tokens(body: TokenizeInputRequest, service: InService) -> TokenizeInputCountResponse:
-    """The number of token ids of a text."""
+    """Return the number of token ids of a text."""
     return TokenizeInputCountResponse(count=len(await service.use(body.model, _tokens(body.input))))
 
 
 @router.post("/extras/detokenize", summary="Detokenize", tags=[_EXTRAS])
 async def detokenize(body: DetokenizeRequest, service: InService) -> DetokenizeInputResponse:
-    """The text of token ids."""
+    """Return the text of token ids."""
 
     def work(llm: Llama) -> str:
-        if any(not 0 <= token < llm.n_vocab() for token in body.tokens):
-            raise bad(f"token ids lie in [0, {llm.n_vocab()})", "tokens")
+        require_tokens(llm.n_vocab(), body.tokens, "tokens")
         return llm.detokenize(body.tokens).decode("utf-8", errors="replace")
 
     return DetokenizeInputResponse(text=await service.use(body.model, work))
@@ -180,7 +184,7 @@ async def detokenize(body: DetokenizeRequest, service: InService) -> DetokenizeI
 @router.get("/health", tags=[_EXTRAS])
 @router.get("/v1/health", include_in_schema=False)
 async def health(service: InService) -> dict[str, str]:
-    """The state of the server: ok, or 503 while it shuts down."""
+    """Return ok, or 503 during shutdown."""
     if service.admission.draining:
         raise later("the server is shutting down", 5)
     return {"status": "ok"}
@@ -188,5 +192,5 @@ async def health(service: InService) -> dict[str, str]:
 
 @router.get("/metrics", tags=[_EXTRAS])
 def metrics(service: InService) -> Response:
-    """Counters and gauges for Prometheus."""
+    """Return counters and gauges for Prometheus."""
     return Response(service.metrics.text(), media_type=METRICS_TYPE)

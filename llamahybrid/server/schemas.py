@@ -1,4 +1,4 @@
-"""JSON schemas: what their grammar would take, before upstream writes one out."""
+"""Bounds on JSON schemas, checked before upstream converts one to a grammar."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ MOST_REPEATS = 100_000
 `minLength` of a billion is gigabytes of text."""
 
 MOST_LETTERS = 128 << 10
-"""Of a schema, or a grammar. A token takes the square of a rule's alternatives, in one native call that
-nothing ends: 300,000 of them kept a slot for minutes."""
+"""Most letters of a schema or a grammar. The time for a token grows with the square of a rule's alternatives,
+in one native call that cannot be interrupted: 300,000 of them kept a slot for minutes."""
 
 _BOUNDS = ("minLength", "maxLength", "minItems", "maxItems")
 _DATA = ("enum", "const", "default", "examples", "required")
-"""Their values are no schemas."""
+"""Keywords whose values are no schemas."""
 _BRACES = re.compile(r"\{\s*(\d*)\s*,?\s*(\d*)\s*\}", re.ASCII)
 
 
 def excess(schema: Any) -> str | None:
-    """What is too much of a schema, or of a list of what holds some; None: nothing."""
+    """Return the exceeded bound of a schema, or of a list of objects with schemas; None: none."""
     if repeats(schema) > MOST_REPEATS:
         return f"lengths in a schema add up to more than {MOST_REPEATS:,}"
     each = schema if isinstance(schema, list) else [schema]
@@ -31,7 +31,7 @@ def excess(schema: Any) -> str | None:
 
 
 def repeats(schema: Any) -> float:
-    """How often parts of a schema, or of a list of what holds some, are repeated in all, at most."""
+    """Return the most repetitions in a schema, or in a list of objects with schemas."""
     n, left = 0.0, [schema]
     while left:
         part = left.pop()
@@ -49,7 +49,7 @@ def repeats(schema: Any) -> float:
 
 
 def _in_pattern(pattern: str) -> float:
-    """Groups that are repeated may stand in one another."""
+    """Return the most repetitions in a pattern, whose groups may be nested."""
     n = 1.0
     for bounds in _BRACES.findall(pattern):
         n *= max(1.0, *(float(each or 0) for each in bounds))

@@ -22,13 +22,13 @@ GRACE = 10.0
 
 
 class Server(uvicorn.Server):
-    """uvicorn's, which tells the service when it shuts down."""
+    """uvicorn's server, which drains the service at shutdown."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """uvicorn's, and SIGHUP: a terminal that is closed ends the server in order, too.
+        """Capture uvicorn's signals, and SIGHUP: a closed terminal ends the server in order, too.
 
-        One that is ignored, as under nohup, stays so.
+        An ignored SIGHUP, as under nohup, stays ignored.
         """
         before: Any = signal.SIG_IGN
         hangup = getattr(signal, "SIGHUP", None)
@@ -40,25 +40,25 @@ class Server(uvicorn.Server):
                 try:
                     yield
                 finally:
-                    flush()  # a signal that was caught is raised again, and ends the process
+                    flush()  # uvicorn raises a captured signal again, which ends the process
         finally:
             if hangup is not None and before is not signal.SIG_IGN:
                 signal.signal(hangup, before)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let nobody in, give what runs its time, then end it; the app's own end closes the models."""
+        """Refuse new requests and give running ones their time; the lifespan then closes the models."""
         service: Service = self.config.app.state.service  # type: ignore[union-attr]
         service.drain(service.settings.shutdown_seconds)
         await super().shutdown(sockets)
-        if self.force_exit:  # a second Ctrl-C: nothing is waited for, but no thread is left behind
+        if self.force_exit:  # a second Ctrl-C: wait for threads only
             await service.stop()
-            await self.lifespan.shutdown()  # uvicorn leaves it to be cancelled, which prints a traceback
+            await self.lifespan.shutdown()  # uvicorn would cancel it with a traceback
 
 
 def server_of(app: FastAPI, **more: Any) -> Server:
-    """A server for an app, that `run` starts; host and port from its settings, or HOST and PORT.
+    """Return a server for an app; host and port by HOST and PORT, or by the settings.
 
-    `more`: what else uvicorn takes. Raises ValueError for no port, and for certificates that cannot be read.
+    `more`: further options of uvicorn. Raises ValueError for a wrong port, and for unreadable certificates.
     """
     service: Service = app.state.service
     settings = service.settings
@@ -78,14 +78,14 @@ def server_of(app: FastAPI, **more: Any) -> Server:
     if settings.ssl_keyfile and not settings.ssl_certfile:
         raise ValueError("ssl_keyfile goes with an ssl_certfile")
     try:
-        config.load()  # `run` would, once the model is open, and tells no file's name
+        config.load()  # early, and with the names of files in the error
     except OSError as error:
         raise ValueError(f"ssl_certfile and ssl_keyfile cannot be used: {error}") from error
     return Server(config)
 
 
 def require_free(host: str, port: int) -> None:
-    """Raise OSError for an address that cannot be listened at: a model may take a minute to open."""
+    """Raise OSError for an address in use, before a model takes a minute to open."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, kind, protocol_number, _, address in found:

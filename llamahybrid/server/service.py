@@ -1,4 +1,4 @@
-"""Service: what the routes ask for; models, the queue before them, threads, and what happened so far."""
+"""Service: the models, their queue and threads, metrics and history; called by the routes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from llamahybrid.server.answer import Answer, disconnect, unless_gone
 from llamahybrid.server.bodies import Body, CompletionRequest
 from llamahybrid.server.completing import account_of, complete, limited, prompts_of
 from llamahybrid.server.errors import Refusal, bad, later
-from llamahybrid.server.history import History
+from llamahybrid.server.history import Past, history
 from llamahybrid.server.job import Create, Done, Failure, Job, Outbox
 from llamahybrid.server.keyed_prompts import KeyedPrompts
 from llamahybrid.server.keys import salt_of_request
 from llamahybrid.server.loading import Observer, load
-from llamahybrid.server.metrics import Gauges, Metrics
+from llamahybrid.server.metrics import ERRORS, Metrics, Values
 from llamahybrid.server.models import Models
 from llamahybrid.server.request_fields import require_known
 from llamahybrid.server.settings import ModelSettings, ServerSettings
@@ -44,14 +44,14 @@ Prepare = Callable[[Llama, Any, str], Retell]
 """Adapts a body to a model, and returns the form of its answers; gets the model, the body and the alias."""
 
 LARGE_BYTES = 64 << 10
-"""Of a request's body."""
+"""Size of a large request body."""
 
 MOST_THREADS = 1024
-"""Threads are made when they are needed; more requests than slots that exist never run."""
+"""Most threads; each is started when needed, and no more requests run than there are slots."""
 
 
 class Service:
-    """The models of one server, and who uses them. Lives in one event loop, from `start` to `stop`."""
+    """The models of one server and their requests, in one event loop from `start` to `stop`."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Service:
         models: Sequence[ModelSettings],
         loader: Callable[[ModelSettings], Llama] = load,
     ) -> None:
-        """Opens nothing yet. Raises ValueError for settings that do not go together."""
+        """Open no model yet. Raises ValueError for contradictory settings."""
         if settings.salt_by_key and not settings.keys():
             raise ValueError("salt_by_key: there are no API keys")
         self.settings = settings
@@ -72,18 +72,18 @@ class Service:
             self.models.in_the_way,
             settings.idle_seconds,
         )
-        self.metrics = Metrics(self._gauges)
+        self.metrics = Metrics(self._values)
         self.admission.on_refused = partial(self.metrics.refused, "queue")
         self.viewers = Viewers(settings)
-        self.history = History()
+        self.history = history()
         self.observer: Callable[[Request], Observer | None] = lambda _: None
         """Returns the function that gets the ids of a request's prompts, in its thread; None: none does."""
         self.jobs: dict[Job, str] = {}
         """Running jobs, oldest first, with the alias of their model."""
         self._wanted: set[asyncio.Future[None]] = set()
-        """Each is done when nobody waits any more for what is made in a slot without a job."""
+        """Of work without a job: done when its client disconnects."""
         self._beside = 0
-        """Requests that take no slot, entering ones included."""
+        """Requests without a slot, waiting ones included."""
         self._keyed: dict[str, KeyedPrompts] = {}
         """By the alias of the model."""
         self._outbox: Outbox | None = None
@@ -101,19 +101,19 @@ class Service:
         await self.use(None, lambda llm: None)
 
     def drain(self, seconds: float) -> None:
-        """Refuse new requests, and cancel those that still run after so many seconds."""
+        """Refuse new requests, and cancel running ones after some seconds."""
         self.admission.refuse_waiting()
         asyncio.get_running_loop().call_later(seconds, self.cancel_all)
 
     def cancel_all(self) -> None:
-        """End what runs; each client gets what there is."""
+        """Cancel all requests; each client gets its answer so far."""
         for job in list(self.jobs):
             job.cancel()
         for wanted in list(self._wanted):
             wanted.cancel()
 
     async def stop(self) -> None:
-        """End what runs, and close the model: what waits for the disk is written. Once: the second waits."""
+        """Cancel all requests and close the models, with pending writes to disk. Repeatable."""
         if self._stopping is None:
             self._stopping = asyncio.ensure_future(self._stop())
         await asyncio.shield(self._stopping)
@@ -135,9 +135,9 @@ class Service:
         await asyncio.get_running_loop().run_in_executor(self._opener, partial(self.models.close, *aliases))
 
     def _interrupt(self, alias: str) -> None:
-        """End the stream that has run longest, for a request that waits (`interrupt_requests`).
+        """Cancel the longest-running stream for a waiting request (`interrupt_requests`).
 
-        A stream of that model, if it is open; else any, as another model may have to be closed.
+        A stream of its model if that is open; otherwise any, since another model may have to close.
         """
         is_open = alias in self.models.opened
         for job, model in self.jobs.items():
@@ -188,7 +188,7 @@ class Service:
         return form(job, self._ping_seconds, options is not None and options.include_usage)
 
     def salt(self, request: Request, said: str | None) -> str:
-        """The salt of a request that says this one. Raises Refusal where one is missing."""
+        """Return the salt of a request with this `cache_salt`. Raises Refusal for a missing one."""
         key = getattr(request.state, "api_key", None)
         named = salt_of_request(said, key, self.settings.salt_by_key)
         if self.settings.require_salt and not named:
@@ -212,14 +212,14 @@ class Service:
         return both
 
     async def _refused(self, request: Request, body: Body) -> Refusal | None:
-        """`Body.refused`; of a large one in a thread, as its schemas may take a second to look at."""
+        """Return `Body.refused`; of a large body in a thread, as its schemas may take a second."""
         limits = self.settings.max_n, self.settings.max_logprobs
         if int(request.headers.get("content-length", LARGE_BYTES)) < LARGE_BYTES:
             return body.refused(*limits)
         return await asyncio.get_running_loop().run_in_executor(self._threads, body.refused, *limits)
 
     async def use(self, model: str | None, work: Callable[[Llama], Result]) -> Result:
-        """`work` on a model, in a thread; it takes no slot. Raises Refusal, and what it raises."""
+        """Run `work` on a model in a thread, without a slot. Raises Refusal, and the errors of `work`."""
         return await asyncio.shield(self._run(work, *await self.admission.enter(self.models.alias(model), 0)))
 
     async def use_slot(
@@ -230,14 +230,14 @@ class Service:
         give_up: Callable[[], None],
         slots: int = 1,
     ) -> Result:
-        """`work` in slots of a model, in a thread. Raises Refusal, and what it raises.
+        """Run `work` in slots of a model, in a thread. Raises Refusal, and the errors of `work`.
 
-        `slots`: 0 for work beside requests; of that, one more may run at once than requests may wait.
-        `give_up` is called, in the loop, once nobody waits for it, or the server ends; also when it is done.
+        `slots`: 0 for work in parallel to requests; max_queue + 1 of that may run at once. `give_up` is
+        called in the loop when the client disconnects, the server stops, or the work is done.
         """
         if not slots and self._beside > self.settings.max_queue:
             self.metrics.refused("queue")
-            raise later("too many requests run beside others; ask again later", 1, 429)
+            raise later("too many requests for embeddings; ask again later", 1, 429)
         self._beside += not slots
         try:
             made = self._run(work, *await self._enter(request, self.models.alias(model), slots))
@@ -253,27 +253,27 @@ class Service:
             self._beside -= not slots
 
     def slots_to_embed(self, model: str | None) -> int:
-        """Slots that it takes to embed texts: none in a model that chats beside, where that is open."""
+        """Return the slots for embedding texts: none if the model is open and embeds in parallel to chats."""
         opened = self.models.opened.get(self.models.alias(model))
         return 0 if opened is not None and opened.llm.requests.loop is not None else 1
 
     def _run(self, work: Callable[[Llama], Result], llm: Llama, place: Place) -> asyncio.Future[Result]:
-        """`work` in a thread, which leaves the place when it is done."""
+        """Run `work` in a thread, and leave the place afterwards."""
         made = asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, work, llm)
         made.add_done_callback(lambda _: self.admission.leave(place))
         return made
 
     async def look(self, see: Callable[[Llama], Result], alias: str | None = None) -> Result | None:
-        """Return `see(model)` of an open model, in a thread; None where it is closed, or about to change.
+        """Return `see(model)` of an open model, in a thread; None if it is closed, or about to close.
 
-        `alias`: None for the one that was used last.
+        `alias`: None for the model that was used last.
         """
         if (visit := self.admission.visit(alias)) is None:
             return None
         return await asyncio.shield(self._run(see, *visit))
 
     async def _enter(self, request: Request, alias: str, slots: int) -> tuple[Llama, Place]:
-        """A place, unless the client hangs up while it waits. Raises Refusal."""
+        """Wait for a place. Raises Refusal, also if the client disconnects."""
         entering = asyncio.ensure_future(self.admission.enter(alias, slots))
         try:
             return await unless_gone(request.receive, entering)
@@ -295,26 +295,34 @@ class Service:
         done = last if isinstance(last, Done) else None
         end = "cancelled" if job.cancelled else "failed" if done is None else "done"
         self.metrics.answered(done.reports if done else (), job.started - arrived, end, prompts)
-        self.history.add(tag, done, job.started - arrived, end)
+        self.history.appendleft(Past(tag, done, job.started - arrived, end))
 
     @property
     def _ping_seconds(self) -> float:
         return 1e9 if self.settings.disable_ping_events else self.settings.ping_seconds
 
-    # -- what is so --------------------------------------------------------------------------------
+    # -- metrics -----------------------------------------------------------------------------------
 
-    def _gauges(self) -> Gauges:
-        opened, caches = self.models.opened, self.models.caches
-        busy = sum(len(each.llm.slots.seated) for each in opened.values())
-        stats = {alias: cache.stats() for alias, cache in caches.items()}
-        tiers = {"ram": sum(kept.bytes_ram for kept in stats.values())}
-        errors = dict[str, int]()
+    def _values(self) -> Values:
+        """Return the values of the gauges."""
+        opened, jobs = self.models.opened, list(self.jobs)
+        stats = {alias: cache.stats() for alias, cache in self.models.caches.items()}
+        tiers, errors = {"ram": sum(kept.bytes_ram for kept in stats.values())}, {}
         for name in OUTSIDE:
-            errors[name] = sum(kept.extra.get(f"{name}_errors", 0) for kept in stats.values())
+            failed = sum(kept.extra.get(f"{name}_errors", 0) for kept in stats.values())
+            errors[ERRORS.format(name)] = failed
             # several models may share a folder, or a server
             held = {self.models.place(alias, name): kept for alias, kept in stats.items()}
             tiers[name] = sum(kept.extra.get(f"{name}_bytes", 0) for kept in held.values())
-        admission, is_open = self.admission, {alias: alias in opened for alias in self.models}
-        left = [report.unreached for job in list(self.jobs) for report in job.reports if report.unreached]
-        running, waiting, slots = admission.running, admission.waiting, admission.slots
-        return Gauges(running, waiting, slots, busy, tiers, errors, is_open, len(left), sum(left))
+        left = [report.unreached for job in jobs for report in job.reports if report.unreached]
+        return {
+            "llamacpp:requests_processing": self.admission.running,
+            "llamacpp:requests_deferred": self.admission.waiting,
+            "llamahybrid:slots": self.admission.slots,
+            "llamahybrid:slots_busy": sum(len(each.llm.slots.seated) for each in opened.values()),
+            "llamahybrid:prompts_processing": len(left),
+            "llamahybrid:prompt_tokens_left": sum(left),
+            "llamahybrid:model_open": {alias: alias in opened for alias in self.models},
+            "llamahybrid:cache_bytes": tiers,
+            **errors,
+        }

@@ -1,6 +1,6 @@
-"""Settings: all that llama_cpp.server has, by the same names, and ours."""
+"""Settings: those of llama_cpp.server, by the same names, and ours."""
 
-# ruff: noqa: UP045 - upstream makes options of these types, and knows Optional only
+# ruff: noqa: UP045 - upstream makes command-line options of these types, and reads Optional only
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llama_cpp.server import settings as upstream
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 
 DEFAULT_SLOTS = 4
-"""As llama-server's."""
+"""llama-server's default."""
 
 
 CACHE_TYPES = {
@@ -30,7 +30,7 @@ CACHE_TYPES = {
     20: "iq4_nl",
     30: "bf16",
 }
-"""Of a KV cache, by ggml's number: those of llama-server. ggml aborts at most others."""
+"""llama-server's types of a KV cache, by ggml's number. ggml aborts at most others."""
 
 NATIVE_NUMBERS = (
     "n_gpu_layers",
@@ -50,10 +50,10 @@ PROMPT_LOOKUP = "prompt-lookup-decoding"
 
 
 class ModelSettings(upstream.ModelSettings):  # type: ignore[misc]
-    """How one model is opened.
+    """Settings of one model.
 
-    `cache`, `cache_type` and `cache_size` choose where conversations are kept and how much of them: reuse is
-    always on. `logits_all` allows `logprobs`; rows of logits are kept for requests that ask for them alone.
+    `cache`, `cache_type` and `cache_size` choose the place and the budget of the prompt cache: reuse is
+    always on. `logits_all` allows `logprobs`; logits are stored only for requests with `logprobs`.
     """
 
     n_parallel: Optional[int] = Field(
@@ -63,31 +63,27 @@ class ModelSettings(upstream.ModelSettings):  # type: ignore[misc]
         "or 1 where the model allows no more.",
     )
     ram_bytes: Optional[int] = Field(
-        default=None, ge=0, description="Budget for what is kept in RAM. None: an eighth of physical memory."
+        default=None, ge=0, description="Budget of the cache in RAM. None: an eighth of physical memory."
     )
     disk_dir: Optional[str] = Field(
-        default=None, description="Folder that keeps conversations for later starts; several may share it."
+        default=None, description="Folder of the cache on disk; several models may share it."
     )
-    disk_bytes: Optional[int] = Field(
-        default=None, ge=0, description="Budget of that folder; 0: it is only read."
-    )
+    disk_bytes: Optional[int] = Field(default=None, ge=0, description="Budget of that folder; 0: read only.")
     disk_write_bytes: Optional[int] = Field(
-        default=None, ge=0, description="What may be written to it in an hour. None: 8 GiB."
+        default=None, ge=0, description="Most bytes written to that folder in an hour. None: 8 GiB."
     )
     remote: Optional[SecretStr] = Field(
         default=None,
-        description="Redis or Valkey server that several machines share conversations by: redis://host:6379/0.",
+        description="Redis or Valkey server, for a cache that several machines share: redis://host:6379/0.",
     )
-    remote_bytes: Optional[int] = Field(default=None, ge=0, description="What may lie there. None: 8 GiB.")
-    paging: bool = Field(
-        default=True, description="Keep the attention of conversations that lost their slot."
-    )
+    remote_bytes: Optional[int] = Field(default=None, ge=0, description="Budget of that server. None: 8 GiB.")
+    paging: bool = Field(default=True, description="Store the KV of conversations that lose their slot.")
     kv_events: Optional[str] = Field(
         default=None,
-        description="Where to publish what can be resumed, as vLLM's KV events over ZMQ: tcp://127.0.0.1:5557.",
+        description="Address for vLLM's KV events over ZMQ, for routers: tcp://127.0.0.1:5557.",
     )
     kv_events_replay: Optional[str] = Field(
-        default=None, description="Where subscribers may ask for events that they have missed."
+        default=None, description="Address at which subscribers ask for missed events."
     )
     kv_events_topic: str = Field(default="", description="First frame of each event: kv@POD@MODEL, say.")
     kv_block_size: int = Field(default=16, ge=1, description="Tokens of a block in KV events.")
@@ -95,7 +91,7 @@ class ModelSettings(upstream.ModelSettings):  # type: ignore[misc]
 
     @model_validator(mode="after")
     def _within_native_types(self) -> ModelSettings:
-        """Raise ValueError for numbers that llama.cpp would cut to 32 bits, or abort at."""
+        """Raise ValueError for numbers that llama.cpp would truncate to 32 bits, or abort at."""
         for name in NATIVE_NUMBERS:
             value = getattr(self, name)
             if value is not None and not -(2**31) <= value < 2**31:
@@ -115,7 +111,7 @@ class ModelSettings(upstream.ModelSettings):  # type: ignore[misc]
 
 
 class ServerSettings(upstream.ServerSettings):  # type: ignore[misc]
-    """How the server listens, whom it lets in, and what it refuses."""
+    """Settings of the server: addresses, keys and limits."""
 
     interrupt_requests: bool = Field(
         default=False,
@@ -125,70 +121,66 @@ class ServerSettings(upstream.ServerSettings):  # type: ignore[misc]
     api_key_file: Optional[str] = Field(default=None, description="File with an API key on each line.")
     operator_key: Optional[SecretStr] = Field(
         default=None,
-        description="A further API key: whose page at /cache shows all tenants, and texts. "
-        "None: the API key, where there is one only.",
+        description="A further API key, whose holder sees all tenants and texts at /cache. "
+        "None: the API key, if there is a single one.",
     )
     open_page: bool = Field(
         default=False,
-        description="Without API keys: whether anybody is the operator, to whom the page at /cache shows all "
-        "tenants, and texts, and who may pin and forget.",
+        description="Without API keys: whether every user is the operator, who sees all tenants and texts at "
+        "/cache, and may pin and forget.",
     )
     salt_by_key: bool = Field(
         default=False,
-        description="Whether users share nothing in the cache unless they have the same API key.",
+        description="Whether users share cached prompts only with users of the same API key.",
     )
     require_salt: bool = Field(
         default=False,
-        description="Whether requests that would share what is cached with everybody get 400: "
-        "those without a cache_salt, unless their key is one (salt_by_key).",
+        description="Whether requests without a salt get 400: without a cache_salt, and without salt_by_key.",
     )
     cors_origins: list[str] = Field(
         default=[], description="Origins whose pages may use this server from a browser; * for all."
     )
     ignore_unknown_fields: bool = Field(
         default=False,
-        description="Whether fields that no published request has, and variables that a chat template does "
-        "not read, are passed over. Otherwise they get 400.",
+        description="Whether unknown fields, and variables that a chat template does not read, are ignored. "
+        "Otherwise they get 400.",
     )
     max_body_bytes: int = Field(default=32 << 20, ge=1, description="Larger request bodies get 413.")
     max_prompt_tokens: Optional[int] = Field(
-        default=None, ge=1, description="Longer prompts get 413. None: as many as the context takes."
+        default=None, ge=1, description="Longer prompts get 413. None: the size of the context."
     )
     max_queue: int = Field(
         default=128,
         ge=0,
-        description="More requests that wait for a slot, or that embed beside chats, get 429.",
+        description="Further requests get 429: for a slot, or for embeddings in parallel to chats.",
     )
-    max_n: int = Field(default=16, ge=1, description="Answers that one request may ask for.")
-    max_logprobs: int = Field(
-        default=20, ge=0, description="Logprobs that one request may ask for at each token, as vLLM's."
-    )
+    max_n: int = Field(default=16, ge=1, description="Most answers of one request.")
+    max_logprobs: int = Field(default=20, ge=0, description="Most logprobs of one token, as vLLM's.")
     models_bytes: Optional[int] = Field(
         default=None,
         ge=0,
-        description="Memory that open models may take together, by the size of their files and contexts. "
-        "None: three quarters of this machine's, or one model at a time where layers are offloaded.",
+        description="Memory for all open models, by the size of their files and contexts. "
+        "None: three quarters of this machine's, or one model at a time if layers are offloaded.",
     )
     idle_unload: Optional[str] = Field(
         default=None,
-        description="A model that nobody used for so long is closed until it is asked for again: "
-        "90s, 10m, 2h. None: none is.",
+        description="Time after which an unused model closes until its next use: 90s, 10m, 2h. None: never.",
     )
     max_connections: int = Field(default=4096, ge=1, description="More connections get 503.")
-    body_seconds: float = Field(
-        default=60.0, gt=0, description="A request that has not sent its body by then gets 408."
-    )
+    body_seconds: float = Field(default=60.0, gt=0, description="Requests whose body takes longer get 408.")
     send_seconds: float = Field(
         default=60.0, gt=0, description="Seconds that one write of an answer may wait for its reader."
     )
     max_bodies_bytes: int = Field(
         default=512 << 20,
         ge=1,
-        description="Bodies of all requests that are in; one that comes then gets 503.",
+        description="Bodies of all requests together; further requests get 503.",
     )
-    ping_seconds: float = Field(default=15.0, gt=0, description="A silent stream gets a comment so often.")
+    ping_seconds: float = Field(
+        default=15.0, gt=0, description="Seconds after which a silent stream gets a comment."
+    )
     shutdown_seconds: float = Field(
-        default=30.0, ge=0, description="Requests that run on shutdown are cancelled after so long."
+        default=30.0, ge=0, description="Seconds after which shutdown cancels running requests."
     )
 
     @field_validator("idle_unload")
@@ -204,7 +196,7 @@ class ServerSettings(upstream.ServerSettings):  # type: ignore[misc]
         return None if self.idle_unload is None else seconds_of(self.idle_unload)
 
     def keys(self) -> list[str]:
-        """All API keys; none: everybody is let in. Raises ValueError for a file without any."""
+        """Return all API keys; none: every request is admitted. Raises ValueError for a file without keys."""
         given = [key.get_secret_value() for key in self.api_keys]
         if self.api_key is not None:
             given.append(self.api_key)
@@ -217,22 +209,22 @@ class ServerSettings(upstream.ServerSettings):  # type: ignore[misc]
                 raise ValueError(f"{self.api_key_file} holds no API key")
             given += read
         if any(not key for key in given):
-            raise ValueError("an API key is empty: nobody, or everybody, would have it")
+            raise ValueError("an API key is empty")
         return given
 
 
 class Settings(ServerSettings, ModelSettings):
-    """Both, for one model."""
+    """Settings of a server with one model."""
 
 
 class ConfigFileSettings(ServerSettings):
-    """What a config file says."""
+    """Settings in a config file."""
 
     models: list[ModelSettings] = Field(default=[], description="Model configs")
 
 
 def seconds_of(said: str) -> float:
-    """A duration: seconds, or a number with a unit (s, m, h). Raises ValueError for anything else."""
+    """Return a duration in seconds: a number, or one with a unit (s, m, h). Raises ValueError otherwise."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", said.strip())
     if found is None:
         raise ValueError(f"{said!r} is no duration; say 90s, 10m or 2h")
@@ -241,7 +233,7 @@ def seconds_of(said: str) -> float:
 
 @contextmanager
 def in_one_line(where: str = "") -> Iterator[None]:
-    """What pydantic says of settings over many lines, as a ValueError of one, which begins with `where`."""
+    """Raise pydantic's errors of several lines as a ValueError of one line, which begins with `where`."""
     try:
         yield
     except ValidationError as error:
@@ -257,9 +249,9 @@ def _fault(found: Any) -> str:
 
 
 def from_file(path: Path) -> tuple[ServerSettings, list[ModelSettings]]:
-    """The settings of a config file, JSON or YAML as upstream reads it.
+    """Return the settings of a config file, JSON or YAML as upstream reads it.
 
-    Raises ValueError where it does not say what it should, OSError where it cannot be read.
+    Raises ValueError for wrong contents, OSError for an unreadable file.
     """
     text = path.read_text(encoding="utf-8-sig")
     if path.suffix in (".yaml", ".yml"):

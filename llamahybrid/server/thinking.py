@@ -1,4 +1,4 @@
-"""Thinking: the fields of requests for budgets of thoughts and for continued messages."""
+"""Fields of requests for thinking budgets and continued messages."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ BUDGETS = (
     *("thinking_budget", "thinking_budget_tokens", "thinking_token_budget"),
     *("reasoning_budget", "reasoning_budget_tokens"),
 )
-"""Names of one field."""
+"""Names of the same field."""
 
 
 class ThinkingOptions(BaseModel):
-    """The budget of a thought, by the names that llama-server, vLLM and others have for it."""
+    """The thinking budget, by the names of llama-server, vLLM and others."""
 
     thinking_budget: Budget | None = Field(
         default=None, description="Tokens of a thought, which is ended then; 0: at once, -1: no bound."
@@ -97,9 +97,9 @@ def goes_on(llm: Llama, body: Any) -> bool:
 
 
 def thinking_of(llm: Llama, body: Any) -> Thinking | None:
-    """Return the thinking that a body asks for; None without a budget.
+    """Return the thinking options of a body; None without a budget.
 
-    Raises Refusal for a budget where the chat template shows no thinking.
+    Raises Refusal for a budget if the chat template has no markers of thinking.
     """
     if body.budget is None:
         return None
@@ -111,14 +111,14 @@ def thinking_of(llm: Llama, body: Any) -> Thinking | None:
 
 
 def closes_thought(llm: Llama, name: str, value: Any) -> bool:
-    """Return True for a variable that turns thinking off where the template has no switch, but markers."""
+    """Return True for a variable that turns thinking off if the template has markers, but no switch."""
     off = {"enable_thinking": False, "reasoning_effort": "none"}
     asked = name in off and type(value) is type(off[name]) and value == off[name]
     return asked and len(unread(llm, (*off,))) == len(off) and markers_of(llm).think is not None
 
 
 def budget_of(llm: Llama, body: Any) -> int | None:
-    """Tokens of a thought of a chat: its budget, and 0 where thinking is off without a switch.
+    """Return the thinking budget of a chat; 0 if thinking is off and the template has no switch.
 
     Raises Refusal as `thinking_of`.
     """

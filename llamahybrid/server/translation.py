@@ -1,6 +1,6 @@
-"""Other names for the same: what llama-server's and vLLM's clients call the fields of OpenAI's requests.
+"""Translation of llama-server's and vLLM's names of fields to OpenAI's, before validation.
 
-`translated` rewrites a request's JSON before it is validated. A null is a field that was not given.
+A null field counts as missing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FORMS: Final = (
     *("response_format", "json_schema", "structured_outputs", "guided_json", "guided_regex"),
     *("guided_choice", "guided_grammar"),
 )
-"""Fields that say what form an answer has. A request has one of them, or a grammar."""
+"""Fields for the form of an answer. A request has at most one of them, or a grammar."""
 
 _INSIDE: Final = {
     "json": "guided_json",
@@ -32,13 +32,13 @@ _INSIDE: Final = {
     "choice": "guided_choice",
     "grammar": "guided_grammar",
 }
-"""vLLM's `structured_outputs`, and the names that the same had before."""
+"""Fields of vLLM's `structured_outputs`, and their older names."""
 
 MOST_CHOICES = 10_000
 
 
 def translated(given: Mapping[str, Any], chat: bool) -> dict[str, Any]:
-    """The same request by the names that bodies have. Raises ValueError for fields that contradict."""
+    """Return a request with the names of bodies. Raises ValueError for contradictory fields."""
     said = {name: value for name, value in given.items() if value is not None}
     for other, name in _SAME.items():
         if other in said and (other != "max_completion_tokens" or chat):
@@ -60,7 +60,7 @@ def _rename(said: dict[str, Any], other: str, name: str) -> None:
 
 
 def _take_probabilities(said: dict[str, Any], chat: bool) -> None:
-    """llama-server's `n_probs`, as OpenAI's log-probabilities; 0: none."""
+    """Translate llama-server's `n_probs` to OpenAI's log-probabilities; 0: none."""
     count = said.pop("n_probs")
     if isinstance(count, bool) or not isinstance(count, int) or count < 0:
         raise ValueError("n_probs is a number of tokens, 0 or more")
@@ -77,7 +77,7 @@ def _take_probabilities(said: dict[str, Any], chat: bool) -> None:
 
 
 def _take_form(said: dict[str, Any]) -> None:
-    """Put the form that was asked for into `response_format`, or into `grammar`."""
+    """Translate the form of the answer to `response_format` or `grammar`."""
     if (inside := said.get("structured_outputs")) is not None:
         said.pop("structured_outputs")
         said.update(_unpacked(inside, said))
@@ -107,7 +107,7 @@ def _take_form(said: dict[str, Any]) -> None:
 
 
 def _unpacked(inside: Any, said: Mapping[str, Any]) -> dict[str, Any]:
-    """The field that `structured_outputs` stands for."""
+    """Return the field that `structured_outputs` stands for."""
     if not isinstance(inside, dict):
         raise ValueError("structured_outputs is an object")
     given = {name: value for name, value in inside.items() if value not in (None, False)}

@@ -19,7 +19,7 @@ def leading(reports: Sequence[RequestReport], prompts: int = 1) -> Sequence[Requ
 def usage(reports: Sequence[RequestReport], ends: Callable[[int], bool], prompts: int = 1) -> dict[str, Any]:
     """Return the tokens of all answers to `prompts` prompts, each of which counts once.
 
-    `ends`: this token ends an answer; upstream counts none of those.
+    `ends`: True for a token that ends an answer; as upstream, those do not count.
     """
     if not reports:
         return {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
@@ -37,21 +37,21 @@ def usage(reports: Sequence[RequestReport], ends: Callable[[int], bool], prompts
 
 
 def reports_so_far(llm: Llama) -> list[RequestReport]:
-    """Of the requests that belong together with those that are made here and now."""
+    """Return the reports of the current request's answers so far."""
     handle = llm.requests.handle()
     return [] if handle is None else handle.reports
 
 
 def usage_so_far(llm: Llama) -> dict[str, Any]:
-    """The usage of the same."""
+    """Return the usage of the current request so far."""
     vocab = llm._model.vocab
     return usage(reports_so_far(llm), lambda token: bool(llama_cpp.llama_vocab_is_eog(vocab, token)))
 
 
 def timings(reports: Sequence[RequestReport], prompts: int = 1) -> dict[str, Any]:
-    """As llama-server's (tools/server/server-common.cpp, server_slot_stats::to_json).
+    """Return llama-server's `timings` (tools/server/server-common.cpp, server_slot_stats::to_json).
 
-    Milliseconds. Of several answers: each prompt once, all tokens, and the time that the longest took.
+    Milliseconds. Several answers count each prompt once, all tokens, and the longest time.
     """
     if not reports:
         return {}

@@ -1,8 +1,10 @@
-"""Viewers: what the page at /cache shows to whom.
+"""Viewers: access rights on the page at /cache.
 
-Conversations without a salt are everybody's who has a key: their shape is shown, their text to the operator
-alone. Those of a salt are shown to the operator by the salt's short digest, without text. Where keys are
-salts, each key's own conversations are shown to its holder, with text, and nobody else's.
+| conversations | shape | text |
+|---|---|---|
+| without a salt | every viewer | the operator |
+| of a salt | the operator, under a short digest of the salt | no viewer |
+| of a key as a salt (`salt_by_key`) | the operator, and the key's holder | the key's holder |
 """
 
 from __future__ import annotations
@@ -16,32 +18,32 @@ from llamahybrid.server.keys import ApiKeys, salt_of
 from llamahybrid.server.settings import ServerSettings
 
 DIGEST_LETTERS = 6
-"""Of a salt, 6 bits each: enough to tell tenants apart."""
+"""Letters of a salt's digest, 6 bits each: enough to distinguish tenants."""
 
 
 @dataclass(frozen=True)
 class Viewer:
-    """Somebody who looks at the page."""
+    """A viewer of the page."""
 
     operator: bool = False
     own: str = ""
-    """The tag of the salt that the viewer's key is; empty where keys are no salts."""
+    """The tag of the viewer's key as a salt; empty without `salt_by_key`."""
 
     def sees(self, tag: str) -> bool:
-        """Conversations of a salt are shown, by its tag; empty: without a salt."""
+        """Return True for a tag whose conversations this viewer may see; empty: those without a salt."""
         return self.operator or tag in ("", self.own)
 
     def reads(self, tag: str) -> bool:
-        """Their text may be shown, too."""
+        """Return True for a tag whose texts this viewer may see."""
         return tag == self.own if tag else self.operator
 
     def name(self, tag: str) -> str:
-        """What a tenant is called."""
+        """Return the displayed name of a tenant."""
         return "you" if tag and tag == self.own else tag[:DIGEST_LETTERS]
 
 
 class Viewers:
-    """Tells who looks."""
+    """Finds the viewer of a request."""
 
     def __init__(self, settings: ServerSettings) -> None:
         """Raises as `ServerSettings.keys`."""
@@ -53,11 +55,11 @@ class Viewers:
         self._salted = settings.salt_by_key
 
     def of(self, key: str | None) -> Viewer:
-        """Who has an API key that was let in."""
+        """Return the viewer with a valid API key."""
         operator = self._open if self._operator is None else self._operator.admit(key)
         return Viewer(operator, salt_tag(digest(salt_of(key))) if self._salted else "")
 
 
 def tag_of(namespace: str) -> str:
-    """The tag of the salt that a namespace is of; empty without one."""
+    """Return the tag of the salt of a namespace; empty without a salt."""
     return namespace.partition("+")[2].removesuffix(HERE_ONLY)

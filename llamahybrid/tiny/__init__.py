@@ -1,7 +1,7 @@
-"""Random-weight GGUF models of any architecture, from the loaded library alone, the same bytes every time.
+"""Random-weight GGUF models of any architecture, reproducible byte for byte.
 
-The library is asked which tensors an architecture has; each is filled from (seed, tensor name), scaled so
-that logits are finite and well apart, depend on tokens far back, and rarely end a text.
+The loaded library lists the tensors of an architecture. Each is drawn from (seed, tensor name), scaled so
+that logits are finite and well apart, depend on distant tokens, and rarely end a text.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ __all__ = ["VOCABULARIES", "architectures", "decoders", "impossible", "make"]
 
 @dataclass(frozen=True)
 class _Fill:
-    """How tensors whose name matches are drawn: mean + spread * noise."""
+    """The distribution of tensors with a matching name: mean + spread * noise."""
 
     name: str
     mean: float = 0.0
     spread: float = 1.0
     fan_in: bool = False
-    """Divide by the root of the input dimension: `spread` is then the gain for a unit-variance input."""
+    """Divide by the square root of the input dimension: `spread` is the gain for a unit-variance input."""
     decay: bool = False
     """Store -exp(value): a negative number."""
 
 
 _EMBEDDING = 0.1
-"""Spread of token embeddings: small beside what a layer adds."""
+"""Spread of token embeddings: small beside a layer's contribution."""
 
 _TIED = 0.02
-"""The same where it is the output matrix too: smaller, or each token predicts itself."""
+"""The same for tied embeddings: smaller, or each token predicts itself."""
 
 _FILLS = (
-    # state that forgets slowly: a token still counts a hundred tokens on
+    # slow decay: a token still matters after a hundred others
     _Fill(r"ssm_a(\.|$)", -4.0, 0.7, decay=True),
     _Fill(r"time_mix_(decay|w0)\.", -4.0, 0.5),
     _Fill(r"time_mix_a0\.", -1.0, 0.2),
@@ -51,18 +51,18 @@ _FILLS = (
     _Fill(r"mix_lerp", 0.5, 0.2),
     _Fill(r"time_mix_(decay_)?[wavg][12]\.", 0.0, 0.5, fan_in=True),
     _Fill(r"ssm_d(\.|$)", 1.0, 0.3),
-    # attention that picks tokens out, near or far, in place of an average
+    # attention that selects single tokens, near or far, instead of averaging
     _Fill(r"attn_[qk]_norm", 2.0, 0.1),
     _Fill(r"post_attention_norm", 0.25, 0.02),
     _Fill(r"post_ffw_norm", 0.2, 0.02),
-    # through RoPE these make heads look back by certain distances, so that greedy text wanders
+    # with RoPE these make heads attend at fixed distances, so that greedy text varies
     _Fill(r"attn_[qk]\.bias", 0.0, 2.0),
     _Fill(r"bias", 0.0, 0.1),
     _Fill(r"norm", 1.0, 0.05),
     _Fill(r"conv1d|shortconv\.conv", 0.0, 0.5),
     _Fill(r"token_embd\.", 0.0, _EMBEDDING),
     _Fill(r"^output\.", 0.0, 2.0, fan_in=True),
-    # a token's own features count less than what the model remembers
+    # a token's own features count less than memory
     _Fill(r"ffn_down|shortconv|channel_mix", 0.0, 1.0, fan_in=True),
     _Fill(r"ffn_(up|gate)", 0.0, 1.5, fan_in=True),
     _Fill(r"hc_|sinks|scale|time_mix_(first|r_k|v0)", 0.0, 0.3),
@@ -77,12 +77,12 @@ def architectures() -> tuple[str, ...]:
 
 
 def decoders() -> tuple[str, ...]:
-    """Those that generate text: all but the embedding models."""
+    """Architectures that generate text: all but embedding models."""
     return tuple(arch for arch in SPECS if arch not in ENCODERS)
 
 
 def impossible() -> dict[str, str]:
-    """Architectures that the loaded library refuses to make, with its own reason (another version may)."""
+    """Architectures that the loaded library cannot make, with its reason; other versions may differ."""
     words = vocabulary("tiny")
     reasons: dict[str, str] = {}
     for arch in SPECS:
@@ -110,12 +110,15 @@ def make(
 ) -> Path:
     """Write a random model of architecture `arch` to `out` and return that path.
 
-    `embd` is the model's width, `window` a sliding window in tokens where the architecture can have one.
-    `predictors` more layers predict further tokens, where it has such (`--spec-type draft-mtp`).
-    `params` asks for about that many weights, chosen by width and depth; matrices are f16 then, else f32.
-    Raises UnknownArchitecture with the library's reason if there is no such model, ValueError for sizes that
-    do not go together. With f16 matrices, logits of one prompt cut in different batches differ by about 1e-3
-    of their range; with f32 by 1e-5 to 1e-4.
+    `embd` is the model's width, `window` a sliding window in tokens, for architectures that have one.
+    `predictors` additional layers predict further tokens, for architectures with multi-token prediction
+    (`--spec-type draft-mtp`). `params` sets an approximate number of weights through width and depth;
+    matrices are then f16, else f32. With f16 matrices, logits of one prompt cut into different batches differ
+    by about 1e-3 of their range; with f32 by 1e-5 to 1e-4.
+
+    Raises:
+        UnknownArchitecture: the library cannot make it; the message has the reason.
+        ValueError: sizes do not fit together.
     """
     if arch not in SPECS:
         raise UnknownArchitecture(f"{arch!r} is none of the architectures tiny can make: {', '.join(SPECS)}")
@@ -166,7 +169,7 @@ def _shapes(gguf: Gguf, arch: str, dims: Dims, words: Vocabulary) -> list[Shape]
     shapes, reason = gguf.tensors()
     if not shapes:
         raise UnknownArchitecture(f"llama.cpp cannot make this {arch}: {reason}")
-    # a loader that leaves prediction layers out (load_mtp) does not expect their scales
+    # loaders that skip prediction layers (load_mtp) do not expect their scales
     predict = range(dims.layers - dims.predictors, dims.layers)
     absent = [*ABSENT.get(arch, ()), *(rf"blk\.{i}\..*scale$" for i in predict)]
     return [shape for shape in shapes if not any(re.search(part, shape.name) for part in absent)]
@@ -181,7 +184,7 @@ def _grown(
     embd: int | None,
     heads: int | None,
 ) -> Dims:
-    """The dims nearest to `params` weights: wider by 64s, or deeper if the width is given."""
+    """The dimensions nearest to `params` weights: width in steps of 64, or depth for a given width."""
     if layers and embd:
         raise ValueError("params chooses the width or the depth: leave embd or layers open")
 
@@ -194,7 +197,7 @@ def _grown(
         with Gguf() as gguf:
             return sum(shape.size for shape in _shapes(gguf, arch, at(step), words)) - params
 
-    low = 4 if embd else 1  # fewer layers would not hold every kind
+    low = 4 if embd else 1  # fewer layers would lack a kind of layer
     high = 2 * low
     while excess(high) < 0:
         low, high = high, 2 * high
@@ -205,7 +208,7 @@ def _grown(
 
 
 def _weights(shape: Shape, seed: int, words: Vocabulary, half: bool, tied: bool) -> Floats:
-    """Values of one tensor, flat in ggml order; `tied`: the embedding is the output matrix too."""
+    """Values of a tensor, flat in ggml order; `tied`: the embedding is also the output matrix."""
     fill = next(fill for fill in _FILLS if re.search(fill.name, shape.name))
     rng = np.random.default_rng([seed, zlib.crc32(shape.name.encode())])
     values = rng.standard_normal(shape.size, dtype=np.float32)

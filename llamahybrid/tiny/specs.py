@@ -1,8 +1,8 @@
-"""Hyper-parameters per architecture: the smallest that keep what makes the architecture's memory special.
+"""Hyper-parameters per architecture: small models with all kinds of memory of the architecture.
 
-Keys are GGUF metadata without the architecture's prefix; what each loader asks for is in `load_arch_hparams`
-of src/models/*.cpp of llama.cpp, a set that works in `get_gguf_ctx` of its tests/test-llama-archs.cpp.
-Every hybrid has recurrent and attention layers, every sliding-window model windowed and full ones.
+Keys are GGUF metadata without the architecture's prefix, as read by `load_arch_hparams` in llama.cpp's
+src/models/*.cpp; `get_gguf_ctx` of its tests/test-llama-archs.cpp has a working set. Every hybrid has
+recurrent and attention layers, every sliding-window model windowed and full ones.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Dims:
     heads: int
     vocab: int
     window: int | None
-    """Sliding window in tokens; None: the architecture's default here (16), or none where it is optional."""
+    """Sliding window in tokens; None: 16, or none if the architecture's window is optional."""
     context: int
     predictors: int = 0
-    """How many of the layers predict further tokens (multi-token prediction): the last ones."""
+    """Number of layers, at the end, for multi-token prediction."""
 
     @property
     def ff(self) -> int:
@@ -45,11 +45,11 @@ class Dims:
 
     @property
     def interval(self) -> int:
-        """Every so many layers one has full attention."""
+        """Period of the layers with full attention."""
         return 2 if self.layers < 8 else 4
 
     def attention(self, yes: int, no: int = 0) -> list[int]:
-        """One number per layer: `yes` on full-attention layers (and those that predict), `no` on others."""
+        """A number per layer: `yes` for full-attention and prediction layers, `no` for others."""
         trunk = self.layers - self.predictors
         return [
             yes if i >= trunk or i % self.interval == self.interval - 1 else no for i in range(self.layers)
@@ -124,7 +124,7 @@ def _shortconv(d: Dims) -> Hparams:
 
 
 def _latent(d: Dims, rope: int) -> Hparams:
-    """Multi-head latent attention with Kimi delta attention (KDA) layers between."""
+    """Multi-head latent attention, interleaved with Kimi delta attention (KDA) layers."""
     rank = d.embd // 2
     return {
         "attention.q_lora_rank": rank,
@@ -165,7 +165,7 @@ def _indexer(d: Dims) -> Hparams:
 
 
 def _nemotron(d: Dims) -> Hparams:
-    """A layer is one of three things: recurrent, attention, feed-forward; one that predicts has experts."""
+    """Layers of three kinds: recurrent, attention, feed-forward; prediction layers have experts."""
     kinds = [i % 3 for i in range(d.layers)]
     return {
         **_plain(d),
@@ -242,7 +242,7 @@ def _deepseek4(d: Dims) -> Hparams:
 
 
 ABSENT: dict[str, tuple[str, ...]] = {"rwkv6qwen2": ("time_mix_first",)}
-"""Tensors the loader takes as optional whose presence would make another architecture of it."""
+"""Optional tensors whose presence would change the architecture."""
 
 ENCODERS = ("bert",)
 """Architectures that embed text and cannot generate any."""

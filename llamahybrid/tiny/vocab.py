@@ -1,4 +1,4 @@
-"""Vocabularies for tiny models: one of our own that any text survives, and real ones from the sdist."""
+"""Vocabularies for tiny models: a byte-level one of our own, and real ones from the sdist."""
 
 from __future__ import annotations
 
@@ -67,25 +67,25 @@ CHAT_TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n<think>\\n' }}{%- endif -%}
 """
-"""ChatML as Qwen3 uses it: an answer starts inside <think>, and thinking leaves the history later on."""
+"""ChatML as in Qwen3: an answer starts inside <think>, and later prompts leave thinking out."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Tokenizer metadata, and which tokens a random model should say."""
+    """Tokenizer metadata, and the tokens that a random model should generate."""
 
     metadata: dict[str, Value]
     likely: npt.NDArray[np.bool_]
-    """Shape (n_vocab,). False: tokens that would end or garble a text; their output rows are made small."""
+    """Shape (n_vocab,). False: tokens that would end or garble a text; their output rows are small."""
 
 
 def vocabulary(name: VocabName) -> Vocabulary:
-    """The vocabulary `name`; all but "tiny" are taken out of the pinned sdist."""
+    """The vocabulary `name`; all but "tiny" come from the pinned sdist."""
     return _tiny() if name == "tiny" else _upstream(name)
 
 
 def _byte_tokens() -> list[str]:
-    """The GPT-2 spelling of the 256 bytes: printable characters as they are, the rest from U+0100 on."""
+    """GPT-2's characters for the 256 bytes: printable ones unchanged, the others from U+0100 on."""
     shown = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = iter(range(0x100, 0x200))
     return [chr(byte if byte in shown else next(hidden)) for byte in range(256)]

@@ -46,7 +46,7 @@ def play(model: Path, count: int, seed: int = 3) -> Outcome:
 
 @pytest.mark.patched
 @pytest.mark.parametrize("arch", more("mamba", "gemma3", "llama", "deepseek4"))
-def test_every_conversation_hears_what_a_fresh_context_says(tiny_model: TinyModel, arch: str) -> None:
+def test_conversations_have_the_logits_of_a_fresh_context(tiny_model: TinyModel, arch: str) -> None:
     outcome = play(tiny_model(arch, window=16), 3)
     assert outcome.histories == 3
     assert outcome.verdict.requests > 10

@@ -26,7 +26,7 @@ def test_conversations_crowds_hangups_and_a_kill(tiny_model: TinyModel, tmp_path
 
 
 @pytest.mark.parametrize("wrong", ["other", "cut off", "one more", "ended early", "left"])
-def test_an_answer_that_is_none_is_noticed(tiny_model: TinyModel, wrong: str) -> None:
+def test_wrong_answers_are_noticed(tiny_model: TinyModel, wrong: str) -> None:
     model, asked = tiny_model("qwen35"), {"prompt": "Once upon a time", "max_tokens": 4}
     with closing(SETTING.open(llama_cpp.Llama, model)) as llm:
         text = llm.create_completion(**asked, **PLAIN)["choices"][0]["text"]
@@ -43,7 +43,7 @@ def test_an_answer_that_is_none_is_noticed(tiny_model: TinyModel, wrong: str) ->
         judge(model, Load(answers=[said]))
 
 
-def test_what_grows_is_noticed() -> None:
+def test_growth_is_noticed() -> None:
     before = Footprint(100.0, 20, 10)
     replace(before, mib=101.0, threads=21, files=11).require_level(before)
     for grown in ({"mib": 110.0}, {"threads": 40}, {"files": 30}):

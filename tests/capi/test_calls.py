@@ -1,4 +1,4 @@
-"""Typed calls on one context: what goes in is what the library gets, and what it says comes back."""
+"""Typed calls on one context: arguments reach the library, and its results come back."""
 
 from __future__ import annotations
 

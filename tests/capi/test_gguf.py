@@ -65,7 +65,7 @@ def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
         gguf.write(tmp_path / "nowhere" / "x.gguf")
 
 
-def test_an_architecture_nobody_knows_has_no_tensors_and_a_reason() -> None:
+def test_unknown_architecture_has_no_tensors_and_a_reason() -> None:
     with Gguf() as gguf:
         gguf.set({"general.architecture": "nonsense"})
         shapes, reason = gguf.tensors()

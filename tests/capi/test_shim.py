@@ -199,7 +199,7 @@ def poll(stop: native.Stop) -> bool:
     return bool(ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)(stop.address)(stop.data))
 
 
-def test_the_callback_stops_the_request_it_was_meant_for() -> None:
+def test_the_callback_stops_its_own_request_alone() -> None:
     stop = native.Stop()
     stop.arm(True)
     assert not poll(stop)

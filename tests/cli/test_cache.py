@@ -135,7 +135,7 @@ def test_verify_finds_and_removes_damaged_records(folder: Path) -> None:
     assert run("verify", "--dir", folder).exit_code == 0
 
 
-def test_verify_finds_records_to_which_no_path_leads(folder: Path) -> None:
+def test_verify_finds_records_without_a_path(folder: Path) -> None:
     rows = DiskRows(folder)
     rows.open()
     (place,) = [key for key, raw in rows.rows(b"p") if raw[16:20] == len(TEXT[:20]).to_bytes(4, "little")]

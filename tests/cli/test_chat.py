@@ -157,7 +157,7 @@ class Terminal:
         os.write(self._end, text.encode())
 
     def until(self, pattern: str, start: int = 0, seconds: float = 120) -> int:
-        """Where the first match after `start` ends, as soon as there is one."""
+        """Wait for the first match after `start` and return its end."""
         deadline = time.monotonic() + seconds
         while not (found := re.compile(pattern).search(self.out, start)):
             ready, _, _ = select.select([self._end], [], [], max(0, deadline - time.monotonic()))
@@ -233,7 +233,7 @@ def test_ctrl_d_leaves_and_edit_offers_the_last_message(terminal: Terminal) -> N
     assert terminal.process.wait(120) == 0
 
 
-def test_a_long_prompt_has_a_bar_until_its_answer_begins(tiny_model: TinyModel) -> None:
+def test_long_prompt_has_a_progress_bar(tiny_model: TinyModel) -> None:
     terminal = Terminal(str(tiny_model("qwen35")), "--max-tokens", "4", "--n-ctx", "4096", term="xterm")
     try:
         at = terminal.until("> ")
@@ -244,7 +244,7 @@ def test_a_long_prompt_has_a_bar_until_its_answer_begins(tiny_model: TinyModel) 
         terminal.close()
 
 
-def test_a_bar_is_for_long_prompts_and_terminals() -> None:
+def test_progress_bar_needs_a_long_prompt_and_a_terminal() -> None:
     for total, is_terminal, shown in ((2000, True, True), (2000, False, False), (100, True, False)):
         out = io.StringIO()
         with PromptBar(Console(file=out, force_terminal=is_terminal, width=80)) as bar:
@@ -254,7 +254,7 @@ def test_a_bar_is_for_long_prompts_and_terminals() -> None:
 
 
 @pytest.mark.skipif(not chat.readline, reason="readline reads what is pasted")
-def test_a_pasted_text_is_one_message(terminal: Terminal, tmp_path: Path) -> None:
+def test_pasted_text_is_one_message(terminal: Terminal, tmp_path: Path) -> None:
     at = terminal.until("> $")
     terminal.type("\x1b[200~def f():\r    return 1\r\rf()\x1b[201~\r")
     at = terminal.until(r"(?s)f\(\)\r?\n.{60}", at)
@@ -267,7 +267,7 @@ def test_a_pasted_text_is_one_message(terminal: Terminal, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("answering", [False, True])
-def test_a_closed_terminal_ends_the_chat_in_order(terminal: Terminal, answering: bool) -> None:
+def test_sighup_ends_the_chat_with_status_0(terminal: Terminal, answering: bool) -> None:
     at = terminal.until("> $")
     if answering:
         terminal.type("Hello\n")
@@ -276,7 +276,7 @@ def test_a_closed_terminal_ends_the_chat_in_order(terminal: Terminal, answering:
     assert terminal.process.wait(60) == 0
 
 
-def test_a_closed_standard_input_is_one_line(tiny_model: TinyModel) -> None:
+def test_closed_standard_input_is_one_error_line(tiny_model: TinyModel) -> None:
     command = [sys.executable, "-m", "llamahybrid", "chat", str(tiny_model("qwen35"))]
     shell = ["sh", "-c", 'exec "$@" <&-', "sh", *command]
     ended = subprocess.run(shell, capture_output=True, text=True, timeout=120)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llamahybrid.cli.conversation import Turn
-from llamahybrid.cli.dialogue import Dialogue, Do, Step
+from llamahybrid.cli.dialogue import ChatAction, Dialogue, Step
 
 
 def typed(dialogue: Dialogue, *lines: str) -> Step:
@@ -15,7 +15,7 @@ def typed(dialogue: Dialogue, *lines: str) -> Step:
     step = Step()
     for line in lines:
         step = dialogue.line(line)
-        if step.do is Do.ANSWER:
+        if step.do is ChatAction.ANSWER:
             dialogue.conversation.answered(dialogue.conversation.turns[-1].said.upper())
     return step
 
@@ -48,7 +48,7 @@ def test_messages_have_one_or_many_lines(lines: list[str], message: str) -> None
     dialogue = Dialogue()
     for line in lines:
         step = dialogue.line(line)
-        if step.do is Do.ANSWER:
+        if step.do is ChatAction.ANSWER:
             break
         assert dialogue.unfinished
         assert dialogue.prompt == "... "
@@ -57,16 +57,16 @@ def test_messages_have_one_or_many_lines(lines: list[str], message: str) -> None
 
 
 def test_undo_removes_turns(two: Dialogue) -> None:
-    assert typed(two, "/undo").do is Do.PREPARE
+    assert typed(two, "/undo").do is ChatAction.PREPARE
     assert said(two) == ["one"]
     typed(two, "three", "four")
-    assert typed(two, "/undo 3") == Step(Do.READ, "3 turns taken back, 0 left")
+    assert typed(two, "/undo 3") == Step(ChatAction.READ, "3 turns taken back, 0 left")
     for wrong in ("/undo", "/undo 1"):
         assert typed(two, wrong) == Step(notice="no turns to take back", wrong=True)
 
 
 def test_edit_changes_the_last_message(two: Dialogue) -> None:
-    assert typed(two, "/edit  2 apples\\", "and more").do is Do.ANSWER
+    assert typed(two, "/edit  2 apples\\", "and more").do is ChatAction.ANSWER
     assert two.conversation.turns == [Turn("one", "ONE"), Turn("2 apples\nand more", "2 APPLES\nAND MORE")]
 
 
@@ -75,7 +75,7 @@ def test_edit_without_text_offers_the_last_message(two: Dialogue) -> None:
     assert (two.prompt, two.prefill) == ("edit> ", "two")
     typed(two, "new\\")
     assert (two.prompt, two.prefill) == ("... ", "")
-    assert typed(two, "message").do is Do.ANSWER
+    assert typed(two, "message").do is ChatAction.ANSWER
     assert said(two) == ["one", "new\nmessage"]
     assert two.prompt == "> "
 
@@ -96,18 +96,18 @@ def test_abandoned_edit_changes_nothing(two: Dialogue, instead: str) -> None:
 def test_impossible_commands_are_refused(line: str) -> None:
     dialogue = Dialogue()
     step = dialogue.line(line)
-    assert (step.do, step.wrong) == (Do.READ, True)
+    assert (step.do, step.wrong) == (ChatAction.READ, True)
     assert step.notice
     assert (said(dialogue), dialogue.prompt) == ([], "> ")
 
 
 def test_system_prompt_is_set_shown_and_removed(two: Dialogue) -> None:
-    assert typed(two, "/system Be brief.\\", "Always.").do is Do.PREPARE
+    assert typed(two, "/system Be brief.\\", "Always.").do is ChatAction.PREPARE
     assert two.conversation.messages[0] == {"role": "system", "content": "Be brief.\nAlways."}
     assert "Always." in typed(two, "/system").notice
     typed(two, "/system -")
     assert two.conversation.messages[0]["role"] == "user"
-    assert Dialogue().line("/system x").do is Do.READ, "there is nothing yet to go on from"
+    assert Dialogue().line("/system x").do is ChatAction.READ, "there is nothing yet to go on from"
 
 
 def test_failed_load_or_save_changes_nothing(two: Dialogue, tmp_path: Path) -> None:
@@ -120,10 +120,10 @@ def test_failed_load_or_save_changes_nothing(two: Dialogue, tmp_path: Path) -> N
     assert code.read_text() == "import os"
 
 
-@pytest.mark.parametrize(("seconds", "do"), [(0.9, Do.QUIT), (1.1, Do.READ)])
-def test_second_interrupt_within_a_second_quits(seconds: float, do: Do) -> None:
+@pytest.mark.parametrize(("seconds", "do"), [(0.9, ChatAction.QUIT), (1.1, ChatAction.READ)])
+def test_second_interrupt_within_a_second_quits(seconds: float, do: ChatAction) -> None:
     dialogue = Dialogue()
-    assert dialogue.interrupt(5.0).do is Do.READ
+    assert dialogue.interrupt(5.0).do is ChatAction.READ
     assert dialogue.interrupt(5.0 + seconds).do is do
 
 
@@ -134,4 +134,4 @@ def test_interrupt_drops_unfinished_input() -> None:
     assert (dialogue.unfinished, dialogue.prompt) == (False, "> ")
     typed(dialogue, "said")
     assert said(dialogue) == ["said"]
-    assert dialogue.interrupt(5.5).do is Do.READ
+    assert dialogue.interrupt(5.5).do is ChatAction.READ

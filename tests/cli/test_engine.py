@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("cache")
     ("end", "code", "said"),
     [(EngineError("no compiler"), 1, "error: no compiler"), (KeyboardInterrupt(), 130, "nothing was kept")],
 )
-def test_a_build_that_ends_early_says_so_in_one_line(
+def test_failed_build_is_one_error_line(
     monkeypatch: pytest.MonkeyPatch, end: BaseException, code: int, said: str
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -30,7 +30,7 @@ def test_a_build_that_ends_early_says_so_in_one_line(
     assert "Traceback" not in result.output
 
 
-def test_the_list_marks_the_one_that_is_taken_and_says_why_others_are_not(built: Build) -> None:
+def test_list_marks_the_used_engine_and_explains_the_others(built: Build) -> None:
     assert "`llamahybrid engine build` makes" in CliRunner().invoke(app, ["engine", "list"]).output
     other = built("1", version="0.3.0")
     assert f"  {other.libraries}" in CliRunner().invoke(app, ["engine", "list"]).output
@@ -42,7 +42,7 @@ def test_the_list_marks_the_one_that_is_taken_and_says_why_others_are_not(built:
     assert "no manifest that can be read" in CliRunner().invoke(app, ["engine", "list"]).output
 
 
-def test_a_build_that_is_not_taken_says_why(
+def test_build_explains_an_unused_engine(
     built: Build, monkeypatch: pytest.MonkeyPatch, wheel_with: Wheel
 ) -> None:
     engine = built()
@@ -55,7 +55,7 @@ def test_a_build_that_is_not_taken_says_why(
     assert result.output.splitlines()[-1] == str(engine.libraries)
 
 
-def test_the_doctor_is_told_of_the_shim_and_says_what_to_do_next() -> None:
+def test_doctor_reports_the_shim_with_advice() -> None:
     result = CliRunner().invoke(app, ["engine", "doctor"])
     assert result.exit_code == 0, result.output
     topics = [line[:20].strip() for line in result.output.splitlines()]

@@ -95,9 +95,7 @@ def test_serve_errors_are_one_line(tmp_path: Path, taken: str) -> None:
 @pytest.mark.parametrize(
     "wrong", [["--lora_path", "/nonexistent"], ["--chat_format", "nope"], ["--chat_format", "llava-1-5"]]
 )
-def test_an_option_that_the_model_cannot_be_opened_with_is_one_line(
-    tiny_model: Callable[..., Path], wrong: list[str]
-) -> None:
+def test_model_option_error_is_one_line(tiny_model: Callable[..., Path], wrong: list[str]) -> None:
     options = [str(tiny_model("qwen35")), "--port", "0", "--n_ctx", "256", *wrong]
     result = CliRunner().invoke(app, ["serve", *options])
     assert result.exit_code == 1

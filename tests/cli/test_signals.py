@@ -1,4 +1,4 @@
-"""Signals that are delivered again until they were handled."""
+"""Unhandled signals are delivered again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.xdist_group("serial")
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="no signals to one thread on Windows")
-def test_a_signal_that_was_missed_is_delivered_again() -> None:
+def test_missed_signal_is_delivered_again() -> None:
     came: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
     try:

@@ -26,7 +26,7 @@ pytestmark = [
 ]
 
 
-def test_models_share_a_connection_and_one_may_leave(
+def test_models_share_a_connection(
     mortal: RpcServer, open_model: Open, fresh: Callable[..., list[int]]
 ) -> None:
     """The server discards the graphs of all when one frees its buffers; stock asks for them, and dies."""
@@ -47,7 +47,7 @@ class TestLoss:
         return lambda **more: open_model(**{**place, **more})
 
     @pytest.mark.parametrize("slots", [1, 2])
-    def test_the_request_ends_and_the_next_one_starts_from_ram(
+    def test_lost_server_ends_the_request_and_ram_survives(
         self, mortal: RpcServer, opener: Open, fresh: Callable[..., list[int]], slots: int
     ) -> None:
         llm = opener(n_parallel=slots)
@@ -77,7 +77,7 @@ class TestLoss:
         assert take(again, [*prompt(200), 5], 8) == fresh([*prompt(200), 5], 8)
         assert again.last_request.cached >= 190
 
-    def test_a_prompt_ends_too(
+    def test_lost_server_ends_a_prompt(
         self,
         mortal: RpcServer,
         opener: Open,
@@ -101,7 +101,7 @@ class TestLoss:
         again = opener(prompt_cache=llm.prompt_cache)
         assert take(again, prompt(400), 8) == fresh(prompt(400), 8)
 
-    def test_a_model_that_is_lost_does_not_keep_others_from_coming_back(
+    def test_lost_model_does_not_block_reconnection(
         self, mortal: RpcServer, opener: Open, fresh: Callable[..., list[int]]
     ) -> None:
         lost = opener()
@@ -115,7 +115,7 @@ class TestLoss:
         assert take(alive, prompt(90, 4), 8) == fresh(prompt(90, 4), 8)
 
 
-def test_a_server_opens_its_model_again(mortal: RpcServer, tiny_model: Callable[..., Path]) -> None:
+def test_server_reopens_its_model(mortal: RpcServer, tiny_model: Callable[..., Path]) -> None:
     """Requests get 503 until the RPC server is back, and then go on from RAM."""
     place = {"rpc_servers": mortal.address, "n_gpu_layers": -1}
     asked = {"prompt": "A long question " * 9, "max_tokens": 2, "temperature": 0.0}

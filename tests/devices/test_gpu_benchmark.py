@@ -10,7 +10,7 @@ from tests.lab.rpc import RpcServer
 
 
 @pytest.mark.patched
-def test_every_measurement_is_taken(rpc: RpcServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_measurements_run(rpc: RpcServer, monkeypatch: pytest.MonkeyPatch) -> None:
     small = {"PARAMETERS": 1_000_000, "PROMPT": 256, "ANSWER": 8, "ROUNDS": 1}
     for name, value in small.items():
         monkeypatch.setattr(gpu, name, value)

@@ -47,7 +47,7 @@ def prompt(n: int = 120, seed: int = 1) -> list[int]:
 
 
 @pytest.mark.parametrize("arch", KINDS)
-def test_histories_are_answered_as_by_fresh_contexts_on_this_machine(
+def test_random_histories_match_fresh_local_contexts(
     arch: str, rpc: RpcServer, tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(RPC, rpc.address)
@@ -55,7 +55,7 @@ def test_histories_are_answered_as_by_fresh_contexts_on_this_machine(
         assert check(random_history(seed, length=6), Llama, tiny_model(arch), setting).requests
 
 
-def test_the_layers_lie_there(remote: Open, capfd: pytest.CaptureFixture[str]) -> None:
+def test_layers_are_on_the_server(remote: Open, capfd: pytest.CaptureFixture[str]) -> None:
     remote(verbose=True)
     said = capfd.readouterr().err
     assert "RPC0" in said
@@ -64,7 +64,7 @@ def test_the_layers_lie_there(remote: Open, capfd: pytest.CaptureFixture[str]) -
     assert "CPU RS buffer" not in said
 
 
-def test_models_that_name_no_server_do_not_see_any(
+def test_other_models_do_not_use_the_server(
     remote: Open, open_model: Open, capfd: pytest.CaptureFixture[str]
 ) -> None:
     remote()
@@ -74,7 +74,7 @@ def test_models_that_name_no_server_do_not_see_any(
 
 
 @pytest.mark.parametrize("arch", KINDS)
-def test_snapshots_are_those_of_this_machines_memory(arch: str, remote: Open, open_model: Open) -> None:
+def test_snapshots_equal_local_ones(arch: str, remote: Open, open_model: Open) -> None:
     """Bit for bit: the server computes with the same code, and states are copied as they are."""
     states = []
     for llm in (remote(arch), open_model(arch)):
@@ -86,7 +86,7 @@ def test_snapshots_are_those_of_this_machines_memory(arch: str, remote: Open, op
     assert states[0] == states[1]
 
 
-def test_drafts_come_and_go_with_planes(remote: Open, fresh: Callable[..., list[int]]) -> None:
+def test_drafts_are_rolled_back_with_planes(remote: Open, fresh: Callable[..., list[int]]) -> None:
     text = prompt(24) * 5
     llm = remote(draft_model=LlamaPromptLookupDecoding(num_pred_tokens=4), draft_planes=4)
     llm.drafts.policy = EveryDraft(llm.runner.meter)
@@ -94,7 +94,7 @@ def test_drafts_come_and_go_with_planes(remote: Open, fresh: Callable[..., list[
     assert llm.last_request.drafted
 
 
-def test_conversations_take_turns(remote: Open, fresh: Callable[..., list[int]]) -> None:
+def test_alternating_conversations_are_resumed(remote: Open, fresh: Callable[..., list[int]]) -> None:
     llm = remote()
     first, second = prompt(200, 1), prompt(200, 2)
     for text in (first, second, [*first, 7], [*second, 8], [*first, 7, 9]):
@@ -103,7 +103,7 @@ def test_conversations_take_turns(remote: Open, fresh: Callable[..., list[int]])
 
 
 @pytest.mark.parametrize("slots", [2, pytest.param(4, marks=pytest.mark.full)])
-def test_requests_run_at_once(slots: int, remote: Open, fresh: Callable[..., list[int]]) -> None:
+def test_concurrent_requests_run(slots: int, remote: Open, fresh: Callable[..., list[int]]) -> None:
     llm = remote(n_parallel=slots, n_ctx=1024)
     answers: dict[int, list[int]] = {}
 
@@ -118,7 +118,7 @@ def test_requests_run_at_once(slots: int, remote: Open, fresh: Callable[..., lis
     assert answers == {n: fresh(prompt(80, n), 12) for n in range(slots + 1)}
 
 
-def test_a_later_start_goes_on_from_disk(remote: Open, tmp_path: Path) -> None:
+def test_later_start_resumes_from_disk(remote: Open, tmp_path: Path) -> None:
     answers = []
     for _ in range(2):
         with closing(PromptCache(disk_dir=str(tmp_path / "cache"))) as cache:
@@ -131,11 +131,11 @@ def test_a_later_start_goes_on_from_disk(remote: Open, tmp_path: Path) -> None:
     assert (report.source, report.cached >= 299) == ("disk", True)
 
 
-def test_another_place_is_another_computation(remote: Open, open_model: Open) -> None:
+def test_state_of_another_device_is_not_used(remote: Open, open_model: Open) -> None:
     names = {llm.runner.live.identity.computation.fingerprint for llm in (remote(), remote(), open_model())}
     assert len(names) == 2
 
 
-def test_no_layers_for_the_servers_is_warned_of(remote: Open, caplog: pytest.LogCaptureFixture) -> None:
+def test_servers_without_layers_warn(remote: Open, caplog: pytest.LogCaptureFixture) -> None:
     assert isinstance(remote(n_gpu_layers=0), Llama)
     assert "n_gpu_layers is 0" in caplog.text

@@ -16,25 +16,25 @@ from tests.devices.conftest import has_rpc
 from tests.lab.rpc import RpcServer
 
 
-def test_each_server_counts_once() -> None:
+def test_addresses_are_distinct() -> None:
     assert rpc.endpoints(" a:1, b:2 ,a:1,") == ("a:1", "b:2")
     assert rpc.endpoints(["b:2", "a:1", "b:2"]) == ("b:2", "a:1")
     assert rpc.endpoints("") == ()
 
 
 @pytest.mark.parametrize("wrong", ["a", "a:", ":1", "a:b", "a:1:2", "a:0", "a:65536", "a b:1", "a:-1", "a:²"])
-def test_what_is_no_address_is_an_error(wrong: str) -> None:
+def test_invalid_addresses_are_errors(wrong: str) -> None:
     with pytest.raises(ValueError, match=r"RPC server|ports go"):
         rpc.endpoints(f"x:1,{wrong}")
 
 
-def test_more_servers_than_the_library_takes_are_an_error() -> None:
+def test_too_many_servers_are_an_error() -> None:
     with pytest.raises(ValueError, match="takes 16"):
         rpc.endpoints([f"a:{port}" for port in range(1, 18)])
 
 
 @pytest.mark.skipif(has_rpc(), reason="this engine has RPC")
-def test_an_engine_without_rpc_says_how_to_get_one(open_model: Callable[..., Any]) -> None:
+def test_engine_without_rpc_names_the_command(open_model: Callable[..., Any]) -> None:
     with pytest.raises(DeviceError, match=r"no RPC: `llamahybrid engine build`"):
         open_model(rpc_servers="127.0.0.1:1", n_gpu_layers=-1)
 
@@ -66,25 +66,25 @@ def listening(answer: bytes | None) -> Iterator[str]:
 @pytest.mark.patched
 @pytest.mark.skipif(not has_rpc(), reason="this engine has no RPC")
 class TestConnecting:
-    def test_nobody_there_is_an_error_and_no_end(self, open_model: Callable[..., Any]) -> None:
+    def test_unreachable_server_is_an_error_not_a_crash(self, open_model: Callable[..., Any]) -> None:
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             address = f"127.0.0.1:{taken.getsockname()[1]}"
             with pytest.raises(DeviceError, match=rf"{address} cannot be used: Failed to connect"):
                 open_model(rpc_servers=address, n_gpu_layers=-1)
 
-    def test_another_kind_of_server_is_an_error(self) -> None:
+    def test_server_of_another_protocol_is_an_error(self) -> None:
         refused = pytest.raises(DeviceError, match="cannot be used")
         with listening(b"HTTP/1.1 400 Bad Request\r\n\r\n") as address, refused:
             rpc.connect([address])
 
-    def test_one_that_never_answers_is_an_error(self) -> None:
+    def test_silent_server_is_an_error(self) -> None:
         refused = pytest.raises(DeviceError, match="does not answer in time")
         with listening(None) as address, refused:
             rpc.connect([address], seconds=1)
 
     @pytest.mark.full
-    def test_one_server_under_two_names_is_found_out(self, rpc: RpcServer) -> None:
+    def test_server_under_two_names_is_an_error(self, rpc: RpcServer) -> None:
         from llamahybrid.devices.rpc import connect
 
         other = f"localhost:{rpc.port}"

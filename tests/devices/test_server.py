@@ -19,7 +19,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
     return calls
 
 
-def test_a_port_that_is_taken_is_an_error(started: list[tuple[object, ...]]) -> None:
+def test_used_port_is_an_error(started: list[tuple[object, ...]]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(DeviceError, match=f"cannot listen at 127.0.0.1:{port}: Address already in use"):
@@ -27,7 +27,7 @@ def test_a_port_that_is_taken_is_an_error(started: list[tuple[object, ...]]) -> 
     assert not started
 
 
-def test_an_address_of_another_machine_is_an_error(started: list[tuple[object, ...]]) -> None:
+def test_foreign_address_is_an_error(started: list[tuple[object, ...]]) -> None:
     with pytest.raises(DeviceError, match="cannot listen"):
         server.run("203.0.113.1", 50052)
     with pytest.raises(DeviceError, match="no address of this machine"):

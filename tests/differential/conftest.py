@@ -1,4 +1,4 @@
-"""What the differential tests share."""
+"""Fixtures of the differential tests."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.patched]
 FULL = pytest.mark.full
 SETTING = {setting.name: setting for setting in SETTINGS}
 
-# One of each memory class: attention, sliding window, recurrent, hybrid with and without M-RoPE.
+# An architecture of each memory class: attention, sliding window, recurrent, hybrid with and without M-RoPE.
 CLASSES = ("qwen35", "gemma3", *(pytest.param(arch, marks=FULL) for arch in ("llama", "mamba", "jamba")))
 
 EVERYTHING = History(

@@ -18,7 +18,7 @@ def decode_image(llm, seed):
     """Decode random embeddings as mtmd does, and set `n_tokens` to the next free position as handlers do.
 
     M-RoPE: all cells share one temporal position and four position planes are given; the image takes SIDE
-    positions. Else: a position each (mtmd.cpp `mtmd_image_tokens_get_decoder_pos`, mtmd-helper.cpp).
+    positions. Without M-RoPE each cell has a position (mtmd.cpp `mtmd_image_tokens_get_decoder_pos`).
     """
     count, start, width = SIDE * SIDE, llm.n_tokens, llm.n_embd()
     embeddings = np.random.default_rng(seed).standard_normal((count, width)).astype(np.float32) * 0.05
@@ -51,7 +51,7 @@ def positions_taken(llm):
 
 
 def ask_about_image(llm, seed, before=(10, 11, 12, 13), after=(20, 21, 22)):
-    """One request the way the multimodal handlers of llama_chat_format.py run it; the greedy text."""
+    """Run a request as the multimodal handlers of llama_chat_format.py do; return the greedy text."""
     llm.reset()
     llm._ctx.kv_cache_clear()
     llm.eval(list(before))
@@ -129,7 +129,7 @@ WAYS_ON = {
     "generate": lambda llm: next(llm.generate([23], temp=0.0, reset=False)),
     "complete": lambda llm: llm.create_completion(llm.input_ids[: llm.n_tokens].tolist(), max_tokens=2),
 }
-"""How a request goes on behind an image."""
+"""Ways in which a request goes on behind an image."""
 
 
 @pytest.mark.parametrize("loaded", [False, True])
@@ -166,7 +166,7 @@ def test_an_image_is_not_mixed_up_with_that_of_another_thread(opened, model, way
         assert other.submit(WAYS_ON[way], llm).exception() is None
 
 
-def test_cells_of_an_image_are_nobody_elses(opened, tiny_model):
+def test_images_take_no_cells_of_other_requests(opened, tiny_model):
     """With M-RoPE an image takes more cells than positions."""
     llm = opened(tiny_model("qwen35"), n_parallel=2, n_ctx=512)
 
@@ -185,7 +185,7 @@ def test_cells_of_an_image_are_nobody_elses(opened, tiny_model):
 
 
 def handling(seed):
-    """A chat handler as upstream's: it decodes an image, and completes what is there."""
+    """Return a chat handler like upstream's, which decodes an image and completes the tokens."""
 
     def handle(*, llama, stream=False, **_):
         llama.reset()

@@ -57,7 +57,7 @@ ANYWHERE = (grow, clear, replace_all)  # what a recurrent memory allows, too
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
 @pytest.mark.parametrize("follow_up", ["append", "repeat"])
-def test_a_change_behind_our_back_is_noticed(tiny_model, opened, reference, arch, change, follow_up):
+def test_changes_by_native_calls_are_noticed(tiny_model, opened, reference, arch, change, follow_up):
     model = tiny_model(arch)
     llm, expected = opened(model), reference(model)
     prompt = expected.vocabulary.text(60, seed=1)
@@ -105,7 +105,7 @@ def partial_state(llm):
 @pytest.mark.parametrize("arch", SOME)
 @pytest.mark.parametrize("saved", [whole_state, sequence_state, flagged_state, partial_state])
 def test_a_state_of_as_many_tokens_that_others_load_is_noticed(tiny_model, opened, reference, arch, saved):
-    """Neither positions nor counters nor sizes differ; what `eval` decoded is in no cache."""
+    """Positions, counters and sizes are the same, and the cache has no state that `eval` decoded."""
     model = tiny_model(arch)
     llm, expected = opened(model), reference(model)
     prompt = expected.vocabulary.text(50, seed=1)
@@ -131,9 +131,7 @@ def last_row(llm):
 
 @pytest.mark.parametrize("arch", SOME)
 @pytest.mark.parametrize("seq", [0, -1])
-def test_a_program_that_cuts_and_decodes_by_itself_finds_what_it_left(
-    tiny_model, opened, reference, arch, seq
-):
+def test_native_cuts_and_decodes_follow_each_other(tiny_model, opened, reference, arch, seq):
     """As guidance: whatever `llama_memory_seq_rm` returns, the next tokens follow what was kept."""
     setting = SETTINGS[arch == "gemma3"]
     model = tiny_model(arch, window=16) if arch == "gemma3" else tiny_model(arch)
@@ -155,7 +153,7 @@ def test_a_program_that_cuts_and_decodes_by_itself_finds_what_it_left(
 
 
 def test_a_cut_into_unknown_content_stays_refused(tiny_model, opened):
-    """Others decoded on another sequence, from ours, over a hole, or in positions of their own."""
+    """Foreign decodes on another sequence, behind ours, over a hole, or at other positions."""
     llm = opened(tiny_model("qwen35"))
     memory = llama_cpp.llama_get_memory(llm.ctx)
     list(islice(llm.generate(range(40, 100), temp=0.0), 2))

@@ -1,4 +1,4 @@
-"""Engines as `engine build` leaves them, without a build."""
+"""Engines as `engine build` makes them, without a build."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ OURS = ("LLAMAHYBRID_ENGINE", "LLAMA_CPP_LIB_PATH", "MTMD_CPP_LIB", "CMAKE_ARGS"
 
 
 def mismatch(engine: Engine) -> str:
-    """Why it does not replace the llama-cpp-python of this test."""
+    """The reason why an engine does not replace stock in this test."""
     return choice.mismatch(engine, choice.InstalledBindings.here())
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache folder, and nothing chosen."""
+    """An empty cache folder, and no requested engine."""
     for name in OURS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("LLAMAHYBRID_CACHE_DIR", str(tmp_path / "cache"))

@@ -1,4 +1,4 @@
-"""Stand-ins for pip: an index that holds one small sdist, and a build that a script makes."""
+"""Fakes of pip: an index with a small sdist, and a build by a script."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILES = {"pyproject.toml": b"[project]\n", "vendor/llama.cpp/models/a.gguf": b"G
 
 
 class Index:
-    """What `pip download` would give, and how often it was asked."""
+    """A fake `pip download` that counts its calls."""
 
     def __init__(self, content: bytes) -> None:
         self.content = content
@@ -38,7 +38,7 @@ def litter(folder: Path) -> list[Path]:
 
 
 def pip_that(monkeypatch: pytest.MonkeyPatch, script: str) -> list[subprocess.Popen[str]]:
-    """Put a short Python script in the place of `pip wheel`; its argument is the wheel folder."""
+    """Replace `pip wheel` by a short Python script; its argument is the wheel folder."""
     start, started = subprocess.Popen, []
 
     def popen(command: list[str], **options: object) -> subprocess.Popen[str]:

@@ -1,4 +1,4 @@
-"""Which engine `import llamahybrid` chooses: the wish, what was built, and what is loaded already."""
+"""The engine that `import llamahybrid` chooses, by request, built engines and loaded libraries."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def child(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
-def test_nothing_built_means_stock(cache: Path) -> None:
+def test_stock_is_used_if_nothing_was_built(cache: Path) -> None:
     assert activation.resolve("") is None
 
 
-def test_the_latest_one_is_taken(built: Build) -> None:
+def test_latest_engine_is_used(built: Build) -> None:
     later = built("later", built="2026-02-01T00:00:00+00:00")
     built("earlier")
     assert activation.resolve("patched") == later.libraries
@@ -40,18 +40,18 @@ def test_the_latest_one_is_taken(built: Build) -> None:
         ({"recipe": replace(Recipe.here(), cpu="z80")}, "another machine"),
     ],
 )
-def test_one_that_does_not_match_is_not_taken(built: Build, changes: dict[str, object], reason: str) -> None:
+def test_incompatible_engine_is_not_used(built: Build, changes: dict[str, object], reason: str) -> None:
     engine = built(**changes)
     assert reason in mismatch(engine)
     assert activation.resolve("") is None
 
 
-def test_any_folder_of_libraries_can_be_chosen(built: Build) -> None:
+def test_any_folder_of_libraries_can_be_requested(built: Build) -> None:
     engine = built(source="/elsewhere")
     assert activation.resolve(str(engine.libraries)) == engine.libraries
 
 
-def test_a_folder_may_be_named_from_here_or_from_home(
+def test_requested_folder_may_be_relative_or_in_home(
     cache: Path, built: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = built()
@@ -61,18 +61,18 @@ def test_a_folder_may_be_named_from_here_or_from_home(
     assert activation.resolve("~/engines/one/lib") == engine.libraries
 
 
-def test_patched_without_a_build_says_how_to_build(cache: Path) -> None:
+def test_patched_without_a_build_names_the_command(cache: Path) -> None:
     with pytest.raises(EngineError, match="llamahybrid engine build"):
         activation.resolve("patched")
 
 
-def test_a_folder_without_libraries_is_refused(cache: Path) -> None:
+def test_folder_without_libraries_is_refused(cache: Path) -> None:
     with pytest.raises(EngineError, match="no libllama and no libmtmd"):
         activation.resolve(str(cache))
 
 
 @pytest.mark.parametrize(("wish", "warnings"), [("stock", 0), ("", 1)])
-def test_llama_cpp_imported_first_is_warned_of_when_another_engine_was_wanted(
+def test_importing_llama_cpp_first_warns_of_another_engine(
     built: Build, monkeypatch: pytest.MonkeyPatch, wish: str, warnings: int
 ) -> None:
     built()
@@ -84,7 +84,7 @@ def test_llama_cpp_imported_first_is_warned_of_when_another_engine_was_wanted(
 
 
 @pytest.mark.parametrize("wish", ["patched", "/nowhere"])
-def test_what_is_not_there_is_an_error_when_llama_cpp_loads(
+def test_missing_engine_is_an_error_when_llama_cpp_loads(
     cache: Path, monkeypatch: pytest.MonkeyPatch, wish: str
 ) -> None:
     monkeypatch.setenv("LLAMAHYBRID_ENGINE", wish)
@@ -104,7 +104,7 @@ def test_what_is_not_there_is_an_error_when_llama_cpp_loads(
         ("chat {}", 1, "error: LLAMAHYBRID_ENGINE="),
     ],
 )
-def test_the_commands_that_help_then_still_run(
+def test_diagnostic_commands_run_without_the_requested_engine(
     cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str, code: int, said: str
 ) -> None:
     model = tmp_path / "m.gguf"
@@ -118,10 +118,8 @@ def test_the_commands_that_help_then_still_run(
     assert "Traceback" not in run.stderr
 
 
-def test_a_library_cut_short_is_told_and_ends_no_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """To load it is a bus error; half a copy of a build is such a one."""
+def test_truncated_library_is_an_error_not_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading half a copy of a library is a bus error."""
     stock = bindings.stock()
     assert stock is not None
     for path in stock.glob("*.so"):

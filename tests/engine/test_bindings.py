@@ -1,4 +1,4 @@
-"""What is installed and what is loaded, told without importing llama_cpp."""
+"""The version of llama_cpp, without importing it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from llamahybrid.engine import bindings
         (None, "0.3.36+cu124"),
     ],
 )
-def test_a_llama_cpp_before_the_installed_one_says_which_it_is(
+def test_importable_llama_cpp_determines_the_version(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str | None, version: str
 ) -> None:
     package = tmp_path / "llama_cpp"

@@ -1,4 +1,4 @@
-"""The stock wheel: built once for each set of options, whole or not at all."""
+"""The stock wheel: built once for each set of options, atomically."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ def test_the_wheel_is_built_once_for_each_set_of_options(
     assert not list(sdist.cache_dir().rglob("*.log"))
 
 
-def test_a_failed_build_names_its_log_and_leaves_nothing(
-    index: Index, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_build_names_its_log_and_leaves_nothing(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     pip_that(monkeypatch, "import os, sys; print('no compiler', os.environ['TMPDIR']); sys.exit(1)")
     with pytest.raises(EngineError, match="no compiler") as caught:
         build.wheel(lambda *step: None)
@@ -43,7 +41,7 @@ def test_a_failed_build_names_its_log_and_leaves_nothing(
     assert sdist.cache_dir() in Path(temporary).parents, "what it leaves behind would stay"
 
 
-def test_cmake_hears_the_environment_last(
+def test_environment_overrides_cmake_args(
     index: Index, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     said = "import os; print(os.environ['CMAKE_ARGS'])"
@@ -57,7 +55,7 @@ def test_cmake_hears_the_environment_last(
 
 
 @pytest.mark.parametrize("script", ["", BUILDS + "sys.exit(3)"])
-def test_success_takes_both_a_wheel_and_a_clean_exit(
+def test_build_succeeds_with_a_wheel_and_status_0_only(
     index: Index, monkeypatch: pytest.MonkeyPatch, script: str
 ) -> None:
     pip_that(monkeypatch, script)
@@ -66,7 +64,7 @@ def test_success_takes_both_a_wheel_and_a_clean_exit(
     assert not list(sdist.cache_dir().rglob("*.whl"))
 
 
-def test_an_interrupted_build_ends_its_children_and_leaves_no_wheel(
+def test_interrupted_build_ends_its_children_and_leaves_no_wheel(
     index: Index, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The build and its child hold a pipe open, which is closed when both are gone."""
@@ -88,15 +86,13 @@ def test_an_interrupted_build_ends_its_children_and_leaves_no_wheel(
     os.close(held)
 
 
-def test_a_disk_that_the_compiler_finds_full_is_named(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_named(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     pip_that(monkeypatch, "print('fatal error: x.o: No space left on device'); raise SystemExit(1)")
     with pytest.raises(EngineError, match="the disk is full"):
         build.wheel(lambda *step: None)
 
 
-def test_a_wheel_that_others_can_write_is_not_installed(
-    index: Index, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wheel_that_others_can_write_is_refused(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     pip_that(monkeypatch, BUILDS)
     wheel = build.wheel(lambda *step: None)
     wheel.chmod(0o666)

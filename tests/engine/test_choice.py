@@ -1,5 +1,4 @@
-"""Which engine takes stock's place: never one that takes a backend away, that another user could have
-written, or that is damaged."""
+"""Engines that replace stock: none that lacks a backend, is damaged, or is writable by another user."""
 
 from __future__ import annotations
 
@@ -20,9 +19,7 @@ from tests.engine.conftest import Build, Wheel, mismatch
 
 
 @pytest.mark.parametrize("backend", ["cuda", "hip", "vulkan", "metal", "sycl", "opencl", "blas", "rpc"])
-def test_no_backend_of_the_installed_wheel_is_taken_away(
-    built: Build, wheel_with: Wheel, backend: str
-) -> None:
+def test_engine_without_the_wheels_backend_is_not_used(built: Build, wheel_with: Wheel, backend: str) -> None:
     wheel_with("cpu", backend)
     engine = built()
     assert activation.resolve("") is None
@@ -36,13 +33,13 @@ def test_no_backend_of_the_installed_wheel_is_taken_away(
     assert "this has not" in said
 
 
-def test_an_engine_with_the_wheels_backends_is_taken(built: Build, wheel_with: Wheel) -> None:
+def test_engine_with_the_wheels_backends_is_used(built: Build, wheel_with: Wheel) -> None:
     wheel_with("cpu", "cuda")
     engine = built("cuda", ("cpu", "cuda"))
     assert activation.resolve("") == engine.libraries
 
 
-def test_a_newer_build_does_not_win_where_an_older_one_fits_better(
+def test_better_engine_precedes_a_newer_one(
     built: Build, wheel_with: Wheel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = wheel_with("cpu", "cuda")
@@ -60,13 +57,13 @@ def test_a_newer_build_does_not_win_where_an_older_one_fits_better(
     ("version", "fits"),
     [("{}", True), ("{}+cu124", True), ("{}.post1", False), ("{}1", False), ("0.0.1+cu124", False)],
 )
-def test_a_local_label_is_no_other_version(built: Build, version: str, fits: bool) -> None:
+def test_local_version_label_is_ignored(built: Build, version: str, fits: bool) -> None:
     site = replace(InstalledBindings.here(), version=version.format(bindings.version()))
     assert (choice.mismatch(built(), site) == "") is fits
 
 
 @pytest.mark.parametrize("place", ["lib/libllama.so", "..", "manifest.json"])
-def test_what_others_could_have_written_is_not_loaded(built: Build, place: str) -> None:
+def test_untrusted_engine_is_not_used(built: Build, place: str) -> None:
     engine = built()
     assert mismatch(engine) == ""
     (engine.folder / place).chmod(0o777)
@@ -82,7 +79,7 @@ def test_what_others_could_have_written_is_not_loaded(built: Build, place: str) 
         (lambda file: file.unlink(), "cannot be read"),
     ],
 )
-def test_a_damaged_engine_is_not_taken(built: Build, harm: Callable[[Path], None], said: str) -> None:
+def test_damaged_engine_is_not_used(built: Build, harm: Callable[[Path], None], said: str) -> None:
     engine = built()
     library = engine.libraries / "libggml-cpu.so"
     library.write_bytes(b"abc")
@@ -95,9 +92,7 @@ def test_a_damaged_engine_is_not_taken(built: Build, harm: Callable[[Path], None
     assert activation.resolve("") is None
 
 
-def test_a_build_that_will_not_be_taken_is_known_beforehand(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_build_warning_predicts_an_unused_engine(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = InstalledBindings(sdist.PIN.version, frozenset({"cpu"}))
     assert choice.build_warning(here) == ""
     assert choice.build_warning(replace(here, version=f"{here.version}+cu124")) == ""
@@ -113,7 +108,7 @@ def test_a_build_that_will_not_be_taken_is_known_beforehand(
 
 
 @pytest.mark.parametrize("folder", ["llama_cpp_python.libs", "llama_cpp/.dylibs"])
-def test_a_wheel_made_portable_has_its_libraries_beside_it(wheel_with: Wheel, folder: str) -> None:
+def test_portable_wheel_has_its_libraries_in_another_folder(wheel_with: Wheel, folder: str) -> None:
     lib = wheel_with("cpu")
     assert libraries.backends(lib) == {"cpu"}
     copies = lib.parents[1] / folder

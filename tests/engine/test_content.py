@@ -1,4 +1,4 @@
-"""Files named by content: every byte counts, and a remembered name is never another file's."""
+"""Digests of files: every byte counts, and a kept digest is never another file's."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def flip(path: Path, at: int) -> None:
 
 
 def was_read(path: Path) -> bool:
-    """The digest takes reading the file."""
+    """Tell whether the digest reads the file."""
     asked: list[bool] = []
 
     def wanted() -> bool:
@@ -53,7 +53,7 @@ def was_read(path: Path) -> bool:
 
 
 @pytest.mark.parametrize("at", [0, 65_535, 65_536, SIZE - 1])
-def test_one_bit_anywhere_makes_another_file(file: Path, at: int) -> None:
+def test_digest_depends_on_every_bit(file: Path, at: int) -> None:
     before = digest(file)
     flip(file, at)
     assert digest(file) != before
@@ -61,7 +61,7 @@ def test_one_bit_anywhere_makes_another_file(file: Path, at: int) -> None:
     assert digest(file) == before
 
 
-def test_order_of_pieces_and_length_count(file: Path) -> None:
+def test_digest_depends_on_order_and_length(file: Path) -> None:
     whole, names = file.read_bytes(), set()
     for data in (whole, whole[65_536:131_072] + whole[:65_536] + whole[131_072:], bytes(7), bytes(8)):
         file.write_bytes(data)
@@ -75,7 +75,7 @@ def test_unchanged_file_is_read_once(file: Path) -> None:
     assert not was_read(file)
 
 
-def test_edit_that_restores_the_time_of_change_is_seen(file: Path) -> None:
+def test_edit_with_restored_mtime_is_detected(file: Path) -> None:
     status, before = file.stat(), digest(file)
     flip(file, 200_000)
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
@@ -92,7 +92,7 @@ def test_edit_that_restores_the_time_of_change_is_seen(file: Path) -> None:
     ],
     ids=["cut off", "another form", "another name", "others can write it"],
 )
-def test_kept_digest_that_cannot_be_trusted_is_not_used(
+def test_untrusted_kept_digest_is_not_used(
     file: Path, tmp_path: Path, damage: Callable[[Path], object]
 ) -> None:
     name = digest(file)

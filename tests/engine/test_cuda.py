@@ -1,4 +1,4 @@
-"""Finding what a CUDA build takes, where it lies in parts and where there is no GPU."""
+"""CMake options of CUDA builds: incomplete toolkits, no GPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def put(path: Path, text: str = "") -> Path:
 
 @pytest.fixture
 def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
-    """`toolkit("include/cublas_v2.h", ...)`: the one that CUDA_PATH names, with these files, too."""
+    """`toolkit("include/cublas_v2.h", ...)`: a toolkit at CUDA_PATH with additional files."""
     monkeypatch.setenv("LLAMAHYBRID_CACHE_DIR", str(tmp_path / "cache"))
     for name in ("CUDACXX", "CUDA_HOME", "CUDAToolkit_ROOT", "CUDAARCHS", "CMAKE_ARGS"):
         monkeypatch.delenv(name, raising=False)
@@ -57,7 +57,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 WHOLE = ("include/cublas_v2.h", "lib64/libcublas.so", "lib64/stubs/libcuda.so")
 
 
-def test_a_whole_toolkit_is_named_as_it_is(toolkit: Make) -> None:
+def test_complete_toolkit_is_used_directly(toolkit: Make) -> None:
     root = toolkit(*WHOLE)
     said = cuda.cmake_args("90")
     assert "-DGGML_CUDA=on" in said
@@ -67,7 +67,7 @@ def test_a_whole_toolkit_is_named_as_it_is(toolkit: Make) -> None:
     assert "CUDA_FLAGS" not in said
 
 
-def test_one_in_parts_is_put_together_once(toolkit: Make, package: Path) -> None:
+def test_toolkit_and_cublas_are_joined_once(toolkit: Make, package: Path) -> None:
     root = toolkit()
     found = cuda.joined(cuda.Toolkit.find(), cuda.cublas("13.0"))
     assert (found / "bin" / "nvcc").resolve() == root / "bin" / "nvcc"
@@ -83,7 +83,7 @@ def test_one_in_parts_is_put_together_once(toolkit: Make, package: Path) -> None
     assert "-DGGML_CUDA_NO_VMM=on" in said, "there is nothing of the driver to link with"
 
 
-def test_without_cublas_the_error_names_the_package(toolkit: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_cublas_error_names_the_package(toolkit: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda.site, "getsitepackages", list)
     monkeypatch.setattr(sys, "path", [])
     toolkit()
@@ -94,9 +94,7 @@ def test_without_cublas_the_error_names_the_package(toolkit: Make, monkeypatch: 
         cuda.cmake_args("90")
 
 
-def test_without_a_toolkit_or_an_architecture_the_error_says_so(
-    toolkit: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_toolkit_or_architecture_is_an_error(toolkit: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     toolkit(*WHOLE)
     with pytest.raises(EngineError, match="--cuda-arch 90"):
         cuda.cmake_args()

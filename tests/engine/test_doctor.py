@@ -1,4 +1,4 @@
-"""The doctor: which engine is loaded, what it lacks, and what to do next."""
+"""The doctor: the loaded engine, missing parts, and advice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def found(topic: str, load: Load = load, shim: bool = True) -> doctor.Finding:
     return next(finding for finding in doctor.examine(load, shim, list) if finding.topic == topic)
 
 
-def test_the_doctor_tells_from_the_files_what_cannot_be_loaded(
+def test_doctor_inspects_files_that_cannot_be_loaded(
     built: Build, monkeypatch: pytest.MonkeyPatch, wheel_with: Wheel
 ) -> None:
     def fail() -> Collection[str]:
@@ -49,7 +49,7 @@ def test_the_doctor_tells_from_the_files_what_cannot_be_loaded(
 @pytest.mark.parametrize(
     ("version", "old"), [("0.3.4", True), ("0.3.36+cu124", False), ("0.3.9+cu124", True), ("0.4.0", False)]
 )
-def test_the_doctor_knows_a_llama_cpp_python_that_is_too_old(
+def test_doctor_detects_an_old_llama_cpp_python(
     monkeypatch: pytest.MonkeyPatch, version: str, old: bool
 ) -> None:
     monkeypatch.setattr(bindings, "version", lambda: version)
@@ -57,7 +57,7 @@ def test_the_doctor_knows_a_llama_cpp_python_that_is_too_old(
 
 
 @pytest.mark.parametrize(("version", "advice"), [(None, ""), ("0.3.0", "engine build")])
-def test_the_doctor_knows_the_patched_engine_that_is_loaded(
+def test_doctor_detects_the_loaded_patched_engine(
     built: Build, monkeypatch: pytest.MonkeyPatch, version: str | None, advice: str
 ) -> None:
     engine = built("1", version=version or str(bindings.version()))
@@ -71,9 +71,7 @@ def test_the_doctor_knows_the_patched_engine_that_is_loaded(
     assert "engine build" in found("engine").advice
 
 
-def test_the_doctor_names_gpus_and_toolkits_and_tells_vulkan_from_a_cpu_build(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_doctor_names_gpus_and_backends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stub = shared(tmp_path / "stubs" / "libstub.so", "void f(void){}", "-Wl,-soname,libcudart.so.13")
     folder = tmp_path / "lib"
     code = "void f(void); void ggml_backend_cuda_reg(void){f();}"
@@ -89,7 +87,7 @@ def test_the_doctor_names_gpus_and_toolkits_and_tells_vulkan_from_a_cpu_build(
     assert found("backends").text == "cpu, cuda, rpc, vulkan; no GPU in use"
 
 
-def test_the_doctor_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_missing_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found("native shim", shim=False).text.startswith("missing")
     assert found("native shim").text == "present"
     monkeypatch.setattr(bindings, "version", lambda: None)

@@ -1,4 +1,4 @@
-"""The engines that were built: what their manifests say, and what is wrong with their files."""
+"""Built engines: manifests and damaged files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.engine.conftest import Build, mismatch
 
 
 @pytest.mark.parametrize("folder", [False, True])
-def test_one_without_its_libraries_is_not_taken(built: Build, folder: bool) -> None:
+def test_engine_without_libraries_is_not_used(built: Build, folder: bool) -> None:
     engine = replace(built(), files={})  # as an older version wrote it
     library = next(engine.libraries.glob("*llama*"))
     library.unlink()
@@ -21,7 +21,7 @@ def test_one_without_its_libraries_is_not_taken(built: Build, folder: bool) -> N
     assert "gone" in mismatch(engine)
 
 
-def test_other_folders_in_the_cache_are_passed_over(built: Build) -> None:
+def test_folders_without_a_manifest_are_skipped(built: Build) -> None:
     built(".part-x")  # still being made
     for name, text in {"broken": "{", "foreign": "[]", "empty": "{}"}.items():
         (sdist.cache_dir() / "engines" / name).mkdir(parents=True)
@@ -37,7 +37,7 @@ def test_other_folders_in_the_cache_are_passed_over(built: Build) -> None:
     "harm",
     [{"patches": None}, {"patches": 3}, {"built": 5}, {"version": None}, {"source": []}, {"files": [1]}],
 )
-def test_a_manifest_with_other_things_in_it_is_none(built: Build, harm: dict[str, object]) -> None:
+def test_invalid_manifest_is_skipped(built: Build, harm: dict[str, object]) -> None:
     good, odd = built("good"), built("odd")
     manifest = odd.folder / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **harm}))

@@ -12,7 +12,7 @@ from llamahybrid.upstream import OPTIONAL
 from tests.engine.compiled import cuda_engine
 
 
-def test_a_gpu_build_is_inspected_without_its_driver(tmp_path: Path) -> None:
+def test_gpu_build_is_inspected_without_its_driver(tmp_path: Path) -> None:
     folder = cuda_engine(tmp_path / "lib")
     with pytest.raises(OSError, match="libcuda"):
         ctypes.CDLL(str(folder / "libllama.so"))

@@ -1,4 +1,4 @@
-"""What the engine that this process runs is: the libraries that are mapped, by their content."""
+"""Identity of the loaded engine: the content of the mapped libraries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ import pytest
 from llamahybrid.engine import bindings, installed, loaded
 
 
-def test_the_name_is_of_all_contents_and_of_no_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_engine_digest_depends_on_contents_not_on_paths(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     before = loaded.engine_digest()
     copies = [Path(shutil.copy(path, tmp_path)) for path in loaded.libraries()]
     monkeypatch.setattr(loaded, "libraries", lambda: copies)
@@ -34,7 +36,7 @@ def test_the_name_is_of_all_contents_and_of_no_place(monkeypatch: pytest.MonkeyP
         loaded.engine_digest()
 
 
-def test_its_patches_are_those_of_an_engine_that_was_built_here(
+def test_patches_are_those_of_an_undamaged_built_engine(
     built: Callable[..., installed.Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = built(patches={"0001-a.patch": "0", "0030-b.patch": "0"})
@@ -53,7 +55,7 @@ def test_its_patches_are_those_of_an_engine_that_was_built_here(
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="only Linux says what is loaded")
-def test_library_that_was_replaced_since_it_was_loaded_has_no_name(
+def test_replaced_library_has_no_digest(
     built: Callable[..., installed.Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = installed.library(built(real=True).libraries, "llama")

@@ -1,4 +1,4 @@
-"""Which libraries a process loads in the end: each in a process of its own, on copies of stock's."""
+"""The libraries that a process loads, on copies of stock's."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def run(code: str, code_of_child: str = "") -> subprocess.CompletedProcess[str]:
 
 
 def loads(folder: Path | None, code: str = f"import llamahybrid\n{SHOW}") -> str:
-    """Both libraries come from a folder; what was said on stderr."""
+    """Assert that both libraries come from a folder; return stderr."""
     done = run(code)
     assert done.stdout.splitlines() == [str(folder)] * 2, done.stderr
     return done.stderr
 
 
-def test_a_patched_engine_that_matches_is_loaded_mtmd_too(built: Build) -> None:
+def test_matching_engine_is_loaded_with_its_mtmd(built: Build) -> None:
     assert loads(built(real=True).libraries) == ""
 
 
-def test_no_child_inherits_the_choice_and_one_of_ours_makes_its_own(built: Build) -> None:
+def test_child_processes_choose_their_own_engine(built: Build) -> None:
     engine = built(real=True)
     code = f"""
 import os, subprocess, sys
@@ -54,7 +54,7 @@ for first in ("", "import llamahybrid"):
 
 
 @pytest.mark.parametrize("harm", ["truncated", "no library", "gone", "header"])
-def test_an_engine_that_cannot_be_loaded_leaves_stock_and_one_warning(built: Build, harm: str) -> None:
+def test_unloadable_engine_falls_back_to_stock_with_a_warning(built: Build, harm: str) -> None:
     engine = built(real=True, files={})  # of an older version, which wrote no sizes
     library = engine.libraries / "libggml-cpu.so.0"
     if not library.exists():
@@ -82,7 +82,7 @@ def test_the_next_best_engine_is_tried(built: Build) -> None:
 
 
 @pytest.mark.parametrize("wish", ["patched", "folder"])
-def test_an_engine_that_was_asked_for_and_cannot_be_loaded_is_an_error(
+def test_requested_engine_that_cannot_be_loaded_is_an_error(
     built: Build, monkeypatch: pytest.MonkeyPatch, wish: str
 ) -> None:
     engine = built(real=True, files={})
@@ -106,7 +106,7 @@ open("{engine.libraries}/libllama.so", "wb").write(open(sys.argv[1], "rb").read(
 
 
 @pytest.mark.parametrize("harm", ["cut", "changed"])
-def test_a_damaged_engine_that_was_asked_for_is_an_error_and_not_even_tried(
+def test_requested_damaged_engine_is_an_error(
     built: Build, monkeypatch: pytest.MonkeyPatch, harm: str
 ) -> None:
     engine = built(real=True)
@@ -123,7 +123,7 @@ def test_a_damaged_engine_that_was_asked_for_is_an_error_and_not_even_tried(
     assert last.endswith("run `llamahybrid engine build` again")
 
 
-def test_an_engine_of_another_release_that_was_asked_for_is_loaded_with_a_warning(
+def test_requested_engine_of_another_release_loads_with_a_warning(
     built: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = built(real=True, version="0.3.0")
@@ -133,7 +133,7 @@ def test_an_engine_of_another_release_that_was_asked_for_is_loaded_with_a_warnin
     assert len(said.splitlines()) == 1
 
 
-def test_a_library_path_of_the_users_own_is_left_alone(built: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_llama_cpp_lib_path_is_respected(built: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     built("patched", real=True)
     own = built(".own", real=True).libraries
     monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(own))

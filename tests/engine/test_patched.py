@@ -1,6 +1,6 @@
-"""Building an engine: what goes into it, and what an end of any kind leaves behind.
+"""Building an engine: its inputs, and the cache after failures.
 
-A stand-in for the build makes the wheel; its libllama is a copy of a real library, since it is loaded.
+A fake build makes the wheel, with a copy of a real libllama, since the library is loaded.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from llamahybrid.errors import EngineError
 
 
 class Build:
-    """Stands in for `build.run`: a wheel with the stock libraries, or an end."""
+    """A fake `build.run`: makes a wheel of the stock libraries, or fails."""
 
     def __init__(self) -> None:
         self.trees: list[dict[str, str]] = []
         self.end: BaseException | None = None
         self.cmake_args = ""
         self.change: Callable[[dict[str, bytes]], object] = lambda files: None
-        """What is done to the wheel's files before they are packed."""
+        """Changes the wheel's files before they are packed."""
 
     def run(self, source: Path, out: Path, progress: Progress, log: Path, cmake_args: str = "") -> None:
         self.cmake_args = cmake_args
@@ -57,7 +57,7 @@ class Build:
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
-    """The cache is empty, the sdist is two files, the series patches one of them."""
+    """An empty cache, an sdist of two files, and a series that patches one of them."""
     fake = Build()
     patches = tmp_path / "patches"
     (patches / "reuse").mkdir(parents=True)
@@ -89,7 +89,7 @@ def make(force: bool = False, source: Path | None = None) -> installed.Engine:
     return patched.make(lambda *step: None, force=force, source=source)
 
 
-def test_the_series_is_applied_and_the_engine_matches(fake: Build) -> None:
+def test_patches_are_applied_and_the_engine_matches(fake: Build) -> None:
     engine = make()
     assert fake.trees[0]["vendor/llama.cpp/include/llama.h"] == "b\n"
     assert choice.mismatch(engine, InstalledBindings.here()) == ""
@@ -97,9 +97,7 @@ def test_the_series_is_applied_and_the_engine_matches(fake: Build) -> None:
     assert "llama_n_rs_seq" in engine.symbols
 
 
-def test_engines_are_built_with_rpc_and_that_is_in_their_key(
-    fake: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_default_options_include_rpc_and_shape_the_key(fake: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     first = make()
     assert "-DGGML_RPC=ON" in fake.cmake_args
     monkeypatch.setattr(patched, "CMAKE_ARGS", "")
@@ -107,7 +105,7 @@ def test_engines_are_built_with_rpc_and_that_is_in_their_key(
     assert fake.cmake_args == ""
 
 
-def test_it_is_built_once_unless_forced(fake: Build) -> None:
+def test_engine_is_built_once_unless_forced(fake: Build) -> None:
     assert make() == make()
     assert len(fake.trees) == 1
     make(force=True)
@@ -115,7 +113,7 @@ def test_it_is_built_once_unless_forced(fake: Build) -> None:
     assert len(list(installed.home().iterdir())) == 1
 
 
-def test_a_folder_without_a_manifest_is_no_engine_and_is_built_anew(fake: Build) -> None:
+def test_engine_without_a_manifest_is_rebuilt(fake: Build) -> None:
     (make().folder / "manifest.json").unlink()
     engine = make()
     assert installed.engines() == [engine]
@@ -127,14 +125,14 @@ def library_named(name: str, files: Iterable[str]) -> str:
 
 
 @pytest.mark.parametrize("name", ["llama", "ggml", "mtmd"])
-def test_a_build_that_lacks_a_library_is_refused(fake: Build, name: str) -> None:
+def test_build_without_a_library_is_refused(fake: Build, name: str) -> None:
     fake.change = lambda files: files.pop(library_named(name, files))
     with pytest.raises(EngineError, match=f"made no lib{name}"):
         make()
     assert not list(installed.home().iterdir())
 
 
-def test_a_library_that_cannot_be_loaded_is_refused(fake: Build) -> None:
+def test_build_with_an_unloadable_library_is_refused(fake: Build) -> None:
     fake.change = lambda files: files.update({library_named("llama", files): b"no library"})
     with pytest.raises(EngineError, match="cannot be loaded"):
         make()
@@ -144,8 +142,10 @@ def test_a_library_that_cannot_be_loaded_is_refused(fake: Build) -> None:
 def test_other_patches_and_options_make_another_engine(fake: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     old = make()
     monkeypatch.setenv("CMAKE_ARGS", "-DGGML_BLAS=on")
-    assert make().folder != old.folder
-    (series.folder("") / "reuse" / "0001-b.patch").write_text("")
+    blas = make()
+    patch = series.folder("") / "reuse" / "0001-b.patch"
+    patch.write_text(patch.read_text().replace("+b", "+c"))
+    assert len({old.folder, blas.folder, make().folder}) == 3
     assert "patches have changed" in choice.mismatch(old, InstalledBindings.here())
 
 
@@ -158,7 +158,7 @@ def test_other_patches_and_options_make_another_engine(fake: Build, monkeypatch:
         (OSError(errno.EROFS, "read-only"), EngineError, "a folder of your own"),
     ],
 )
-def test_an_end_leaves_what_was_there(
+def test_failed_rebuild_keeps_the_previous_engine(
     fake: Build, end: BaseException, error: type[BaseException], said: str | None
 ) -> None:
     engine = make()
@@ -169,7 +169,7 @@ def test_an_end_leaves_what_was_there(
     assert list(installed.home().iterdir()) == [engine.folder]
 
 
-def test_a_patch_that_does_not_apply_is_named(fake: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patch_that_does_not_apply_is_named(fake: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     (series.folder("") / "reuse" / "0001-b.patch").write_text(
         "--- a/include/llama.h\n+++ b/include/llama.h\n@@ -1 +1 @@\n-x\n+b\n"
     )
@@ -178,7 +178,7 @@ def test_a_patch_that_does_not_apply_is_named(fake: Build, monkeypatch: pytest.M
     assert not list(installed.home().iterdir())
 
 
-def test_a_checkout_is_built_as_it_is_and_not_taken_by_itself(fake: Build, tmp_path: Path) -> None:
+def test_checkout_is_built_unpatched_and_not_used_automatically(fake: Build, tmp_path: Path) -> None:
     write(tmp_path / "mine/include/llama.h", "mine\n")
     write(tmp_path / "mine/CMakeLists.txt", "mine\n")
     write(tmp_path / "mine/models/large.gguf", "")
@@ -197,7 +197,7 @@ def test_a_checkout_is_built_as_it_is_and_not_taken_by_itself(fake: Build, tmp_p
 
 
 @pytest.mark.parametrize("files", [(), ("include/llama.h",), ("vendor/llama.cpp/CMakeLists.txt",)])
-def test_what_is_no_checkout_is_refused_before_anything_is_done(
+def test_invalid_checkout_is_refused_before_the_build(
     fake: Build, tmp_path: Path, files: Sequence[str]
 ) -> None:
     source = tmp_path / "mine"
@@ -209,7 +209,7 @@ def test_what_is_no_checkout_is_refused_before_anything_is_done(
     assert not sdist.cache_dir().exists()
 
 
-def test_two_at_once_build_it_once(fake: Build) -> None:
+def test_concurrent_builds_share_one_build(fake: Build) -> None:
     said: list[str] = []
     started, go_on = threading.Event(), threading.Event()
 
@@ -232,7 +232,7 @@ def test_two_at_once_build_it_once(fake: Build) -> None:
     assert [path.name for path in installed.home().iterdir()] == [first.result().folder.name]
 
 
-def test_what_a_killed_build_left_is_no_engine_and_the_next_one_removes_it(fake: Build) -> None:
+def test_leftovers_of_a_killed_build_are_removed(fake: Build) -> None:
     fake.change = lambda files: os.kill(os.getpid(), signal.SIGKILL)
     killed = multiprocessing.get_context("fork").Process(target=make)
     killed.start()
@@ -248,14 +248,14 @@ def test_what_a_killed_build_left_is_no_engine_and_the_next_one_removes_it(fake:
     assert list(installed.home().iterdir()) == [engine.folder]
 
 
-def test_a_damaged_engine_is_built_anew(fake: Build) -> None:
+def test_damaged_engine_is_rebuilt(fake: Build) -> None:
     library = next(make().libraries.glob("libggml-cpu.*"))
     library.write_bytes(b"damage")
     assert make().damage(thorough=True) == ""
     assert len(fake.trees) == 2
 
 
-def test_an_engine_that_is_there_takes_no_writing(fake: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_engine_needs_no_write_access(fake: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make()
 
     def read_only(*_: object, **__: object) -> None:
@@ -270,7 +270,7 @@ def test_an_engine_that_is_there_takes_no_writing(fake: Build, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("mask", [0o000, 0o002, 0o077])
-def test_what_is_built_is_the_owners_to_write_whatever_the_umask(fake: Build, mask: int) -> None:
+def test_engine_is_writable_by_its_owner_alone(fake: Build, mask: int) -> None:
     before = os.umask(mask)
     try:
         engine = make()
@@ -280,7 +280,7 @@ def test_what_is_built_is_the_owners_to_write_whatever_the_umask(fake: Build, ma
     assert choice.mismatch(engine, InstalledBindings.here()) == ""
 
 
-def test_a_cache_path_may_have_spaces_and_any_letters(
+def test_cache_path_may_have_spaces_and_umlauts(
     fake: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LLAMAHYBRID_CACHE_DIR", str(tmp_path / "mein grüner Ordner"))

@@ -70,7 +70,7 @@ def carry(checkout: Path, keep: Path | None = None) -> list[rebase.Carried]:
     return rebase.carry(Target.of(str(checkout)), "1.0", lambda *_: None, keep)
 
 
-def test_each_patch_is_merged_or_says_why_not(checkout: Path):
+def test_each_patch_has_an_outcome(checkout: Path):
     assert [(patch.name, patch.outcome) for patch in carry(checkout)] == [
         ("0001-moved.patch", "merged"),
         ("0002-changed.patch", "1 conflict in src/a.cpp"),

@@ -1,4 +1,4 @@
-"""A build is known by everything that changes it, and by nothing else."""
+"""The key of a build: everything that changes it, and nothing else."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
         *("ROCM_PATH", "CUDA_PATH", "VULKAN_SDK", "ONEAPI_ROOT", "CPATH", "LIBRARY_PATH"),
     ],
 )
-def test_what_shapes_a_build_is_in_its_key(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_key_depends_on_build_variables(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     before = Recipe.here().key
     monkeypatch.setenv(name, "")
     assert Recipe.here().key == before, "an empty option is none"
@@ -44,7 +44,9 @@ def compiler(path: Path, version: str) -> Path:
 
 
 @pytest.mark.parametrize("how", ["PATH", "CC", "CMAKE_ARGS", "ccache"])
-def test_an_upgraded_compiler_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+def test_key_depends_on_the_compiler_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
     folder = tmp_path / ("my tools" if how in ("PATH", "CC") else "tools")
     path = compiler(folder / "cc", "1.0")
     if how == "PATH":
@@ -60,7 +62,7 @@ def test_an_upgraded_compiler_is_another(tmp_path: Path, monkeypatch: pytest.Mon
     assert Recipe.here().key != old.key
 
 
-def test_a_gpus_compiler_counts_where_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_compiler_counts_only_if_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDACXX", str(compiler(tmp_path / "nvcc", "12.4")))
     assert "CUDA" not in dict(Recipe.here().compilers)
     monkeypatch.setenv("CMAKE_ARGS", "-DGGML_CUDA=on")

@@ -1,6 +1,6 @@
 """The pinned sdist: hashes, atomic steps, and messages that say what to do.
 
-A small archive stands in for the real one, and a stand-in for pip hands it over.
+The archive is small, and pip is a fake.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.engine.fake_pip import FILES, Index, litter
 from tests.lab import rebase
 
 
-def test_it_is_fetched_once(index: Index) -> None:
+def test_sdist_is_fetched_once(index: Index) -> None:
     first = sdist.fetch()
     assert first.read_bytes() == index.content
     assert sdist.fetch() == first
@@ -26,13 +26,13 @@ def test_it_is_fetched_once(index: Index) -> None:
     assert not litter(sdist.cache_dir())
 
 
-def test_a_damaged_copy_is_fetched_again(index: Index) -> None:
+def test_damaged_sdist_is_fetched_again(index: Index) -> None:
     sdist.fetch().write_bytes(index.content[:-1])
     assert sdist.fetch().read_bytes() == index.content
     assert index.asked == 2
 
 
-def test_another_hash_is_refused_and_not_kept(index: Index) -> None:
+def test_sdist_of_another_hash_is_refused(index: Index) -> None:
     index.content += b"!"
     with pytest.raises(EngineError, match="pip config list"):
         sdist.fetch()
@@ -59,7 +59,7 @@ def _packed(**more: str) -> bytes:
     ],
     ids=["noise", "cut off", "above", "another"],
 )
-def test_a_file_that_is_no_sdist_is_refused_and_writes_nowhere(
+def test_invalid_archive_is_refused_and_writes_nothing(
     index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, said: str
 ) -> None:
     index.content = content
@@ -69,7 +69,7 @@ def test_a_file_that_is_no_sdist_is_refused_and_writes_nowhere(
     assert not list(tmp_path.rglob("out"))
 
 
-def test_an_old_python_unpacks_nothing_that_is_not_pinned(
+def test_old_python_refuses_unpinned_archives(
     index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(tarfile, "data_filter", raising=False)
@@ -81,13 +81,13 @@ def test_an_old_python_unpacks_nothing_that_is_not_pinned(
 @pytest.mark.parametrize(
     "name", ["models/none.gguf", "../llama_cpp_python-9.9.9.tar.gz", "/etc/hostname", "vendor"]
 )
-def test_what_is_no_member_is_an_error(index: Index, name: str) -> None:
+def test_unknown_members_are_errors(index: Index, name: str) -> None:
     sdist.member("pyproject.toml")  # the archive itself lies where the second one points to
     with pytest.raises(EngineError, match=r"9\.9\.9"):
         sdist.member(name)
 
 
-def test_what_is_to_be_run_is_read_out_of_the_archive(index: Index) -> None:
+def test_code_is_read_from_the_verified_archive(index: Index) -> None:
     name = "vendor/llama.cpp/models/a.gguf"
     sdist.member(name).write_bytes(b"changed by somebody")
     assert sdist.read(name) == {name: FILES[name]}

@@ -1,4 +1,4 @@
-"""Applying the patch series: in order, exactly, with either tool, and leaving nothing else."""
+"""Applying the patch series: in order, without fuzz, with `patch` or `git`."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ LONGER = f"{HEAD}@@ -1,4 +1,4 @@\n x\n b\n-c\n+d\n e\n"
 
 
 @pytest.mark.parametrize("tool", ["patch", "git"])
-def test_either_tool_applies_it_and_nothing_is_guessed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str
-) -> None:
+def test_patch_and_git_apply_without_fuzz(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str) -> None:
     which = shutil.which
     monkeypatch.setattr(shutil, "which", lambda name: which(name) if name == tool else None)
     monkeypatch.setattr(series, "folder", lambda version: tmp_path)
@@ -42,7 +40,7 @@ def test_either_tool_applies_it_and_nothing_is_guessed(
         series.apply(tmp_path / "tree", "1.0")
 
 
-def test_without_any_tool_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tools_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(EngineError, match="`patch` or `git`"):
         series.apply(tmp_path, series.release(None))

@@ -1,4 +1,4 @@
-"""Who else could have written what is to be run."""
+"""Files that another user could have written are not executed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PLACES = ("home/lib/libllama.so", "home/lib", "home/manifest.json", "home", "")
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A folder with what is to be run in it, for its owner alone to write."""
+    """A folder with a library, writable by its owner alone."""
     (tmp_path / "home" / "lib").mkdir(parents=True)
     for file in ("lib/libllama.so", "manifest.json"):
         (tmp_path / "home" / file).touch()
@@ -33,13 +33,15 @@ def make_foreign(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_what_another_user_wrote_is_told(home: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+def test_files_of_other_users_are_untrusted(home: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     make_foreign(home.parent / place, monkeypatch)
     assert "belongs to another user" in untrusted(home)
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_what_others_can_write_is_told(home: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+def test_files_writable_by_others_are_untrusted(
+    home: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
     path = home.parent / place
     mode = path.stat().st_mode
     path.chmod(mode | 0o002)

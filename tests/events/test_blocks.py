@@ -1,23 +1,25 @@
-"""Blocks: named by all tokens up to their end, each after its parent, cut once."""
+"""Blocks and events: hashes name all tokens up to a block's end, and events lead from one set to another."""
 
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamahybrid.events.blocks import Blocks, change
+from llamahybrid.events.blocks import Block, blocks_of, events
 from llamahybrid.prompt_cache.nodes import tokens_of
 
 PATHS = st.lists(st.lists(st.integers(0, 3), max_size=20), max_size=5)
 
 
+def blocks(paths: list[list[int]], size: int = 2, model: str = "model") -> dict[int, Block]:
+    return blocks_of((np.array(path, np.int32) for path in paths), size, model)
+
+
 @given(PATHS, st.integers(1, 5))
-def test_blocks_are_the_whole_ones_of_each_path(paths: list[list[int]], size: int) -> None:
-    blocks = Blocks(size, "model").of(np.array(path, np.int32) for path in paths)
+def test_blocks_are_the_complete_ones_of_each_path(paths: list[list[int]], size: int) -> None:
     seen: dict[int, tuple[int, ...]] = {}
-    for name, block in blocks.items():
+    for name, block in blocks(paths, size).items():
         before = () if block.parent is None else seen[block.parent]
         seen[name] = (*before, *(int(t) for t in tokens_of(block.ids)))
     wanted = {tuple(path[:end]) for path in paths for end in range(size, len(path) + 1, size)}
@@ -25,24 +27,33 @@ def test_blocks_are_the_whole_ones_of_each_path(paths: list[list[int]], size: in
     assert all(0 <= name < 2**63 for name in seen)
 
 
-def test_others_have_other_hashes() -> None:
-    path = np.arange(8, dtype=np.int32)
-    assert Blocks(4, "one").of([path]).keys().isdisjoint(Blocks(4, "another").of([path]))
-
-
-def test_a_block_without_tokens_is_none() -> None:
-    with pytest.raises(ValueError, match="at least one token"):
-        Blocks(0, "model")
+def test_hashes_differ_between_models() -> None:
+    path = list(range(8))
+    assert blocks([path], 4, "one").keys().isdisjoint(blocks([path], 4, "another"))
 
 
 @given(PATHS, PATHS)
-def test_a_change_leads_from_one_set_to_the_other(old: list[list[int]], new: list[list[int]]) -> None:
-    blocks = Blocks(2, "model")
-    before = blocks.of(np.array(path, np.int32) for path in old)
-    after = blocks.of(np.array(path, np.int32) for path in new)
-    told = change(before, after)
-    known = set(before) - set(told.removed)
-    for block in told.stored:
-        assert block.parent is None or block.parent in known
-        known.add(block.hash)
+def test_events_lead_from_one_set_to_the_other(old: list[list[int]], new: list[list[int]]) -> None:
+    before, after = blocks(old), blocks(new)
+    known = set(before)
+    for event in events(before, after, "CPU"):
+        if event["type"] == "BlockRemoved":
+            known -= set(event["block_hashes"])
+            continue
+        assert event["parent_block_hash"] is None or event["parent_block_hash"] in known
+        known |= set(event["block_hashes"])
     assert known == set(after)
+
+
+def test_consecutive_blocks_are_one_event() -> None:
+    found = blocks([[1, 2, 3, 4, 5, 6], [1, 2, 7, 8]])
+    first, second, third, branch = found
+    stored = list(events({}, found, "CPU"))
+    assert [event["block_hashes"] for event in stored] == [[first, second, third], [branch]]
+    assert [event["parent_block_hash"] for event in stored] == [None, first]
+    assert [event["token_ids"] for event in stored] == [[1, 2, 3, 4, 5, 6], [7, 8]]
+    assert [event["block_size"] for event in stored] == [2, 2]
+    assert {event["type"] for event in stored} == {"BlockStored"}
+    assert {event["medium"] for event in stored} == {"CPU"}
+    (removed,) = events(found, {}, "DISK")
+    assert removed == {"type": "BlockRemoved", "block_hashes": list(found), "medium": "DISK"}

@@ -1,4 +1,4 @@
-"""What a router is told: just what a request can go on from, in every tier, and nothing of others' salts."""
+"""KV events: exactly the resumable prefixes of each tier, and none of salted requests."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def blocks(n: int) -> int:
 @pytest.mark.parametrize(
     "arch", ["qwen35", "gemma3", *(pytest.param(a, marks=pytest.mark.full) for a in ("mamba", "llama"))]
 )
-def test_another_context_can_resume_just_the_blocks_that_were_told(
+def test_published_blocks_are_exactly_the_resumable_ones(
     arch: str, opened: Callable[..., Llama], told: Callable[..., Subscriber]
 ) -> None:
     cache = PromptCache(ram_bytes=64 << 20)
@@ -104,7 +104,7 @@ def test_forgotten_blocks_are_removed(opened: Callable[..., Llama], told: Callab
     router.until(lambda: not any(router.paths().values()))
 
 
-def test_the_folder_is_a_medium_of_its_own_and_serves_the_next_process(
+def test_folder_is_a_medium_of_its_own(
     opened: Callable[..., Llama], told: Callable[..., Subscriber], tmp_path: Path
 ) -> None:
     cache = PromptCache(ram_bytes=64 << 20, disk_dir=tmp_path)
@@ -122,7 +122,14 @@ def test_the_folder_is_a_medium_of_its_own_and_serves_the_next_process(
     assert later.last_request.source == "disk"
 
 
-def test_nothing_of_a_salt_is_told(opened: Callable[..., Llama], told: Callable[..., Subscriber]) -> None:
+def test_blocks_have_at_least_one_token(opened: Callable[..., Llama]) -> None:
+    with pytest.raises(ValueError, match="at least one token"):
+        EventPublisher(opened("qwen35", PromptCache(ram_bytes=64 << 20)), ANY, block_size=0)
+
+
+def test_salted_requests_are_not_published(
+    opened: Callable[..., Llama], told: Callable[..., Subscriber]
+) -> None:
     llm = opened("qwen35", PromptCache(ram_bytes=64 << 20))
     router = told(llm)
     ask(llm, tokens(1, 64), cache_salt="a secret")
@@ -135,7 +142,7 @@ def test_nothing_of_a_salt_is_told(opened: Callable[..., Llama], told: Callable[
     assert set(map(tuple, said)) == {tuple(tokens(2, 64)[:8])}
 
 
-def test_a_late_subscriber_is_told_earlier_events_again(opened: Callable[..., Llama]) -> None:
+def test_replay_repeats_earlier_events(opened: Callable[..., Llama]) -> None:
     llm = opened("qwen35", PromptCache(ram_bytes=64 << 20))
     with EventPublisher(llm, ANY, replay=ANY, block_size=SIZE, interval=0.02, topic="kv@a@b") as publisher:
         first = Subscriber(publisher.endpoint, publisher.replay, "kv@")
@@ -155,10 +162,10 @@ def router_knows(router: Subscriber, conversations: int) -> bool:
     return len({tuple(path[:8]) for paths in router.paths().values() for path in paths}) == conversations
 
 
-def test_all_blocks_are_told_anew_before_the_replay_forgets_them(
+def test_reset_publishes_all_blocks_again(
     opened: Callable[..., Llama], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llamahybrid.events.publisher.ANEW", 3)
+    monkeypatch.setattr("llamahybrid.events.publisher.RESET_MESSAGES", 3)
     llm = opened("qwen35", PromptCache(ram_bytes=64 << 20))
     with EventPublisher(llm, ANY, replay=ANY, block_size=SIZE, interval=0.02) as publisher:
         first = Subscriber(publisher.endpoint, publisher.replay)

@@ -26,7 +26,7 @@ class Sound(llama_cpp.Llama):
     """Restores the longest stored state that is a prefix; stores at a prompt's end and at an answer's."""
 
     cache_salt = ""
-    """It keeps salts apart, as the name says to those who look."""
+    """Its presence tells the harness that salts are kept apart."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -66,13 +66,13 @@ class Sound(llama_cpp.Llama):
         )
 
     def restore(self, prompt: tuple[int, ...], key: Key) -> int:
-        """Bring memory to it; tokens that are there then."""
+        """Restore a stored state; return its tokens."""
         self._ctx.kv_cache_clear()
         self.put(self.stored[key])
         return len(key[1])
 
     def begin(self, prompt: tuple[int, ...]) -> int:
-        """Bring memory to as much of the prompt as is known."""
+        """Restore the known part of the prompt; return its tokens."""
         key = self.choose(prompt)
         if key is None:
             self._ctx.kv_cache_clear()
@@ -106,7 +106,7 @@ class LongerNonPrefix(Sound):
 
 
 class TailStays(Sound):
-    """Goes on from what is live and begins alike without cutting what lies behind."""
+    """Continues from a live prefix without cutting the tokens behind it."""
 
     shifted = 0
     live_salt = ""
@@ -122,7 +122,7 @@ class TailStays(Sound):
         if not self.shifted:
             super().eval(tokens)
             return
-        for token in tokens:  # what is decoded comes behind the tail
+        for token in tokens:  # decode behind the tail
             self._batch.set_batch(batch=[token], n_past=self.n_tokens + self.shifted, logits_all=False)
             self._ctx.decode(self._batch)
             self.input_ids[self.n_tokens] = token
@@ -171,7 +171,7 @@ class StalePlane(Sound):
 
 
 class OthersAttention(Sound):
-    """A history that is as long as it was is taken to be there, whoever's tokens are live by now."""
+    """Takes live tokens of another conversation for a stored state of the same length."""
 
     def restore(self, prompt: tuple[int, ...], key: Key) -> int:
         length = len(key[1])
@@ -182,14 +182,14 @@ class OthersAttention(Sound):
 
 
 class NeverHits(Sound):
-    """Stores, and never finds."""
+    """Stores states and never finds one."""
 
     def choose(self, prompt: tuple[int, ...]) -> Key | None:
         return None
 
 
 class SaltsTogether(Sound):
-    """Looks under every salt."""
+    """Finds states of every salt."""
 
     def choose(self, prompt: tuple[int, ...]) -> Key | None:
         fitting = [key for key in self.stored if common(key[1], prompt) == len(key[1]) < len(prompt)]
@@ -197,7 +197,7 @@ class SaltsTogether(Sound):
 
 
 class Grows(Sound):
-    """Keeps a copy of the state for each request, and never lets go."""
+    """Leaks a copy of the state in each request."""
 
     def store(self) -> None:
         super().store()
@@ -206,7 +206,7 @@ class Grows(Sound):
 
 
 class SaysMore(Sound):
-    """Says that it reused all of each prompt."""
+    """Reports that it reused all of each prompt."""
 
     def generate(self, tokens: Sequence[int], *args: Any, **kwargs: Any) -> Generator[int, Any, None]:
         for token in super().generate(tokens, *args, **kwargs):

@@ -1,4 +1,4 @@
-"""A check of pretended targets: what runs, what is left out, and what remains of a run that stops."""
+"""A check of pretended targets: selected workloads, time limits, interrupted runs."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any
 from llamahybrid.harness import figures
 from llamahybrid.harness.conversation import Conversation, Request
 from llamahybrid.harness.report import Sameness, Verdict, WorkloadFigures
-from llamahybrid.harness.runner import Player
+from llamahybrid.harness.runner import WorkloadRunner
 from llamahybrid.harness.targets.base import Ask, Reply, Session
 from llamahybrid.harness.workloads.speech import Speech, Vocabulary
 from llamahybrid.harness.workloads.tokens import Workload
@@ -43,7 +43,7 @@ PLAYED = Workload("two turns", _workload, measured_from=0)
 
 
 def _figures(session: Session) -> WorkloadFigures:
-    return figures.workload_figures(session, PLAYED, Player(session).converse(PLAYED), None)
+    return figures.workload_figures(session, PLAYED, WorkloadRunner(session).converse(PLAYED), None)
 
 
 def _verdict(found: WorkloadFigures, name: str) -> Verdict:
@@ -62,7 +62,7 @@ def test_sound_target_has_good_verdicts() -> None:
 def test_short_prompts_are_not_judged_by_a_few_tokens() -> None:
     for scale, decoded, outcome in ((1.0, 60, "bad"), (0.5, 60, "cannot tell"), (0.5, 300, "bad")):
         session = Told({"decoded": 41}, {"decoded": decoded})
-        played = Player(session).converse(PLAYED)
+        played = WorkloadRunner(session).converse(PLAYED)
         found = figures.workload_figures(session, PLAYED, played, None, scale=scale)
         assert _verdict(found, "reuse").outcome == outcome
 
@@ -96,7 +96,7 @@ def _salted(session: Session) -> WorkloadFigures:
     def asked(speech: Speech) -> Conversation:
         yield Request(2, HEAD)
 
-    player = Player(session)
+    player = WorkloadRunner(session)
     for salt in ("a", "b"):
         player.ask(Ask(2, HEAD, salt=salt))
     return figures.workload_figures(session, Workload("salts", asked, measured_from=0), player.played, None)

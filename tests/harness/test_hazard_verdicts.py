@@ -32,7 +32,7 @@ def made(found: Verdict, detail: str = "no /home/ada/x [red]", probe: Probe = ME
 
 @pytest.fixture
 def finding(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """`finding(verdict, stop_after)`: each probe finds that; Ctrl-C comes after so many."""
+    """`finding(verdict, stop_after)`: the verdict of each probe; Ctrl-C after `stop_after` probes."""
 
     def prepare(found: Verdict, stop_after: int | None = None) -> None:
         def run(

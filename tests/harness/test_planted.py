@@ -78,36 +78,28 @@ def test_check_passes_a_sound_cache(arch: str, tiny_model: TinyModel, tmp_path: 
     assert status == 0
 
 
-def test_server_that_reports_too_much_reuse_fails(tmp_path: Path) -> None:
-    with FakeServer(boasts=True) as server:
+@pytest.mark.parametrize(
+    ("faults", "bad", "untold"),
+    [
+        ({}, set(), {"memory-flat"}),
+        ({"boasts": True}, {"reports-what-it-reused"}, {"memory-flat", "restores-a-prefix"}),
+        ({"mixes_salts": True}, {"salt-kept-apart"}, {"memory-flat"}),
+        ({"hides": True}, set(), {"hits", "cuts-the-tail", "salt-kept-apart", "memory-flat"}),
+        ({"stale": True}, {"cuts-the-tail"}, {"memory-flat"}),
+    ],
+)
+def test_server_is_judged_by_its_planted_fault(
+    faults: dict[str, bool], bad: set[str], untold: set[str], tmp_path: Path
+) -> None:
+    with FakeServer(**faults) as server:
         status, found = _checked(tmp_path, "--on", server.url)
-    assert {name for name, outcome in found.items() if outcome == "bad"} >= {"reports-what-it-reused"}
-    assert found["memory-flat"] == found["restores-a-prefix"] == "cannot tell"
-    assert status == 1
-
-
-def test_sound_server_passes(tmp_path: Path) -> None:
-    with FakeServer() as server:
-        status, found = _checked(tmp_path, "--on", server.url)
-    assert "bad" not in found.values(), found
-    assert found["hits"] == found["cuts-the-tail"] == found["salt-kept-apart"] == "ok"
-    assert status == 0
-
-
-def test_server_that_mixes_salts_fails(tmp_path: Path) -> None:
-    with FakeServer(mixes_salts=True) as server:
-        _, found = _checked(tmp_path, "--on", server.url)
-    assert {name for name, outcome in found.items() if outcome == "bad"} == {"salt-kept-apart"}
-
-
-def test_server_without_figures_is_not_judged(tmp_path: Path) -> None:
-    with FakeServer(hides=True) as server:
-        status, found = _checked(tmp_path, "--on", server.url)
-    assert set(found.values()) == {"cannot tell"}, found
-    assert status == 0
-
-
-def test_server_whose_cache_changes_answers_fails(tmp_path: Path) -> None:
-    with FakeServer(stale=True) as server:
-        _, found = _checked(tmp_path, "--on", server.url)
-    assert found["cuts-the-tail"] == "bad"
+    hit = {name for name, outcome in found.items() if outcome == "bad"}
+    assert bad <= hit, found
+    if not ({"boasts", "stale"} & set(faults)):  # those two show in other verdicts, too
+        assert hit == bad
+    if "hides" in faults:
+        assert set(found.values()) == {"cannot tell"}
+    assert untold <= {name for name, outcome in found.items() if outcome == "cannot tell"}
+    if not faults:
+        assert found["hits"] == found["cuts-the-tail"] == found["salt-kept-apart"] == "ok"
+    assert status == bool(bad)

@@ -9,7 +9,7 @@ import pytest
 
 from llamahybrid.harness.conversation import Conversation, Request
 from llamahybrid.harness.report import Sameness
-from llamahybrid.harness.runner import Played, Player, answer_of
+from llamahybrid.harness.runner import RequestResult, WorkloadRunner, answer_of
 from llamahybrid.harness.targets.base import Ask, Reply, Session
 from llamahybrid.harness.workloads.speech import Speech, Vocabulary
 from llamahybrid.harness.workloads.tokens import Workload
@@ -41,13 +41,13 @@ def _three(speech: Speech) -> Conversation:
         history += [*answer.tokens, *speech.words(3)]
 
 
-def _places(played: Sequence[Played]) -> list[tuple[str, int, int]]:
+def _places(played: Sequence[RequestResult]) -> list[tuple[str, int, int]]:
     return [(each.chat, each.turn, each.number) for each in played]
 
 
 def test_each_request_is_built_from_the_answer_before() -> None:
     session = Echo()
-    played = Player(session).converse(Workload("three", _three))
+    played = WorkloadRunner(session).converse(Workload("three", _three))
     assert [each.ask for each in played] == session.asked
     first, second, third = (ask.tokens for ask in session.asked)
     assert second[:22] == (*first, 7, 8)
@@ -57,7 +57,7 @@ def test_each_request_is_built_from_the_answer_before() -> None:
 
 def test_clients_take_turns_on_a_serial_target() -> None:
     session = Echo()
-    played = Player(session).converse(Workload("three", _three, clients=2))
+    played = WorkloadRunner(session).converse(Workload("three", _three, clients=2))
     assert _places(played) == [("0", 0, 0), ("1", 0, 0), ("0", 1, 1), ("1", 1, 1), ("0", 2, 2), ("1", 2, 2)]
     assert session.asked[0].tokens != session.asked[1].tokens, "each has words of its own"
 
@@ -71,7 +71,7 @@ def test_clients_ask_at_once_on_a_parallel_target() -> None:
             self.meeting.wait()  # breaks where nobody else comes
             return super().ask(ask)
 
-    played = Player(AtOnce()).converse(Workload("three", _three, clients=2))
+    played = WorkloadRunner(AtOnce()).converse(Workload("three", _three, clients=2))
     assert sorted(_places(played)) == [(chat, turn, turn) for chat in "01" for turn in range(3)]
     assert [each.sent for each in played] == sorted(each.sent for each in played)
 
@@ -80,8 +80,8 @@ def test_clients_ask_at_once_on_a_parallel_target() -> None:
 def test_salts_are_sent_unless_the_target_has_none(salts: bool | None, sent: str) -> None:
     session = Echo()
     session.salts = salts
-    told: list[Played] = []
-    player = Player(session, told.append)
+    told: list[RequestResult] = []
+    player = WorkloadRunner(session, told.append)
     player.ask(Ask(2, (1, 2), salt="s"))
     assert session.asked[0].salt == sent
     assert told == player.played

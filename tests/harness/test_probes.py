@@ -24,7 +24,7 @@ class Cache(Session):
         self.boasts, self.hides = boasts, hides
         self.asked: list[Ask] = []
         self.answers: dict[int, Sameness] = {}
-        """What checks say of answers, by their request's number; else they are right."""
+        """Comparison of answers by number of the request; default: same."""
         self.checked = 0
         self.stored: list[tuple[str, tuple[int, ...]]] = []
 

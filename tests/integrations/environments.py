@@ -24,7 +24,7 @@ from llamahybrid.engine.process import display
 ROOT = Path(__file__).parents[2]
 
 SERVER = ("llama-cpp-python[server]==0.3.36", "prometheus-client>=0.20", "httpx>=0.27")
-"""What our own server needs, and a client of it."""
+"""Packages of our server and of its client."""
 
 PACKAGES: dict[str, tuple[str, ...]] = {
     "guidance": ("guidance==0.3.1",),
@@ -46,7 +46,7 @@ ALWAYS = ("pytest>=8", "pytest-timeout>=2.3")
 
 
 def dependencies() -> list[str]:
-    """What llamahybrid itself needs, but the engine."""
+    """Return llamahybrid's dependencies without the engine."""
     needs = (need for need in metadata.requires("llamahybrid") or () if "extra ==" not in need)
     return [need for need in needs if not need.startswith("llama-cpp-python")]
 

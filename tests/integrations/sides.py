@@ -37,7 +37,7 @@ def needed(name: str, environment: str) -> Any:
 
 @dataclass(frozen=True)
 class Side:
-    """One run."""
+    """Result of a run."""
 
     said: Said
     decoded: int

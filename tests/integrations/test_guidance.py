@@ -1,8 +1,8 @@
 """guidance, which cuts and decodes the context's memory itself (`llama_memory_seq_rm`, `llama_decode`).
 
-It does not look at what `llama_memory_seq_rm` returns, and memory that cannot be cut refuses: on a hybrid its
-second prompt fails in `llama_decode`, as the library sees that positions do not follow on each other. With
-ours what was in front of the cut is brought back, and the answers are right.
+guidance ignores the result of `llama_memory_seq_rm`, and memory that cannot be cut refuses: on a hybrid its
+second prompt fails in `llama_decode`, because positions do not follow on each other. With ours the state
+before the cut is restored, and the answers are right.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def test_plain_attention_says_the_same(tiny_model: TinyModel) -> None:
 
 @pytest.mark.parametrize("arch", ["qwen35", "jamba", "mamba"])
 def test_hybrids_fail_with_stock_and_are_right_with_ours(tiny_model: TinyModel, arch: str) -> None:
-    """What stock says to each question is asked of a model of its own."""
+    """Stock answers each question on a model of its own."""
     path, prompt = str(tiny_model(arch)), list(range(40, 100))
     right = [answer(opened(path)[0], question) for question in ASKED]
     model, llm = opened(path)

@@ -1,4 +1,4 @@
-"""langchain-community: `LlamaCpp`, `ChatLlamaCpp`, streamed, with tools, and what is told of the tokens."""
+"""langchain-community: `LlamaCpp`, `ChatLlamaCpp`, streamed, with tools, and their counts of tokens."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_chats(path: str, ask: Any, streaming: bool) -> None:
     reuses(scenario)
 
 
-def test_usage_tells_what_was_cached(path: str) -> None:
+def test_usage_counts_cached_tokens(path: str) -> None:
     """langchain-community passes `usage` on as it is; it makes no `usage_metadata` of it, nor of a stream."""
     told = []
 

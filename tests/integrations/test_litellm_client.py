@@ -29,7 +29,7 @@ TOOL: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def asked(tiny_model: TinyModel) -> Iterator[dict[str, Any]]:
-    """What all requests say: a server of ours, that wants its key."""
+    """Arguments of all requests: our server's address and key."""
     from tests.lab.serving import serving
 
     with serving(tiny_model("qwen35"), api_key="secret", model={"chat_format": "chatml"}) as server:
@@ -41,7 +41,7 @@ def messages(question: str) -> list[dict[str, str]]:
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
 
 
-def test_a_chat_and_what_of_it_was_cached(asked: dict[str, Any]) -> None:
+def test_a_chat_and_its_cached_tokens(asked: dict[str, Any]) -> None:
     first = litellm.completion(messages=messages("Which rivers flow through Vienna?"), **asked)
     talk = messages("Which rivers flow through Vienna?")
     talk += [{"role": "assistant", "content": first.choices[0].message.content}]

@@ -28,7 +28,7 @@ def plugin(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[A
 
 
 def asked(model: Any, opened: list[Any], monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is answered; `opened` gets the models."""
+    """Return the answers; `opened` gets the models."""
     made = llama_cpp.Llama.__init__
 
     def seen(self: Any, *args: Any, **options: Any) -> None:

@@ -54,7 +54,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def server(tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A server with so many conversations, some of them in a tree, one of which looks like markup."""
+    """A server with `count` conversations, some of them in a tree, one of which looks like markup."""
     from llamahybrid.prompt_cache import LiveView
     from tests.lab.serving import serving
 
@@ -110,7 +110,7 @@ def shown(browser: Any, server: Any, width: int, scheme: str, name: str) -> Any:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1600])
-def test_it_is_drawn_as_it_should_be(browser: Any, server: Any, width: int, scheme: str) -> None:
+def test_the_page_shows_all_its_parts(browser: Any, server: Any, width: int, scheme: str) -> None:
     page, complaints = shown(browser, server, width, scheme, "many")
     assert complaints == []
     assert page.title() == "Cache · llamahybrid", "what was said is no markup"
@@ -135,7 +135,7 @@ def test_it_is_drawn_as_it_should_be(browser: Any, server: Any, width: int, sche
     page.context.close()
 
 
-def test_it_follows_what_happens(browser: Any, server: Any) -> None:
+def test_the_page_follows_changes(browser: Any, server: Any) -> None:
     page, complaints = shown(browser, server, 1600, "light", "live")
     before = page.locator("#requests li").count()
     with server.client(headers={"x-api-key": "secret"}) as client:

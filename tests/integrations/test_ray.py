@@ -12,7 +12,7 @@ from tests.integrations.sides import needed
 needed("ray", "ray")
 
 
-def test_what_waits_for_ray_elsewhere_runs_here() -> None:
+def test_tests_that_need_ray_run_here() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "tests/ray/test_router.py", "tests/test_ray.py"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout

@@ -54,7 +54,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no second sequence": {"paging": False},
     "larger context": {"n_ctx": 512},
 }
-"""How the context differs whose sound records, of the very same tokens, must be refused all the same."""
+"""Contexts whose sound records of the same tokens must be refused, by their difference."""
 
 
 class Damage(AssertionError):
@@ -279,7 +279,7 @@ def at_the_library(model: Path, seed: int, count: int) -> Counter[str]:
 
 
 class _Way:
-    """One pair of save and load functions of the C API."""
+    """A pair of save and load functions of the C API."""
 
     def __init__(self, native: Any, ctx: Any, flags: int | None) -> None:
         self._native, self._ctx, self._flags = native, ctx, flags

@@ -59,7 +59,7 @@ class Tie:
 
 @dataclass
 class Verdict:
-    """What a history showed; adds up over histories with `add`."""
+    """Result of a history; `add` sums up histories."""
 
     requests: int = 0
     bit_equal: int = 0
@@ -95,7 +95,7 @@ def _quiet_boom() -> Iterator[None]:
 
 
 class Runner:
-    """One history on one fresh subject, compared with `reference` after each operation."""
+    """Plays a history on a fresh subject and compares it with `reference` after each operation."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class Runner:
         self._count(getattr(self._llm, "prompt_cache", None))
 
     def _count(self, cache: Any) -> None:
-        """What a cache that is not used any more has read from disk."""
+        """Count the records that a cache has read from disk, once it is closed."""
         if cache is not None:
             self.verdict.from_disk += cache.stats().extra.get("disk_loaded", 0)
 
@@ -177,7 +177,7 @@ class Runner:
             self._tend(operation)
 
     def _tend(self, operation: Budget | Reopen) -> None:
-        """What its owner does to the prompt cache; a subject without one is left alone."""
+        """Change or reopen the prompt cache of a subject that has one."""
         cache = getattr(self._llm, "prompt_cache", None)
         if cache is None:
             return
@@ -271,7 +271,7 @@ class Runner:
                 raise Mismatch(f"rows of `scores` are {apart:.2e} of the range apart")
 
     def _check_self(self) -> None:
-        """What the subject says about itself must be consistent (a stock `Llama` says nothing)."""
+        """Check that the subject's report and cache are consistent (a stock `Llama` has neither)."""
         report = getattr(self._llm, "last_request", None)
         if report is not None and not (
             report.left == report.total - report.cached
@@ -332,7 +332,7 @@ def choice(token: int, wanted: Logits, position: int, tolerance: float) -> Tie |
 
 
 def shortfall(reference: Reference, prompt: list[int], answer: list[int], tolerance: float = 1e-3) -> float:
-    """How far greedy tokens lie under a fresh context's best, as a share of the range. Raises Mismatch."""
+    """Return how far greedy tokens lie under a fresh context's best, as a share of the range."""
     rows = reference.logits(prompt, answer[:-1])
     chosen = rows[np.arange(len(answer)), answer]
     worst = float(((rows.max(axis=1) - chosen) / np.ptp(rows, axis=1)).max())

@@ -33,7 +33,7 @@ UNLIMITED = 1 << 40
 
 
 class History:
-    """One folder and what happens to it; a step raises AssertionError when something is lost or touched."""
+    """A cache folder and random steps on it; a step raises AssertionError for a lost record."""
 
     def __init__(self, root: Path, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -48,7 +48,7 @@ class History:
         self.cache: PromptCache = hasty(self.folder, UNLIMITED)
 
     def run(self, steps: int) -> Counter[str]:
-        """So many random steps; how often each was taken."""
+        """Take `steps` random steps; return how often each was taken."""
         kinds = [
             self.ask,
             self.ask,
@@ -157,7 +157,7 @@ class History:
         path.unlink()
 
     def vanish(self) -> None:
-        """Somebody removes files of records."""
+        """Remove files of records."""
         for path in self._some_files():
             path.unlink()
         turn(self.cache, self.rng)
@@ -173,10 +173,10 @@ class History:
         rows.open()
         assert sum(rows.sweep(shard) for shard in range(SHARDS)), "an old file was left"
 
-    # -- what is there -----------------------------------------------------------------------------
+    # -- records and files -----------------------------------------------------------------------------
 
     def _furnish(self) -> None:
-        """What is the user's, another format's, another version's."""
+        """Create files of the user, of another format and of another version."""
         (self.root / "home").mkdir()
         (self.root / "home" / "thesis.tex").write_text("my only copy")
         self.folder.mkdir(mode=0o700)
@@ -259,7 +259,7 @@ def failing(name: str, code: int) -> Iterator[None]:
 
 
 def histories(count: int, seed: int, steps: int) -> Counter[str]:
-    """So many histories of so many steps; how often each step was taken. Raises AssertionError."""
+    """Run `count` histories of `steps` steps; return how often each step was taken. Raises AssertionError."""
     done: Counter[str] = Counter()
     alone: Any = loading
     said = reader.FIRST_BACKOFF_SECONDS, alone.UNREADABLE_SECONDS

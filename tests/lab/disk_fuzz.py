@@ -1,10 +1,10 @@
-"""What a folder of the disk tier must live through: killed writers, several at once, and a disk that fails.
+"""Campaigns on a folder of the disk tier: killed writers, several processes, and a disk that fails.
 
 ``python -m tests.lab.disk_fuzz --kills 200 --seconds 60 --processes 2 --faults 100 [--seed 1]``
 
-State is made up: bytes that only follow from their tokens, so that any record can be told right from wrong.
-Every record that a killed process had reported written must be there, whole; what is there must be right.
-Exit status 1 at the first that is not.
+State is made up: its bytes follow from its tokens alone, so that right and wrong records can be told apart.
+Each record that a killed process had reported as written must be there, and each record must be right. Exit
+status 1 at the first fault.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def turn(cache: PromptCache, rng: random.Random) -> str:
 
 
 def work(folder: str, seed: int, seconds: float, disk_bytes: int) -> None:
-    """A process of its own: turns for so long; prints each record once it is written, and its counts."""
+    """Take turns for `seconds` in a process of its own; print each record once it is written, and counts."""
     wrote = Tier.wrote
 
     def report(tier: Tier, item: Item) -> None:

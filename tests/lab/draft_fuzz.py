@@ -93,7 +93,7 @@ class Outcome:
 
 
 class Trial:
-    """One model, setting and way of undoing."""
+    """A model, a setting and a way of undoing."""
 
     def __init__(self, model: Path, setting: Setting, seed: int, planes: bool) -> None:
         self._rng = random.Random(seed)

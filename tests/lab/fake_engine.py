@@ -34,7 +34,7 @@ def logits_of(tokens: Sequence[int], n: int = 2) -> Logits:
 
 @dataclass(frozen=True)
 class FakeAttention:
-    """How attention is laid out in segments: each knows its tokens and what came before them."""
+    """Attention in segments: each holds its tokens and those before them."""
 
     token_bytes: int
     namespace: str = "model"
@@ -76,14 +76,14 @@ class FakeAttention:
 
 @dataclass
 class FakeEngine:
-    """One context: `state` is what its memory saw, `attention` the tokens whose KV it holds."""
+    """A context: `state` has the tokens that its memory saw, `attention` those whose KV it holds."""
 
     cache: PromptCache | NaivePromptCache
     kind: Kind = "hybrid"
     namespace: str = "model"
     costs: Costs = CHEAP
     snapshot_tokens: int = 64
-    """Snapshots are padded to a multiple of so many tokens, so that buffers are used again."""
+    """Snapshots are padded to a multiple of this number of tokens, so that buffers are used again."""
     state: list[int] = field(default_factory=list)
     logits: Logits | None = None
     prefilled: int = 0
@@ -298,7 +298,7 @@ class FakeEngine:
 
     @property
     def paging(self) -> FakeAttention:
-        """How its attention is laid out; knows no engine, so that a cache that keeps it keeps none alive."""
+        """The layout of its attention; it refers to no engine, so that a cache keeps no engine alive."""
         return FakeAttention(self.token_bytes, self.namespace)
 
 

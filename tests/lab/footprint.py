@@ -10,14 +10,13 @@ that. Linux only (/proc/self/status tells the peak, clear_refs resets it).
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import random
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -61,12 +60,12 @@ class Footprint:
 
     @property
     def grown(self) -> int:
-        """What the budget brought with it at most."""
+        """Growth of resident memory under the budget, at most."""
         return self.peak - self.warm
 
     @property
     def allowed(self) -> int:
-        """What it may bring."""
+        """Growth that the budget allows."""
         return int(self.budget * ALLOWED_SHARE) + self.snapshot
 
 
@@ -91,7 +90,7 @@ class _Chats:
         """Chats there were so far."""
 
     def turn(self) -> None:
-        """One request, of a new chat or an old one."""
+        """Send a request of a new chat or an old one."""
         chance = self._chance
         if self._histories and chance.random() < 0.5:
             history = self._histories.pop(chance.randrange(len(self._histories)))
@@ -106,7 +105,7 @@ class _Chats:
 
 
 def run(model: Path, snapshots: int, conversations: int, seed: int) -> Footprint:
-    """One run in this process, which should be a fresh one, until so many chats came under the budget."""
+    """Run in this process, a fresh one, until `conversations` chats were held under the budget."""
     silence()
     cache = PromptCache(0)
     llama = partial(Llama, n_ctx=1024, n_batch=128, n_ubatch=64, swa_full=False, verbose=False)
@@ -132,14 +131,9 @@ def run(model: Path, snapshots: int, conversations: int, seed: int) -> Footprint
 
 
 def in_a_process(model: Path, snapshots: int, conversations: int, seed: int) -> Footprint:
-    """`run` in a process of its own, on the engine of this one."""
-    arguments = (model, snapshots, conversations, seed)
-    child = json.dumps([str(a) for a in arguments])
-    command = [sys.executable, "-m", "tests.lab.footprint", "--child", child]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"a run with {snapshots} snapshots failed: {done.stderr[-2000:]}")
-    return Footprint(**json.loads(done.stdout))
+    """`run` in a fresh process, on the engine of this one."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(run, model, snapshots, conversations, seed).result()
 
 
 def made(arch: str, folder: Path) -> Path:
@@ -151,13 +145,8 @@ def main(
     conversations: Annotated[int, typer.Option(help="Chats begun after the warm-up.")] = 500,
     seed: Annotated[int, typer.Option(help="Seed of the chats.")] = 1,
     arch: Annotated[list[str] | None, typer.Option(help="Architecture; may be repeated.")] = None,
-    child: Annotated[str, typer.Option(hidden=True)] = "",
 ) -> None:
     """Resident memory against the budget, each run in a process of its own."""
-    if child:
-        path, *numbers = json.loads(child)
-        print(json.dumps(asdict(run(Path(path), *map(int, numbers)))))
-        return
     missed = False
     with tempfile.TemporaryDirectory() as folder:
         for name in arch or MODELS:

@@ -1,7 +1,7 @@
-"""What users do to a chat, as data: operations, random histories of them, and how a failing one is shrunk.
+"""Histories of chats as data: operations of users, random histories, and the shrinking of a failing one.
 
 A history holds no tokens: text comes from each operation's own seed, so that an operation means the same
-after others were taken away. It prints as Python that can be pasted into a test.
+after others were taken away. A history prints as Python that can be pasted into a test.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 Ending: TypeAlias = Literal["close", "abandon", "stop", "interrupt", "processor error"]
-"""How a request ends: its generator is closed, left hanging half-way, stopped by a criterion, interrupted by
+"""Ends of a request: its generator is closed, left open half-way, stopped by a criterion, interrupted by
 Ctrl-C between two tokens, or met by an exception inside a logits processor."""
 
 ENDINGS: tuple[Ending, ...] = ("close", "abandon", "stop", "interrupt", "processor error")
@@ -37,7 +37,7 @@ class Vocabulary:
 
 @dataclass
 class Chat:
-    """What was asked and answered so far."""
+    """The last prompt and answer, and earlier prompts."""
 
     prompt: list[int] = field(default_factory=list)
     answer: list[int] = field(default_factory=list)
@@ -222,7 +222,7 @@ def random_history(seed: int, *, length: int = 8, longest: int = 200) -> History
 
 
 def restarted(history: History) -> History:
-    """It, with a new process' model and cache before every operation but the first."""
+    """Return the history with a new process' model and cache before every operation but the first."""
     first, *others = history.operations
     return History((first, *(each for other in others for each in (Reopen(restart=True), other))))
 

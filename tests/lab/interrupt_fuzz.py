@@ -39,7 +39,7 @@ from tests.lab.quiet import silence
 ROOT = str(Path(prompt_cache.__file__).parent)
 FILES = (
     *("base", "cache", "eviction", "guard", "nodes", "pins", "placement", "planning", "promotion", "ram"),
-    *("selection", "store", "tree", "value"),
+    *("room", "selection", "store", "tree", "value"),
 )
 """Modules whose lines are interrupted: what happens in RAM."""
 
@@ -64,13 +64,13 @@ class Stuck(BaseException):
 
 @dataclass
 class Outcome:
-    """What a campaign showed."""
+    """Results of a campaign."""
 
     interrupted: int = 0
     restarts: int = 0
     """Times that the cache gave up what it held."""
     broken: Counter[str] = field(default_factory=Counter)
-    """What was wrong afterwards, by where and how."""
+    """Faults after interrupts, by place and kind."""
 
 
 def requests(cache: PromptCache, prompts: tuple[list[int], ...], kind: Kind = "hybrid") -> int:
@@ -115,7 +115,7 @@ def work(cache: PromptCache) -> None:
 
 
 def verdict(cache: PromptCache, seconds: float = STUCK_SECONDS) -> str | None:
-    """What is wrong with a cache after an interrupt, in words; None if nothing is."""
+    """Return the fault of a cache after an interrupt, in words; None for a sound one."""
     seen: list[object] = []
     asking = threading.Thread(target=lambda: seen.append(cache.stats()), daemon=True)
     asking.start()
@@ -228,7 +228,7 @@ def opened(folder: str | None) -> PromptCache:
 
 
 def at_line(line: Line, times: int, outcome: Outcome, *, disk: bool) -> bool:
-    """Interrupt one line once and look at what is left; False if it did not run so often."""
+    """Interrupt a line once and check the cache; return False for a line that runs less often."""
     with tempfile.TemporaryDirectory() as folder:
         cache = opened(folder if disk else None)
         hit = interrupted(lambda: work(cache), line, times)
@@ -254,25 +254,35 @@ def all_lines(*, disk: bool) -> list[Line]:
     return [line for line in found if line not in without or line[0] == "cache"]
 
 
-def by_timer(chance: random.Random, outcome: Outcome) -> None:
-    """One interrupt by a signal at a random moment."""
-    cache = opened(None)
+def interrupted_after(seconds: float, job: Callable[[], object]) -> bool:
+    """Run a job in the main thread with a KeyboardInterrupt after `seconds`; return whether it came."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 10 ** chance.uniform(-4, -1.5))
+        signal.setitimer(signal.ITIMER_REAL, seconds)
         try:
-            while True:  # however fast the machine is, and however late its timers
-                work(cache)
+            job()
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
     except KeyboardInterrupt:
-        outcome.interrupted += 1
+        return True
     finally:
         signal.signal(signal.SIGALRM, before)
+    return False
+
+
+def by_timer(chance: random.Random, outcome: Outcome) -> None:
+    """Interrupt the workload by a signal at a random moment."""
+    cache = opened(None)
+
+    def work_on() -> None:
+        while True:  # until the signal comes, on any machine
+            work(cache)
+
+    outcome.interrupted += interrupted_after(10 ** chance.uniform(-4, -1.5), work_on)
     _judge(cache, outcome)
 
 

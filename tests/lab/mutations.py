@@ -79,18 +79,18 @@ def faults_in(text: str) -> Iterator[Fault]:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of pytest."""
+    """Result of a run of pytest."""
 
     red: bool
     test: str = ""
     """The first test that was red."""
     late: bool = False
-    """It did not end in time."""
+    """The run did not end in time."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What the suite said of one fault."""
+    """The suite's result for a fault."""
 
     name: str
     outcome: Outcome
@@ -207,7 +207,7 @@ class Copy:
 
 
 def planted(fault: Fault, sound: str) -> str:
-    """A file's text with a fault in it. Raises ValueError unless what goes is there once."""
+    """Return a file's text with a fault planted. Raises ValueError unless the old text is there once."""
     text = sound
     for old, new in fault.edits:
         if (count := text.count(old)) != 1:

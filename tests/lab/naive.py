@@ -33,14 +33,14 @@ class NaivePromptCache:
     def __init__(self) -> None:
         self._checkpoints: dict[tuple[str, Path], Checkpoint] = {}
         self._attention: dict[tuple[str, Path], Segment] = {}
-        """One token each, by the path that ends with it."""
+        """Segments of one token, by the path that ends with it."""
         self._paths: set[tuple[str, Path]] = set()
         self._followed: list[LiveState] = []
         self._tails: dict[str, int] = {}
         self._hits = self._misses = self._saved = 0
 
     def follow(self, state: LiveState, prompt: Tokens) -> bool:
-        """See `PromptCache.follow`."""
+        """See `RamStore.follow`."""
         if state.forgotten and len(state.tokens()):
             return False
         if state not in self._followed:
@@ -74,7 +74,7 @@ class NaivePromptCache:
         )
 
     def peek(self, tokens: Tokens, view: LiveView, costs: Costs) -> int:
-        """See `PromptCache.peek`."""
+        """See `RamStore.peek`."""
         live = () if view.forgotten else tuple(view.tokens.tolist())
         return self._deepest(tuple(tokens.tolist()), live, view)[0]
 
@@ -82,14 +82,14 @@ class NaivePromptCache:
         """Nothing is ever evicted, so nothing needs a pin."""
 
     def buffer(self, n_bytes: int) -> Bytes:
-        """See `PromptCache.buffer`."""
+        """See `RamStore.buffer`."""
         return np.empty(n_bytes, np.uint8)
 
     def queue_writes(self, view: LiveView) -> None:
         """Nothing lies outside."""
 
     def admit(self, view: LiveView, position: int, snapshot: Bytes, logits: Logits | None = None) -> bool:
-        """See `PromptCache.admit`; refuses only what was forgotten."""
+        """See `RamStore.admit`; refuses only what was forgotten."""
         if view.forgotten:
             return False
         path = tuple(view.tokens[:position].tolist())
@@ -105,7 +105,7 @@ class NaivePromptCache:
         return True
 
     def missing(self, view: LiveView) -> list[tuple[int, int]]:
-        """See `PromptCache.missing`; token by token."""
+        """See `RamStore.missing`; token by token."""
         if view.split is None or view.forgotten:
             return []
         live = tuple(view.tokens.tolist())
@@ -113,7 +113,7 @@ class NaivePromptCache:
         return [(i, i + 1) for i in wanted if (view.namespace, live[: i + 1]) not in self._attention]
 
     def unstored(self, view: LiveView) -> int:
-        """See `PromptCache.unstored`."""
+        """See `RamStore.unstored`."""
         if view.forgotten:
             return 0
         live = tuple(view.tokens.tolist())
@@ -121,11 +121,11 @@ class NaivePromptCache:
         return len(live) - next(here, 0)
 
     def segment_buffer(self, view: LiveView, n_bytes: int) -> Bytes | None:
-        """See `PromptCache.segment_buffer`."""
+        """See `RamStore.segment_buffer`."""
         return np.empty(n_bytes, np.uint8)
 
     def store_segment(self, view: LiveView, segment: Segment) -> bool:
-        """See `PromptCache.store_segment`; every token by itself."""
+        """See `RamStore.store_segment`; every token by itself."""
         assert view.split is not None
         if view.forgotten:
             return False
@@ -138,7 +138,7 @@ class NaivePromptCache:
         return True
 
     def remember(self, namespace: str, tokens: Tokens, state: LiveState | None = None) -> None:
-        """See `PromptCache.remember`."""
+        """See `RamStore.remember`."""
         if state is None or not state.forgotten:
             self._paths.add((namespace, tuple(tokens.tolist())))
 
@@ -147,7 +147,7 @@ class NaivePromptCache:
         self._checkpoints = {k: c for k, c in self._checkpoints.items() if c is not checkpoint}
 
     def drop_segment(self, segment: Segment) -> None:
-        """See `PromptCache.drop_segment`."""
+        """See `RamStore.drop_segment`."""
         self._attention = {k: s for k, s in self._attention.items() if s is not segment}
 
     def forget(self, prefix: Sequence[int] | Tokens) -> int:

@@ -50,11 +50,11 @@ STUCK_SECONDS = 300
 ROUNDED = ("glm5-next", "deepseek4")
 """Architectures that are compared with a cache of f32, where right runs agree to 2e-6.
 
-glm5-next attends in one of two ways, as cells happen to be in use: where the context reaches further than
+glm5-next attends in one of two ways, depending on the cells in use: where the context reaches further than
 the cells that may be looked at, small batches gather those as f32 (src/models/glm5-next.cpp,
-build_inp_kpool); else the query is rounded to the cache's type. Whose cells lie behind those of others, which
-are free by now, is thus 1e-4 of the range from a fresh context in any bare llama_decode loop, and anywhere
-once that picks another expert.
+build_inp_kpool); else the query is rounded to the cache's type. A sequence whose
+cells lie behind freed ones is thus 1e-4 of the range from a fresh context in any bare llama_decode loop, and
+at any distance once that picks another expert.
 
 deepseek4 compresses what was rounded: in a bare loop that has the context to itself, a prompt decoded token
 by token is 7e-5 of the range from the same in one batch, and 6e-3 where that picks another expert, one time
@@ -67,7 +67,7 @@ SALTS = (("",), ("", "a"), ("a", "b"), ("", "a", "b"))
 
 @dataclass
 class Outcome:
-    """What the histories on one model showed."""
+    """Results of the histories on one model."""
 
     histories: int = 0
     verdict: Verdict = field(default_factory=Verdict)
@@ -76,12 +76,12 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a seed makes of a history, beside its operations."""
+    """Parameters of a history, drawn from its seed."""
 
     n_parallel: int
     talks: int
     threads: int
-    """Those of them that are played in threads of their own; the others take turns in the main thread."""
+    """Conversations played in threads of their own; the others take turns in the main thread."""
     n_ctx: int
     wait: bool | float
     patience: float
@@ -96,7 +96,7 @@ class Plan:
 
     @classmethod
     def draw(cls, rng: random.Random, seed: int) -> Plan:
-        """One at random."""
+        """Draw a plan at random."""
         talks, n_ctx = rng.randint(2, 4), rng.choice(CONTEXTS)
         return cls(
             n_parallel=rng.randint(2, 4),
@@ -114,11 +114,11 @@ class Plan:
 
 
 def play(model: Path, setting: Setting, seed: int, outcome: Outcome) -> None:
-    """One history.
+    """Play the history of a seed.
 
     Raises:
         Mismatch: an answer is not that of a fresh context, or something was left behind.
-        Exception: whatever a conversation died of.
+        Exception: the error of a conversation.
     """
     rng = random.Random(f"parallel {seed}")
     plan = Plan.draw(rng, seed)

@@ -1,7 +1,7 @@
-"""What several clients at once make a `Llama` decode, over the least possible, by the library's counters.
+"""Tokens that several clients at once make a `Llama` decode, over the least possible, by native counters.
 
 Each client plays the same kind of conversation with words of its own (or the very same ones, `same`), all
-on one `Llama(n_parallel=4)`. What has to be decoded is counted as if each request came when it was sent.
+on one `Llama(n_parallel=4)`. The least is counted as if each request came when it was sent.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CLIENTS = 4
 
 @dataclass
 class Asked:
-    """One request as its client saw it."""
+    """A request as its client saw it."""
 
     client: int
     number: int
@@ -42,7 +42,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Crowd:
-    """What all clients together asked, in the order of asking, and what was decoded for it."""
+    """The requests of all clients, in the order of sending, and the tokens decoded for them."""
 
     asked: Sequence[Asked]
     decoded: int
@@ -62,7 +62,7 @@ class Crowd:
         return (self.decoded - cold) / (sum(least) - cold)
 
     def account(self) -> str:
-        """Where the tokens went, request by request."""
+        """Return the tokens of each request, as a table."""
         lines = []
         for each, least in zip(self.asked, self.least, strict=True):
             assert each.report is not None

@@ -1,7 +1,7 @@
-"""One conversation of several on one `Llama`, played in its own thread or by turns with others in one.
+"""Conversations on a `Llama`, each in a thread of its own or by turns with others in one thread.
 
-A `Talk` does to its chat what users do, one operation after the other, and keeps what the sampler saw; what a
-fresh stock context says to the same tokens is looked up when all is over (`judge`).
+A `Talk` plays operations of users on its chat and keeps the logits that the sampler saw, which are compared
+with a fresh stock context's at the end of the history (`judge`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.lab.reference import Logits, Reference, Setting
 
 @dataclass
 class Said:
-    """What one request was answered, and what the sampler saw before each token."""
+    """The answer to a request, and the logits that its sampler saw before each token."""
 
     what: str
     prompt: list[int]
@@ -89,7 +89,7 @@ class Said:
 
 @dataclass
 class Common:
-    """What the conversations of one history share."""
+    """State that the conversations of a history share."""
 
     vocabulary: Vocabulary
     n_ctx: int
@@ -99,19 +99,19 @@ class Common:
     longest: int
     salts: tuple[str, ...] = ("",)
     waits: bool = True
-    """Nobody is refused."""
+    """Requests wait for a slot instead of being refused."""
     cancels: Counter[int] = field(default_factory=Counter)
     """By a model's id, how often all its requests were cancelled."""
     said: list[Said] = field(default_factory=list)
     evaluated: list[Said] = field(default_factory=list)
-    """What else was decoded."""
+    """Prompts that were evaluated without a request."""
     left: list[Any] = field(default_factory=list)
     """Streams that others give up, sooner or later."""
     count: Counter[str] = field(default_factory=Counter)
 
 
 class Talk:
-    """One conversation: `play` is a generator that stops wherever another one may go on."""
+    """A conversation: `play` is a generator that yields wherever another conversation may go on."""
 
     def __init__(self, common: Common, llm: Any, seed: str, operations: int, salt: str = "") -> None:
         self._common, self._llm = common, llm
@@ -242,7 +242,7 @@ class Talk:
             stream.close()
 
     def _step(self, stream: Iterator[int]) -> int | None:
-        """The stream's next token, None at its end."""
+        """Return the stream's next token, None at its end."""
         token = next(stream, None)
         return None if token is None else int(token)
 
@@ -291,7 +291,7 @@ class Talk:
         self._chat.asked(said.prompt, said.answer)
 
     def _by_hand(self) -> Iterator[None]:
-        """reset, eval, sample, eval, ... without a stop: what a thread did last is its own."""
+        """Reset, evaluate, sample, evaluate, ... without a stop."""
         llm, take = self._llm, self._rng.randint(1, 8)
         said = self._begin("by hand", self._prompt(take), self._any_salt())
         try:
@@ -327,7 +327,7 @@ class Talk:
     # -- giving up ---------------------------------------------------------------------------------
 
     def _drop(self, stream: Any) -> None:
-        """Nobody asks for the rest: the stream is deleted, lies in a cycle, or is left for others to end."""
+        """Drop a stream: delete it, leave it in a reference cycle, or leave it to another conversation."""
         self._common.count["dropped"] += 1
         how = self._rng.randrange(4)
         if how == 0:
@@ -357,7 +357,7 @@ class Talk:
     # -- the rest ----------------------------------------------------------------------------------
 
     def _save(self) -> Iterator[None]:
-        """A prompt is decoded by hand and saved."""
+        """Evaluate a prompt and save its state."""
         prompt = self._prompt(0)
         self._common.evaluated.append(Said("saved", prompt, self._salt))
         with suppress(Busy, RequestCancelled), self._llm.request(self._salt):
@@ -372,7 +372,7 @@ class Talk:
         yield
 
     def _load(self) -> Iterator[None]:
-        """What was saved is loaded, and sampled from."""
+        """Load the saved state, and sample from it."""
         if self._saved is not None:
             said = self._begin("loaded", list(self._saved[1]), self._salt)
             with suppress(Busy, RequestCancelled), self._llm.request(self._salt):
@@ -408,7 +408,7 @@ class Talk:
 
 
 class _Growing:
-    """Watches a completion, whose tokens are told nowhere but to its next sampling."""
+    """Watches a completion, whose tokens are first seen by the sampling of the next one."""
 
     def __init__(self, said: Said) -> None:
         self._said = said

@@ -43,18 +43,18 @@ class PretendSpeech(Speech):
         return super().message(n * self._longer, role)
 
     def starts(self, prompt: Sequence[int]) -> list[int]:
-        """Where a message, or a marked part of one, starts; the prompt's first token aside."""
+        """Return the starts of messages and of marked parts of them, without the prompt's first token."""
         ids = np.array(prompt)
         return np.flatnonzero(np.isin(ids, (OPENING, THINK)))[1:].tolist() if self.marked else []
 
     def user_starts(self, prompt: Sequence[int]) -> list[int]:
-        """Where messages of users start."""
+        """Return the starts of users' messages."""
         head = self._roles["user"]
         return [i for i in [0, *self.starts(prompt)] if self.marked and list(prompt[i : i + 3]) == head]
 
 
 class Policy(Protocol):
-    """Whatever decides what is decoded again."""
+    """A policy that decides which tokens are decoded again."""
 
     def ask(self, speech: PretendSpeech, prompt: Sequence[int], answer: Sequence[int]) -> int:
         """Tokens decoded for a prompt and its answer."""

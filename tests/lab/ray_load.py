@@ -28,7 +28,7 @@ SLOTS = 4
 
 @dataclass
 class Tally:
-    """What was asked, and what it cost."""
+    """A request and its cost."""
 
     decoded: int = 0
     least: int = 0
@@ -39,7 +39,7 @@ class Tally:
 
 
 class Agent(threading.Thread):
-    """One agent: the history of its chat grows turn by turn."""
+    """An agent: the history of its chat grows turn by turn."""
 
     def __init__(self, url: str, number: int, turns: int, tally: Tally):
         super().__init__(daemon=True)
@@ -89,7 +89,7 @@ class Agent(threading.Thread):
 
 
 def play(model: Path, replicas: int, clients: int, turns: int, remote: str | None = None) -> Tally:
-    """A cluster, so many chats, and what they cost."""
+    """Run chats on a cluster and print their cost."""
     import ray
     from ray import serve
 

@@ -34,7 +34,7 @@ class RealCosts(CostMeter):
 
 
 def measure_with(runner: Runner, meter: CostMeter) -> None:
-    """What decoding and saving take is noted in this meter from now on, and asked of it."""
+    """Note the times of decoding and saving in this meter from now on, and decide by it."""
     runner.meter = runner.checkpoints.meter = meter
 
 

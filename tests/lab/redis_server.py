@@ -27,7 +27,7 @@ PROGRAM = shutil.which("redis-server") or shutil.which("valkey-server") or _bund
 
 
 class RedisServer:
-    """One server; what it holds is gone when it is killed, unless `keep`."""
+    """A server whose records survive a kill with `keep` alone."""
 
     def __init__(self, folder: Path, *, keep: bool = False) -> None:
         with socket.socket() as taken:

@@ -1,4 +1,4 @@
-"""What a `Llama` is compared with: fresh contexts of plain llama_cpp, in the settings that shape state."""
+"""Fresh contexts of plain llama_cpp to compare a `Llama` with, in the settings that shape state."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ RPC = "LLAMAHYBRID_TEST_RPC"
 
 
 def _place(factory: Factory) -> dict[str, Any]:
-    """Where the environment wants layers."""
+    """Return the arguments that place layers as the environment says."""
     place: dict[str, Any] = {}
     if layers := os.environ.get(LAYERS):
         place["n_gpu_layers"] = int(layers)

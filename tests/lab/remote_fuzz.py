@@ -33,7 +33,7 @@ REMOTE_BYTES = 48 << 20
 
 
 class Machine(threading.Thread):
-    """One cache and its turns, until told to stop."""
+    """Takes turns on a cache of its own until `stop` is set."""
 
     def __init__(self, url: str, seed: int) -> None:
         super().__init__(daemon=True)
@@ -88,7 +88,7 @@ def strike(server: RedisServer, rng: random.Random, ways: Sequence[str] = BLOWS)
 def play(
     blows: int, machines: int, seed: int, most_seconds: float, ways: Sequence[str] = BLOWS
 ) -> dict[str, Any]:
-    """So many blows, or so many seconds; what happened. Raises AssertionError for a wrong state."""
+    """Strike the server `blows` times, for `most_seconds` at most; return counts. Raises AssertionError."""
     rng, blow = random.Random(seed), Counter[str]()
     with tempfile.TemporaryDirectory() as folder:
         server = RedisServer(Path(folder), keep=bool(seed % 2))

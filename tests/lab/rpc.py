@@ -1,7 +1,7 @@
 """RPC servers on this machine: device memory without a device.
 
-What lies there cannot be read by the host but through the backend's copies, decodes are queued, and no abort
-callback is polled inside. ``python -m tests.lab.rpc tests.lab.fuzz --seconds 60`` starts one, and runs a
+The host reads this memory through copies of the backend alone, decodes are queued, and no abort callback is
+polled inside. ``python -m tests.lab.rpc tests.lab.fuzz --seconds 60`` starts one, and runs a
 campaign with all layers of the subject on it (see `reference.RPC`).
 """
 

@@ -146,7 +146,7 @@ def _tool(name: str) -> str | None:
 
 
 def _run(command: Sequence[str], progress: Progress, log: Path) -> None:
-    """One step of the build; its log is kept only if it fails."""
+    """Run a step of the build; the log of a failed one is kept."""
     process.run(command, progress, log, "llama-server did not build")
 
 

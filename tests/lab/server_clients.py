@@ -27,7 +27,7 @@ PROMPTS = 300
 
 @dataclass(frozen=True)
 class Said:
-    """An answer."""
+    """An answer and its request."""
 
     path: str
     asked: dict[str, Any]
@@ -39,7 +39,7 @@ class Said:
 
 @dataclass
 class Load:
-    """What was seen."""
+    """Answers, counts and errors of all clients."""
 
     answers: list[Said] = field(default_factory=list)
     prompt_tokens: int = 0
@@ -54,7 +54,7 @@ class Load:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def answered(self, said: Said, usage: dict[str, Any]) -> None:
-        """One more."""
+        """Count an answer."""
         with self.lock:
             self.answers.append(said)
             self.prompt_tokens += usage["prompt_tokens"]
@@ -67,12 +67,12 @@ class Load:
 
 
 def words(chance: random.Random, n: int) -> str:
-    """So many."""
+    """Return `n` random words."""
     return " ".join(chance.choice(WORDS.split()) for _ in range(n))
 
 
 def talk(client: httpx.Client, load: Load, number: int, turns: int, seed: int) -> list[dict[str, str]]:
-    """One client's conversation: whole, streamed, and hung up on in between; its messages."""
+    """Hold a conversation of answers that are read whole, streamed or left; return its messages."""
     chance = random.Random(f"{seed} {number}")
     system = "You are a " + words(random.Random(number % 2), 30)
     messages = [{"role": "system", "content": system}]
@@ -124,7 +124,7 @@ def ask(
 
 
 def leave(client: httpx.Client, load: Load, path: str, asked: dict[str, Any], chunks: int) -> None:
-    """Read so many chunks of a stream, and go."""
+    """Read `chunks` chunks of a stream and close it."""
     pieces = []
     try:
         with client.stream("POST", path, json={**asked, **PLAIN, "stream": True}) as response:
@@ -144,7 +144,7 @@ def leave(client: httpx.Client, load: Load, path: str, asked: dict[str, Any], ch
 
 
 def texts(chunk: dict[str, Any]) -> list[str]:
-    """What a chunk adds."""
+    """Return the text of each choice of a chunk."""
     return [c.get("text") or c.get("delta", {}).get("content") or "" for c in chunk["choices"]]
 
 

@@ -53,7 +53,7 @@ SETTING = Setting("server", {"n_ctx": N_CTX})
 
 
 def judge(model: Path, load: Load, every: int = 1) -> None:
-    """Compare answers, or each so many'th, with those of fresh stock contexts. Raises Mismatch."""
+    """Compare answers, or one in `every`, with those of fresh stock contexts. Raises Mismatch."""
     reference = Reference(model, SETTING)
     try:
         for said in load.answers[::every]:
@@ -78,7 +78,7 @@ def judge(model: Path, load: Load, every: int = 1) -> None:
 
 
 def _tie(reference: Reference, prompt: list[int], said: Said, tokens: list[int], ends: list[int]) -> float:
-    """How far another answer's tokens, and its end, lie under a fresh context's best; see `Load.worst`."""
+    """Return the distance of an answer's tokens and end from a fresh context's best; see `Load.worst`."""
     whole = said.asked["max_tokens"]
     wrong = said.tokens != whole if said.finish == "length" else said.tokens >= whole
     if said.finish and (wrong or len(tokens) != said.tokens):
@@ -107,7 +107,7 @@ def watched(llm: Any) -> list[list[int]]:
 
 
 def settle(server: ServerProcess) -> None:
-    """Nobody is in and nobody waits, soon. Raises AssertionError."""
+    """Wait until no request runs or waits. Raises AssertionError."""
     names = ("llamacpp:requests_processing", "llamacpp:requests_deferred", "llamahybrid:slots_busy")
 
     def free() -> bool:
@@ -119,7 +119,7 @@ def settle(server: ServerProcess) -> None:
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a server's process holds."""
+    """Resources of a server's process."""
 
     mib: float
     """Of memory, less what its cache says it holds."""
@@ -159,7 +159,7 @@ ROUNDS = 100
 
 @dataclass(frozen=True)
 class Plan:
-    """How much of each."""
+    """Sizes of a campaign."""
 
     clients: int = 8
     turns: int = 50
@@ -253,7 +253,7 @@ def in_turn(models: list[Path], folder: Path, rounds: int, seed: int, say: Calla
 
 
 def wait_for_writes(folder: Path, quiet: float = 3.5, most: float = 40.0) -> None:
-    """Until nothing has been added to a folder for so many seconds: a path that stands still is written."""
+    """Return once a folder has not grown for `quiet` seconds: idle paths are then written."""
     seen, since, end = -1, time.monotonic(), time.monotonic() + most
     while time.monotonic() < min(since + quiet, end):
         size = sum(file.stat().st_size for file in folder.rglob("*.val"))

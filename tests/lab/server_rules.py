@@ -1,4 +1,4 @@
-"""What llama-server would decode: its rules for slots, context checkpoints and prompt cache, without a model.
+"""Count the tokens that llama-server would decode, by its rules for slots, checkpoints and prompt cache.
 
 A hybrid or recurrent model, requests one after the other, four slots on one unified KV buffer, everything
 else at its default. An idle slot is then saved and cleared before the next request runs, so that there is one
@@ -28,15 +28,15 @@ BATCH, UBATCH = 2048, 512
 BEFORE_END = (4 + UBATCH, 4)
 """Tokens before a prompt's end where a batch ends, so that the next one starts with a checkpoint."""
 MIN_STEP = 8192
-"""Checkpoints elsewhere lie at least so many tokens apart."""
+"""Least distance of other checkpoints, in tokens."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What state takes, in bytes."""
+    """Sizes of state, in bytes."""
 
     snapshot: int
-    """One checkpoint."""
+    """Size of a checkpoint."""
     token: int
     """Attention KV of a token."""
 

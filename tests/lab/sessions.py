@@ -26,7 +26,7 @@ def session(name: str, **more: Any) -> list[dict[str, Any]]:
 
 @contextmanager
 def watched(server: Serving) -> Iterator[list[Record]]:
-    """What each request of a server decodes inside the block, one after the other."""
+    """Record the tokens that each request of a server decodes inside the block, one after the other."""
     llm = server.llm
     counter, generate, records = DecodeCounter(llm), llm.generate, list[Record]()
 

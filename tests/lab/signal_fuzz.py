@@ -2,17 +2,16 @@
 
 ``python -m tests.lab.signal_fuzz --seconds 300 [--count 20000] [--seed 1] [--arch qwen35]``
 
-A timer interrupts requests, restores, drafts and disk writes; the request after each must answer as a fresh
-stock context does, from the same object, and now and then from a new one on the same folder. With several
-slots nobody else asks, or other threads do now and then, and none of their answers may change. A round that
-takes a minute prints every thread's stack and ends the process.
+A timer interrupts requests, restores, drafts and disk writes. The next request of the same object must answer
+as a fresh stock context does, and now and then that of a new object on the same folder. With several slots
+other threads may ask meanwhile, and their answers must not change. A round that takes a minute prints every
+thread's stack and ends the process.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import random
-import signal
 import tempfile
 import threading
 import time
@@ -20,9 +19,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import llama_cpp
@@ -34,6 +33,7 @@ from llamahybrid.prompt_cache import PromptCache
 from tests.lab.campaign import Archs, Count, Seconds, Seed, sweep
 from tests.lab.differential import shortfall
 from tests.lab.integrity import check_integrity
+from tests.lab.interrupt_fuzz import interrupted_after
 from tests.lab.reference import Reference, Setting
 
 ARCHITECTURES = ("qwen35", "mamba", "gemma3", "llama")
@@ -46,7 +46,7 @@ OTHERS = 2
 """Threads that ask while one is interrupted, in the mode of several slots."""
 
 PAUSES, PAUSE_SECONDS = 0.2, 0.3
-"""How often such a thread asks for nothing for a while, and for how long at most: then somebody is alone."""
+"""Share of a thread's requests before which it pauses, and the longest pause."""
 
 RAM = 3 << 20
 """Small enough that entries come and go."""
@@ -59,47 +59,12 @@ STUCK_SECONDS = 60
 
 @dataclass
 class Outcome:
-    """What one campaign on one model showed."""
+    """Results of a campaign on one model."""
 
     rounds: int = 0
     interrupted: int = 0
     beside: int = 0
-    """Requests of other threads meanwhile."""
-
-
-class Timer:
-    """Raises KeyboardInterrupt in the main thread while armed."""
-
-    def __init__(self) -> None:
-        self._armed = False
-
-    def _fire(self, number: int, frame: FrameType | None) -> None:
-        if self._armed:
-            self._armed = False
-            raise KeyboardInterrupt
-
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        """Take SIGALRM over."""
-        before = signal.signal(signal.SIGALRM, self._fire)
-        try:
-            yield
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
-
-    def interrupts(self, delay: float, work: Any) -> bool:
-        """Run `work()` with an interrupt after `delay` seconds; whether it came."""
-        try:
-            self._armed = True
-            signal.setitimer(signal.ITIMER_REAL, delay)
-            work()
-            self._armed = False
-        except KeyboardInterrupt:
-            return True
-        finally:
-            self._armed = False
-        return False
+    """Requests of other threads."""
 
 
 def prompts(rng: random.Random) -> list[list[int]]:
@@ -112,7 +77,7 @@ def prompts(rng: random.Random) -> list[list[int]]:
 
 
 class Others:
-    """Threads that ask for the same chats, until told to stop; wrong answers are theirs to remember."""
+    """Threads that ask for the same chats until the block ends, and note wrong answers."""
 
     def __init__(self, llm: Any, chats: list[list[int]], wanted: list[list[int]], seed: int) -> None:
         self.wrong: list[tuple[int, list[int]]] = []
@@ -123,7 +88,7 @@ class Others:
 
     @contextmanager
     def asking(self, threads: int) -> Iterator[None]:
-        """So many of them ask while the body runs."""
+        """Run `threads` threads that ask while the body runs."""
         with ThreadPoolExecutor(threads or 1) as pool:
             asking = [pool.submit(self._ask, self._seed + i) for i in range(threads)]
             try:
@@ -151,12 +116,11 @@ def run(model: Path, mode: str, seed: int, count: int, until: float) -> Outcome:
     Raises:
         Mismatch: an answer after an interrupt, or beside it, is not that of a fresh context.
     """
-    rng, outcome, timer = random.Random(seed), Outcome(), Timer()
+    rng, outcome = random.Random(seed), Outcome()
     chats = prompts(rng)
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
         closing(Reference(model, SETTING)) as reference,
-        timer.installed(),
     ):
         wanted = [_fresh(model, chat) for chat in chats]
         usual = 0.02
@@ -172,7 +136,7 @@ def run(model: Path, mode: str, seed: int, count: int, until: float) -> Outcome:
                         for _ in range(min(PER_OBJECT, count - outcome.rounds)):
                             faulthandler.dump_traceback_later(STUCK_SECONDS, exit=True)
                             chat, clock = rng.choice(chats), time.perf_counter()
-                            hit = timer.interrupts(rng.random() * 1.5 * usual, lambda c=chat: _ask(llm, c))
+                            hit = interrupted_after(rng.random() * 1.5 * usual, partial(_ask, llm, chat))
                             if not hit:
                                 usual = 0.8 * usual + 0.2 * (time.perf_counter() - clock)
                             outcome.interrupted += hit

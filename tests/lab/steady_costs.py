@@ -1,7 +1,6 @@
-"""What decoding and saving take, said to be what it mostly is, since tests count tokens that follow from it.
+"""Fixed costs of decoding and saving for tests that count tokens.
 
-Where a machine stalls, a first snapshot takes a hundred times as long, checkpoints lie farther apart for a
-while, and a count is another one.
+On a stalled machine a first snapshot takes a hundred times as long; checkpoints would then lie farther apart.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ TINY = Costs(
     segment_seconds=1e-6,
     batch_seconds=0.4e-3,
 )
-"""Those of tiny models on one core."""
+"""Costs of tiny models on one core."""
 
 measured = CostMeter.costs
-"""As the meter says them."""
+"""The meter's own costs."""
 
 
 def steady(meter: CostMeter) -> Costs:

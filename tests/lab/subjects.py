@@ -24,7 +24,7 @@ class Subject:
 
     @property
     def name(self) -> str:
-        """It among the others."""
+        """The subject's name."""
         return f"{self.arch}-full" if self.full else self.arch
 
     def comparer(self, model: Path) -> Comparer:

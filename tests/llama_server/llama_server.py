@@ -17,13 +17,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back, and the server's own account of the work."""
+    """An answer and the server's count of decoded tokens."""
 
     text: str
     decoded: int
     cached: int
     tokens: tuple[int, ...] = ()
-    """Where they were asked for (`return_tokens`)."""
+    """Token ids, if asked for (`return_tokens`)."""
 
 
 class ServerDied(Exception):
@@ -31,7 +31,7 @@ class ServerDied(Exception):
 
 
 class LlamaServer:
-    """One process with one slot, greedy, one thread; a context manager."""
+    """A server process with one slot, greedy, one thread; a context manager."""
 
     def __init__(self, program: Path, model: Path, *options: str) -> None:
         with socket.socket() as free:

@@ -29,7 +29,7 @@ def play(server: LlamaServer, script: str, **options: object) -> tuple[list[str]
 
 @pytest.mark.parametrize("script", SCRIPTS)
 @pytest.mark.parametrize("arch", MODELS)
-def test_patched_says_what_a_fresh_server_says_for_no_more_work(
+def test_patched_server_answers_as_a_fresh_one_for_no_more_work(
     servers: Servers, tiny_model, arch: str, script: str
 ):
     model = tiny_model(arch)

@@ -21,7 +21,7 @@ TOLD = ("thinking stripped", "edit a middle message", "tool calls and pages", "m
 CROWDS = ("four users", "shared system prompt", "few-shot", "document questions", "two agents")
 USER = [{"role": "user", "delimiter": "<|im_start|>\x01\x02"}]
 USER_HEAD = [257, 1, 2]
-"""What `Speech` opens a user's message with, in the vocabulary of tiny models."""
+"""The tokens that `Speech` opens a user's message with, in the vocabulary of tiny models."""
 
 Model: TypeAlias = tuple[Path, Sizes, Callable[[], Speech]]
 
@@ -72,13 +72,13 @@ def compare(servers: Servers, model: Model, conversation: Conversation, cache_mi
 
 
 @pytest.mark.parametrize("name", [*TOLD, *CROWDS])
-def test_workloads_cost_what_the_rules_say(servers: Servers, model: Model, name: str) -> None:
+def test_workloads_cost_as_many_tokens_as_the_rules_count(servers: Servers, model: Model, name: str) -> None:
     compare(servers, model, WORKLOADS[name].start(model[2]()), 8192, 32)
 
 
 @pytest.mark.parametrize(("cache_mib", "checkpoints"), [(8192, 32), (1, 3), (2, 6)])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_so_do_prompts_in_no_order(
+def test_prompts_in_random_order_cost_as_many_tokens_as_the_rules_count(
     servers: Servers, model: Model, seed: int, cache_mib: int, checkpoints: int
 ) -> None:
     compare(servers, model, wander(model[2](), seed), cache_mib, checkpoints)

@@ -1,4 +1,4 @@
-"""What the tests of one sequence's memory share."""
+"""Prompts, models and helpers for tests of one sequence's memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def sequences(llm: Any) -> list[Any]:
 
 
 def foreign_decode(llm: Any, tokens: list[int], start: int, seq: int = 0) -> None:
-    """`llama_decode` by another caller, behind our back."""
+    """`llama_decode` by other code."""
     batch = llama_cpp.llama_batch_init(len(tokens), 0, 1)
     batch.n_tokens = len(tokens)
     for index, token in enumerate(tokens):
@@ -72,7 +72,7 @@ def decode(live: Any, tokens: list[int]) -> Logits:
 
 
 def stock(path: Path, prompt: list[int], **more: Any) -> list[int]:
-    """What a fresh stock context answers."""
+    """The answer of a fresh stock context."""
     return take(llama_cpp.Llama(str(path), **{**SETTINGS, **more}), prompt)
 
 
@@ -120,14 +120,14 @@ def llm(open_model: Callable[..., Any]) -> Any:
 
 @pytest.fixture
 def live(llm: Any) -> Any:
-    """Its sequence, which is `PROMPT`."""
+    """The hybrid's sequence, which holds `PROMPT`."""
     llm.eval(PROMPT)
     return llm.runner.live
 
 
 @pytest.fixture
 def plain(open_model: Callable[..., Any]) -> Any:
-    """That of a model whose memory can be cut anywhere."""
+    """The live sequence of a model whose memory can be cut anywhere."""
     llm = open_model("gemma3", n_ctx=256)
     llm.eval(PROMPT)
     return llm.runner.live

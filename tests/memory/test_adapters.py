@@ -230,7 +230,7 @@ def test_a_change_by_another_thread_inside_a_batch_is_noticed(open_model, fresh,
 
 
 @pytest.mark.parametrize("arch", KINDS)
-def test_a_salt_names_a_change_that_nobody_can_see(open_model, fresh, arch):
+def test_a_salt_separates_changes_that_go_unnoticed(open_model, fresh, arch):
     setter = unseen("llama_set_adapter_cvec")
     llm = open_model(arch)
     assert take(llm, PROMPT) == fresh(PROMPT, arch)

@@ -1,6 +1,6 @@
-"""The name of a computation: each part of it counts, and none runs into the next.
+"""The name of a computation: each part of it counts, and no part runs into the next.
 
-That every bit of the model counts is in test_model_files.
+`test_model_files` tests that every bit of the model counts.
 """
 
 from __future__ import annotations

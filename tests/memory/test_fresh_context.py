@@ -32,7 +32,7 @@ PIECE = 24
 
 @dataclass
 class Stored:
-    """What brings a sequence back to `tokens`."""
+    """State from which a sequence is restored to `tokens`."""
 
     tokens: list[int]
     record: Any
@@ -70,7 +70,7 @@ class Walk:
         return live.row.logits().copy()
 
     def step(self, name: str, i: int) -> None:
-        """One operation on sequence `i`; where its content is unknown, only what makes it known."""
+        """Run an operation on sequence `i`; with unknown content, one that makes it known."""
         if self.expected[i] is None and name not in ("empty", "restore"):
             name = self.chance.choice(["empty", "restore"])
         getattr(self, name)(i)
@@ -176,7 +176,7 @@ class Walk:
         self.expected[k], self.expected[i] = self.expected[i], []
 
     def together(self, i: int) -> None:
-        """One token of each, in one batch."""
+        """Decode a token of each sequence, in one batch."""
         ready = [k for k, tokens in self.expected.items() if tokens]
         if len(ready) < 2:
             return
@@ -255,7 +255,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize(("arch", "setting", "made", "more"), KINDS)
-def test_whatever_was_done_a_sequence_goes_on_as_a_fresh_context(
+def test_sequence_has_the_logits_of_a_fresh_context_after_any_operations(
     walk: Callable[..., Walk], arch: str, setting: Setting, made: dict[str, int], more: dict[str, int]
 ) -> None:
     one = walk(arch, setting, 1, made, **more)

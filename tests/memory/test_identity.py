@@ -60,7 +60,7 @@ def test_an_edit_in_the_middle_of_an_answer_leaves_nothing_stored(tiny_model, tm
 
 
 @pytest.mark.parametrize("away", [os.unlink, lambda path: replaced(path, path)])
-def test_a_model_that_is_replaced_stays_what_was_loaded(tiny_model, tmp_path, away):
+def test_a_loaded_model_keeps_its_state_when_its_file_is_replaced(tiny_model, tmp_path, away):
     path = tmp_path / "model.gguf"
     shutil.copy(tiny_model("qwen35"), path)
     llm = Llama(str(path), **SETTINGS)

@@ -36,7 +36,7 @@ MODELS = [
 
 
 def saved(live):
-    """What `restore` takes beside the segments."""
+    """The other arguments of `restore`."""
     return None if live.profile.attention_is_all else live.snapshot(new)
 
 

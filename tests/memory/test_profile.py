@@ -1,4 +1,4 @@
-"""What the trial finds out about each kind of memory."""
+"""The trial's result for each kind of memory."""
 
 import llama_cpp
 import pytest
@@ -42,7 +42,7 @@ def test_each_kind_of_memory_is_recognised(tiny_model, arch, cuttable, checkpoin
     )
 
 
-def test_memory_whose_size_follows_no_line_is_not_restored(tiny_model):
+def test_memory_of_irregular_size_is_not_restored(tiny_model):
     found = profile_of(tiny_model("deepseek4"))
     assert found.has_memory
     assert not found.linear

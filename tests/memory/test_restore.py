@@ -232,7 +232,7 @@ def test_a_plan_that_memory_does_not_follow_is_a_fault(plain: Any, monkeypatch: 
     assert "bytes" in apply_plan(plain, live_plan(40), LIVE)
 
 
-def test_stored_logits_are_the_tips_or_it_is_a_fault(plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_logits_become_the_tips_or_a_fault(plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = np.arange(plain.n_vocab, dtype=np.float32)
     assert apply_plan(plain, live_plan(len(PROMPT), wanted), LIVE) is None
     assert np.array_equal(plain.row.logits(), wanted)
@@ -240,7 +240,7 @@ def test_stored_logits_are_the_tips_or_it_is_a_fault(plain: Any, monkeypatch: py
     assert "no output row" in apply_plan(plain, live_plan(len(PROMPT), wanted), LIVE)
 
 
-def test_a_plan_from_nothing_removes_content_that_nobody_knew_of(llm: Any) -> None:
+def test_a_plan_from_nothing_removes_unknown_content(llm: Any) -> None:
     foreign_decode(llm, [5], 0)
     live = llm.runner.live
     assert apply_plan(live, live_plan(0), LIVE) is None

@@ -27,7 +27,7 @@ def filled(request: pytest.FixtureRequest, open_model: Callable[..., Any]) -> li
 
 
 def together(step: list[tuple[Any, int]]) -> Any:
-    """One token of each sequence, in one batch."""
+    """Decode a token of each sequence, in one batch."""
     return step[0][0].shared.decode_parts([(live, (token,), "last") for live, token in step])
 
 
@@ -36,7 +36,7 @@ def row(live: Any) -> Any:
 
 
 def test_each_sequence_keeps_its_row(filled: list[Any]) -> None:
-    """Whatever the other one decodes, alone or in one batch with it."""
+    """The other one decodes alone, or in the same batch."""
     one, two = filled
     mine, other = row(one), row(two)
     assert not np.array_equal(mine, other)
@@ -54,7 +54,7 @@ def test_each_sequence_keeps_its_row(filled: list[Any]) -> None:
     assert np.array_equal(row(one), kept)
 
 
-def test_a_step_that_is_refused_leaves_both_as_they_were(
+def test_a_refused_step_leaves_both_sequences_unchanged(
     filled: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = filled

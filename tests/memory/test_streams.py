@@ -27,7 +27,7 @@ def segments_of(llm: Any) -> int:
 
 @pytest.mark.parametrize("options", [{}, {"flash_attn": False}])
 @pytest.mark.parametrize("arch", ["qwen35", "gemma3", "llama"])
-def test_what_one_slot_stored_is_loaded_into_another_behind_what_both_have(
+def test_segments_of_one_slot_are_loaded_into_another_behind_a_common_prefix(
     open_model: Opener, arch: str, options: dict[str, bool]
 ) -> None:
     one, two = sequences(open_model(arch, n_ctx=256, n_parallel=2, **options))

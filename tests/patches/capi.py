@@ -13,7 +13,7 @@ from typing import Any
 
 from llamahybrid.harness.hazards import context
 from llamahybrid.harness.hazards.context import FULL, ON_DEVICE, PARTIAL, lib
-from llamahybrid.harness.hazards.model import Bench
+from llamahybrid.harness.hazards.model import ModelUnderTest
 from llamahybrid.harness.hazards.outcome import Logits, gap
 
 __all__ = ["EXACT", "FULL", "ON_DEVICE", "PARTIAL", "Context", "continued", "difference", "fresh", "lib"]
@@ -28,10 +28,10 @@ def difference(got: Logits, wanted: Logits) -> float:
 
 
 class Context(context.Context):
-    """One native context on the model at `path`; keywords are fields of `llama_context_params`."""
+    """A native context on the model at `path`; keywords are fields of `llama_context_params`."""
 
     def __init__(self, path: str, **params: Any) -> None:
-        super().__init__(Bench(path), params)
+        super().__init__(ModelUnderTest(path), params)
         self.path = path
 
     def feed(self, begin: int, end: int, seq: int = 0, *, text: int | None = None, chunk: int = 256) -> int:
@@ -52,7 +52,7 @@ def fresh(path: str, length: int, *, text: int = 0, seq: int = 0, **params: Any)
 
 
 def continued(context: Context, path: str, length: int, seq: int = 0, **params: Any) -> float | None:
-    """How far off the context is when it goes on at position `length`; None when it refuses to."""
+    """Return the difference of logits after a token at position `length`; None for a refused decode."""
     if context.feed(length, length + 1, seq):
         return None
     return difference(context.logits(), fresh(path, length, text=seq, seq=seq, **params))

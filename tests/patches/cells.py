@@ -1,4 +1,4 @@
-"""Where the cells of a sequence lie in host memory."""
+"""Addresses of a sequence's cells in host memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def told() -> bool:
 
 
 def of(context: Context, seq: int, count: int) -> Runs:
-    """Where the `count` cells of a sequence lie: tensor data is handed out where it is."""
+    """Return the runs of a sequence's `count` cells: tensor data is handed out in place."""
     write = lib._lib.llama_state_seq_write_ext
     write.restype = ctypes.c_size_t
     row, runs = 0, []

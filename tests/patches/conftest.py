@@ -1,9 +1,8 @@
-"""What the patches do that the hazard catalogue does not hold: it must fail on stock and pass on patched.
+"""Tests of the patches beside the hazard catalogue: they must fail on stock and pass on patched libraries.
 
-Stock is the library that llama-cpp-python brought along; patched is the folder that `LLAMAHYBRID_TEST_LIB`
-names. One run is about one of them. A test needs the patch that its file is named after, its case's
-(`number`, or its probe's) and those of the mark `needs`; on a library that lacks one it must fail, which
-only the full suite (`-m ""`) looks at.
+Stock is the library of llama-cpp-python; patched is the folder that `LLAMAHYBRID_TEST_LIB` names. A run tests
+one of them. A test needs the patch that its file is named after, its case's (`number`, or its probe's) and
+those of the mark `needs`; on a library that lacks one it must fail, which only the full suite (`-m ""`) runs.
 
 The catalogue (`llamahybrid.harness.hazards`, tests/harness/hazards) has what users meet, one situation a
 probe. Here is what it cannot show: functions that only the patches have (0014 to 0016), what an operation
@@ -129,7 +128,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 @pytest.fixture(params=_UNDER_TEST)
 def catalogued(request: pytest.FixtureRequest) -> Callable[[str, Path], Outcome]:
-    """`catalogued(id, model)`: what comes of the catalogue's probe of this id with this library."""
+    """`catalogued(id, model)`: the outcome of the catalogue's probe of this id with this library."""
     library = runner.library(Path(request.param) if request.param else stock())
     return lambda name, model: runner.run_on(model, find(name), library, seconds=120)
 

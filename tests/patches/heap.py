@@ -1,6 +1,6 @@
-"""What an operation allocates on its way, freed or not: counted with glibc, so that no clock is needed.
+"""Bytes that an operation allocates on its way, freed or not, counted with glibc instead of a clock.
 
-An operation that copies what it does not touch allocates in proportion to that.
+An operation that copies cells it does not change allocates in proportion to them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Info(ctypes.Structure):
 
 
 def growth(operation: Callable[[], object]) -> int | None:
-    """Bytes by which the heap had to grow meanwhile; None where that cannot be measured (no glibc)."""
+    """Return the bytes by which an operation grew the heap; None without glibc."""
     libc = ctypes.CDLL(None)
     if not sys.platform.startswith("linux") or not hasattr(libc, "mallinfo2"):
         return None

@@ -15,7 +15,7 @@ def beside_many(path):
     return heap.growth(lambda: context.load(state, 1)), context.last(1) - heap.CELLS
 
 
-def test_a_restore_does_not_copy_what_it_leaves_alone(run_both, tiny_model):
+def test_restore_copies_only_its_own_cells(run_both, tiny_model):
     grown, last = run_both(beside_many, tiny_model("llama"))
     if grown is None:
         pytest.skip("the heap cannot be measured here")

@@ -9,5 +9,5 @@ def can_shift(path):
     return bool(lib.llama_memory_can_shift(Context(path).memory))
 
 
-def test_a_hybrid_says_that_it_cannot_be_shifted(run, tiny_model):
+def test_hybrid_cannot_be_shifted(run, tiny_model):
     assert not run(can_shift, tiny_model("jamba"))

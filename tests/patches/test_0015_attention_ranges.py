@@ -118,7 +118,7 @@ def beside_many(path):
     return grown, refused, context.save() == before
 
 
-def test_a_range_is_set_without_copying_what_it_leaves_alone(run, tiny_model):
+def test_range_is_set_without_copying_other_cells(run, tiny_model):
     answer = run(beside_many, tiny_model("llama"))
     assert answer, "no such function"
     grown, refused, same = answer

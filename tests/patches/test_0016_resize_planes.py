@@ -127,7 +127,7 @@ def without_memory(path):
     return state, continued(context, path, 40), resize(200), continued(context, path, 41)
 
 
-def test_a_failed_allocation_leaves_all_as_it_was(run, tiny_model):
+def test_failed_allocation_changes_nothing(run, tiny_model):
     answer = run(without_memory, tiny_model("qwen35", embd=256, layers=8))
     assert answer is not None, "no such function"
     (refused, planes, same_size), off, granted, off_then = answer

@@ -8,7 +8,7 @@ from capi import EXACT, Context, difference
 
 
 def beside_many(path):
-    """What both have already is copied again, and a little more onto much."""
+    """Copy tokens that both sequences have, then a few tokens onto many."""
     context, at = heap.filled(path)
     context.cp(0, 1)
     again = heap.growth(lambda: context.cp(0, 1))
@@ -46,7 +46,7 @@ def interleaved(path):
     return difference(context.logits(), plain.logits()), left > 0, sizes
 
 
-def test_what_lies_between_is_replaced_cell_by_cell(run, tiny_model):
+def test_interleaved_cells_are_replaced_one_by_one(run, tiny_model):
     apart, longer, sizes = run(interleaved, tiny_model("llama"))
     assert apart < EXACT
     assert longer

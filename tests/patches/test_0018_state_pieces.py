@@ -5,16 +5,16 @@ from __future__ import annotations
 import more_models
 
 from llamahybrid.harness.hazards import devices
-from llamahybrid.harness.hazards.model import Bench
+from llamahybrid.harness.hazards.model import ModelUnderTest
 from llamahybrid.harness.hazards.outcome import NotApplicable
 
 BUFFER = 1 << 20
 
 
 def long_rows(path):
-    """What becomes of states in pieces where one row of a split tensor does not fit the buffer."""
+    """States in pieces, with rows of a split tensor that do not fit the buffer."""
     try:
-        context, _ = devices._split(Bench(path), 40)
+        context, _ = devices._split(ModelUnderTest(path), 40)
         outcome = devices._in_pieces(context, 10, 30)
     except NotApplicable as missing:
         return "not applicable", str(missing)

@@ -11,7 +11,7 @@ BLOCKS = 9  # tokens that complete two blocks of compressed rows, from what the 
 
 
 def further(context, path, begin, seq=0, *, text=0, **params):
-    """How far off the context is after `BLOCKS` more tokens from `begin`; None when it refuses them."""
+    """Return the difference of logits after `BLOCKS` more tokens from `begin`; None for refused ones."""
     end = begin + BLOCKS
     if context.feed(begin, end, seq, text=text) or context.feed(end, end + 1, seq, text=text):
         return None
@@ -169,7 +169,7 @@ def test_a_copy_continues_from_the_pending_rollback(run, tiny_model):
     assert run(copy_while_a_cut_waits, tiny_model("deepseek4")) < EXACT
 
 
-def test_a_pending_copy_gets_what_was_there(run, tiny_model):
+def test_a_pending_copy_gets_the_content_of_its_time(run, tiny_model):
     assert max(run(moved, tiny_model("deepseek4"))) < EXACT
 
 

@@ -23,8 +23,8 @@ def rows(path):
         lib.llama_get_embeddings_ith(alone.ctx, -1),
         lib.llama_get_embeddings_seq(pooled.ctx, 0),
     ]
-    wide = lib.llama_model_n_embd_out(among.bench.model)
-    width = lib.llama_model_n_embd(among.bench.model)
+    wide = lib.llama_model_n_embd_out(among.tested.model)
+    width = lib.llama_model_n_embd(among.tested.model)
     return [np.ctypeslib.as_array(row, (wide,)).tolist() for row in read], width
 
 

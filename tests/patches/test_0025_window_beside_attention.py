@@ -38,7 +38,7 @@ def ordinary_use(path):
     for begin in range(0, 300, 30):
         for seq in (0, 1):
             assert context.feed(begin, begin + 30, seq) == 0
-    assert context.decode([(context.bench.token(300, s), 300, (s,)) for s in (0, 1)]) == 0
+    assert context.decode([(context.tested.token(300, s), 300, (s,)) for s in (0, 1)]) == 0
     cut = context.rm(0, 299, -1)  # a hybrid refuses
     assert context.feed(299 if cut else 301, 320, chunk=7) == 0
     snapshot = context.save(0)

@@ -21,7 +21,7 @@ def emptied_from_file(path):
 
 
 def recurrent_part_dropped(path):
-    """What the PARTIAL state of an empty sequence does to a hybrid: attention stays, byte for byte."""
+    """Load the PARTIAL state of an empty sequence into a hybrid: attention stays, byte for byte."""
     context = Context(path)
     nothing = context.save(flags=PARTIAL)
     context.feed(0, 12)
@@ -36,7 +36,7 @@ def test_an_empty_state_from_a_file_empties_the_sequence(run, tiny_model):
 
 
 @pytest.mark.parametrize("arch", ["qwen35", "jamba", "falcon-h1", "lfm2"])
-def test_a_hybrid_loses_its_recurrent_part_only(run_both, tiny_model, arch):
+def test_hybrid_loses_only_its_recurrent_part(run_both, tiny_model, arch):
     same, off = run_both(recurrent_part_dropped, tiny_model(arch))
     assert same
     assert off < EXACT

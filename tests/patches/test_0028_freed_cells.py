@@ -28,7 +28,7 @@ def _with_nan(context: Context, seq: int, length: int) -> bytes:
 def _poison(context: Context, seq: int = 0, length: int = 40) -> None:
     """Decode tokens of a sequence after which its attention KV and its logits hold NaN."""
     context.feed(0, length - 1, seq)
-    model = context.bench.model
+    model = context.tested.model
     if lib.llama_model_is_hybrid(model):
         state = context.save(seq, PARTIAL)
         assert context.load(state[:-4000] + b"\xff" * 4000, seq, PARTIAL)
@@ -92,7 +92,7 @@ def in_view_later(path):
 
 
 def copied_stream(path):
-    """A stream that is copied brings what is left in the free cells of its source."""
+    """A copied stream brings the content of its source's free cells."""
     context = Context(path, **SPLIT)
     _poison(context)
     assert context.rm(0, -1, -1)
@@ -127,7 +127,7 @@ def test_nan_does_not_come_with_a_copied_stream(run, tiny_model, arch):
 
 
 def zeroed_again(path):
-    """What the decode after a whole restore zeroes: of two cells that nobody has taken, and a freed one."""
+    """Which cells the decode after a whole restore zeroes, of two that were never taken and a freed one."""
     if not cells.told():
         return None
     context = Context(path, n_seq_max=3, kv_unified=True, n_ctx=1024)
@@ -147,5 +147,5 @@ def zeroed_again(path):
 
 @pytest.mark.needs("0018")
 def test_a_whole_restore_does_not_take_all_cells_for_written(run, tiny_model):
-    """Else all that is free is zeroed by the next decode: in a large cache that is most of its time."""
+    """Otherwise the next decode zeroes all free cells: most of its time in a large cache."""
     assert run(zeroed_again, tiny_model("llama")) == [False, False, True]

@@ -58,7 +58,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Path], 
     return build
 
 
-def test_each_program_is_run_and_says_which_patch_it_is_for():
+def test_each_program_names_its_patch():
     names = {name: number for name, number, _ in CASES}
     assert {path.stem for path in PROGRAMS.glob("*.cpp")} == set(names)
     for name, number in names.items():

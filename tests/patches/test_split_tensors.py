@@ -15,7 +15,7 @@ def split_states(path):
     """States of a context whose tensors are split over two devices: are they those of the whole model."""
     context = Context(path, flash_attn_type=1)
     assert context.feed(0, 40) == 0
-    other = context.bench.split().context(flash_attn_type=1)
+    other = context.tested.split().context(flash_attn_type=1)
     assert other.load(context.save())
     same = [other.save(0, flags) == context.save(0, flags) for flags in (FULL, PARTIAL)]
     with suppress(NotApplicable):

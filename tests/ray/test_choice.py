@@ -1,4 +1,4 @@
-"""Where a request goes: its session, then the deepest that can be resumed, then the idlest."""
+"""The order of replicas: session, then longest resumable prefix, then shortest queue."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def known(*names: int) -> dict[int, int]:
     return {link.name: link.length for link in CHAIN if link.name in names}
 
 
-def test_the_replica_that_can_resume_most_comes_first() -> None:
+def test_longest_resumable_prefix_comes_first() -> None:
     replicas = [
         Candidate("none"),
         Candidate("some", known=known(1, 2)),
@@ -28,7 +28,7 @@ def test_the_replica_that_can_resume_most_comes_first() -> None:
     assert in_order(replicas, HINTS, SLOTS) == ["most", "some", "none"]
 
 
-def test_no_chat_queues_while_another_replica_is_idle() -> None:
+def test_idle_replica_precedes_a_queue() -> None:
     replicas = [Candidate("most", queue=SLOTS + 1, known=known(1, 2, 3)), Candidate("idle")]
     assert in_order(replicas, HINTS, SLOTS)[0] == "idle"
     busy = [Candidate("most", queue=SLOTS + 1, known=known(1, 2, 3)), Candidate("busy", queue=1)]
@@ -37,7 +37,7 @@ def test_no_chat_queues_while_another_replica_is_idle() -> None:
     assert in_order(far, HINTS, SLOTS)[0] == "busy"
 
 
-def test_a_new_conversation_goes_to_the_idlest_also_where_all_know_its_system_prompt() -> None:
+def test_new_conversation_goes_to_the_shortest_queue() -> None:
     replicas = [
         Candidate("knows", queue=1, known=known(1), conversations=1),
         Candidate("busy", conversations=3),
@@ -46,7 +46,7 @@ def test_a_new_conversation_goes_to_the_idlest_also_where_all_know_its_system_pr
     assert in_order(replicas, HINTS, SLOTS) == ["idle", "busy", "knows"]
 
 
-def test_a_session_comes_first_but_not_before_an_idle_one_where_it_would_wait() -> None:
+def test_session_comes_first_unless_it_would_queue() -> None:
     replicas = [Candidate("its"), Candidate("most", known=known(1, 2, 3))]
     assert in_order(replicas, HINTS, SLOTS, session="its")[0] == "its"
     crowded = [Candidate("its", queue=SLOTS + 1), Candidate("idle")]
@@ -55,7 +55,7 @@ def test_a_session_comes_first_but_not_before_an_idle_one_where_it_would_wait() 
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(0, 9)), max_size=6))
-def test_nobody_is_left_out_and_none_queues_while_another_is_idle(drawn: list[tuple[int, int, int]]) -> None:
+def test_order_has_all_replicas_and_idle_ones_first(drawn: list[tuple[int, int, int]]) -> None:
     replicas = [
         Candidate(i, queue, known(*range(1, deep + 1)), count) for i, (queue, deep, count) in enumerate(drawn)
     ]

@@ -1,4 +1,4 @@
-"""Requests have as many names in common as they begin alike; what is told of is what can be resumed."""
+"""Links of requests with a common prefix have common names; reports have the resumable links."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from llamahybrid.ray.conversations import (
     MOST_CONVERSATIONS,
     NO_HINTS,
     PIECE,
-    Asked,
     Hints,
+    RecentPrompts,
     deepest,
     hints_of,
 )
@@ -37,7 +37,7 @@ def names(body: Any, **headers: str) -> list[int]:
 
 
 @given(MESSAGES, MESSAGES)
-def test_chats_share_as_many_names_as_messages(one: Any, other: Any) -> None:
+def test_chats_share_the_names_of_common_messages(one: Any, other: Any) -> None:
     same = 0
     while same < min(len(one), len(other)) and one[same] == other[same]:
         same += 1
@@ -47,7 +47,7 @@ def test_chats_share_as_many_names_as_messages(one: Any, other: Any) -> None:
     assert set(a[same:]).isdisjoint(b[same:])
 
 
-def test_a_system_prompt_is_nobody_s_own() -> None:
+def test_system_prompt_link_is_shared() -> None:
     chain = hints({"messages": [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]}).chain
     assert [link.own for link in chain] == [False, True]
 
@@ -60,7 +60,7 @@ def test_prompts_are_cut_into_pieces() -> None:
     assert [link.own for link in hints({"prompt": one}).chain] == [False, True, True, True]
 
 
-def test_models_tools_and_tenants_share_nothing() -> None:
+def test_models_tools_and_tenants_share_no_names() -> None:
     body: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]}
     every = [
         names(body),
@@ -73,7 +73,7 @@ def test_models_tools_and_tenants_share_nothing() -> None:
     assert len({tuple(each) for each in every}) == len(every)
 
 
-def test_a_session_is_its_tenant_s() -> None:
+def test_session_names_differ_between_tenants() -> None:
     body = {"messages": [], "prompt_cache_key": "mine"}
     assert hints(body).session == hints(body).session
     assert hints(body).session != hints(body, authorization="Bearer k").session
@@ -81,7 +81,7 @@ def test_a_session_is_its_tenant_s() -> None:
     assert hints({"prompt_cache_key": 5}).session is None
 
 
-def test_an_unreadable_body_gives_no_hints() -> None:
+def test_invalid_body_gives_no_hints() -> None:
     for raw in (b"", b"{", b"[]", b"\xff", b"5", b'{"messages": 3}'):
         assert hints_of({}, raw).chain == NO_HINTS.chain
     assert len(hints({"messages": ["no message", None]}).chain) == 2
@@ -95,8 +95,8 @@ def chat(n: int, first: str = "s") -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": f"{first}{i}"} for i in range(n)]}
 
 
-def test_stats_tell_the_links_that_can_be_resumed() -> None:
-    asked, four = Asked(), hints(chat(4))
+def test_resumable_links_depend_on_the_depth() -> None:
+    asked, four = RecentPrompts(), hints(chat(4))
     asked.add(four, ids(100))
     assert asked.resumable(lambda prompt: 0) == {}
     assert set(asked.resumable(lambda prompt: 99)) == {link.name for link in four.chain}
@@ -106,8 +106,8 @@ def test_stats_tell_the_links_that_can_be_resumed() -> None:
     assert deepest(hints(chat(9, "t")).chain, half) is None
 
 
-def test_a_longer_turn_takes_the_shorter_one_s_place() -> None:
-    asked = Asked()
+def test_longer_prompt_replaces_its_prefix() -> None:
+    asked = RecentPrompts()
     for n in range(1, 10):
         asked.add(hints(chat(n)), ids(10 * n))
     looked: list[int] = []
@@ -117,8 +117,8 @@ def test_a_longer_turn_takes_the_shorter_one_s_place() -> None:
     assert len(asked.resumable(len)) == 9
 
 
-def test_the_oldest_go_first() -> None:
-    asked = Asked()
+def test_oldest_conversations_are_dropped_first() -> None:
+    asked = RecentPrompts()
     for n in range(MOST_CONVERSATIONS + 5):
         asked.add(hints(chat(1, f"{n} ")), ids(10))
     told = asked.resumable(len)
@@ -127,7 +127,7 @@ def test_the_oldest_go_first() -> None:
     assert names(chat(1, "5 "))[0] in told
 
 
-def test_no_text_is_too_odd_to_be_routed() -> None:
+def test_surrogates_and_deep_nesting_are_accepted() -> None:
     body = json.dumps(
         {"model": "\ud800", "cache_salt": "\udfff", "messages": [{"role": "user", "content": "\ud800"}]}
     )
@@ -135,7 +135,7 @@ def test_no_text_is_too_odd_to_be_routed() -> None:
     assert hints_of({}, b"[" * 200_000) == hints_of({}, b"")
 
 
-def test_a_session_s_name_is_short_and_keeps_no_key() -> None:
+def test_session_name_is_short_and_without_the_api_key() -> None:
     body = json.dumps({"prompt_cache_key": "x" * 100_000, "messages": []}).encode()
     session = hints_of({"authorization": "Bearer secret"}, body).session
     assert session is not None

@@ -44,7 +44,7 @@ async def whole(replica: Replica, asked: Forwarded) -> tuple[int, dict[bytes, by
     return status, dict(headers), body
 
 
-def test_a_replica_answers_responses_and_chats(tiny_model: Callable[..., Path]) -> None:
+def test_replica_answers_responses_and_chats(tiny_model: Callable[..., Path]) -> None:
     async def play() -> None:
         async with started(tiny_model("qwen35")) as replica:
             for path, said in (("/v1/responses", {"input": "Why?"}), ("/v1/chat/completions", CHAT)):
@@ -54,7 +54,7 @@ def test_a_replica_answers_responses_and_chats(tiny_model: Callable[..., Path]) 
     asyncio.run(play())
 
 
-def test_a_replica_tells_which_conversations_it_can_resume(tiny_model: Callable[..., Path]) -> None:
+def test_replica_reports_resumable_conversations(tiny_model: Callable[..., Path]) -> None:
     async def play() -> None:
         async with started(tiny_model("qwen35")) as replica:
             await replica.check_health()
@@ -122,7 +122,7 @@ def asked_of_front(body: bytes, **headers: str) -> Request:
     return Request(scope, receive)
 
 
-def test_the_front_reads_the_body_and_passes_the_answer_on(tiny_model: Callable[..., Path]) -> None:
+def test_front_forwards_requests_and_answers(tiny_model: Callable[..., Path]) -> None:
     async def play() -> None:
         async with started(tiny_model("qwen35")) as replica:
             handle = Remote(replica)

@@ -39,27 +39,27 @@ def chosen(made: ResumableRouter, replicas: list[Any], asked: Any) -> list[str]:
     return [rank[0].replica_id for rank in ranks]
 
 
-def test_a_replica_that_can_resume_the_chat_comes_first() -> None:
+def test_replica_that_can_resume_the_chat_comes_first() -> None:
     chain = hints_of({}, BODY).chain
     replicas = [replica("a"), replica("b", **{str(chain[1].name): 1}), replica("c")]
     assert chosen(router(), replicas, pending())[0] == "b"
     assert chosen(router(b=3), replicas, pending())[0] != "b", "it would have to queue"
 
 
-def test_a_replica_that_was_just_sent_the_chat_comes_first() -> None:
+def test_replica_of_the_previous_request_comes_first() -> None:
     made, replicas = router(), [replica(name) for name in "abcd"]
     made.on_request_routed(pending(), "c", None)
     assert chosen(made, replicas, pending())[0] == "c"
 
 
-def test_sessions_stay() -> None:
+def test_session_stays_at_its_replica() -> None:
     made, replicas = router(), [replica(name) for name in "abcd"]
     header = {"x-session-id": "mine"}
     made.on_request_routed(pending(b"{}", **header), "d", None)
     assert chosen(made, replicas, pending(b"{}", **header))[0] == "d"
 
 
-def test_new_conversations_are_spread() -> None:
+def test_new_conversations_are_distributed() -> None:
     made, replicas = router(), [replica(name) for name in "ab"]
     sent = []
     for i in range(6):

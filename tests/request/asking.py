@@ -1,4 +1,4 @@
-"""How tests of requests ask a model: prompts, threads, batches that something happens before."""
+"""Helpers for tests of requests: prompts, threads, actions before batches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ARCHS = [
     pytest.param("mamba", marks=pytest.mark.full),
     pytest.param("llama", marks=pytest.mark.full),
 ]
-"""One of each kind of memory; those of CUTS where a cut is the subject."""
+"""An architecture of each kind of memory; CUTS are for tests of cuts."""
 CUTS = ["qwen35", "gemma3", "mamba", "llama"]
 DEADLINE = 120
 """Seconds after which something that is expected has failed, on a slow machine too."""
@@ -76,7 +76,7 @@ def until(true: Callable[[], Any]) -> None:
 
 
 def in_thread(work: Callable[..., Any], *args: Any) -> Any:
-    """What `work(*args)` returns in another thread, which then ends."""
+    """The result of `work(*args)` in another thread, which then ends."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(work, *args).result(DEADLINE)
 
@@ -104,7 +104,7 @@ class Batches:
     def __init__(self, llm: Any) -> None:
         self.sizes: list[int] = []
         self.before: dict[int, Callable[[], Any]] = {}
-        """What happens before the batch of a number, counted from 0."""
+        """Actions before batches, by the number of the batch, from 0."""
         self.after: dict[int, Callable[[], Any]] = {}
         self._context = llm._ctx
         self._decode = llm._ctx.decode
@@ -123,7 +123,7 @@ class Batches:
 
 
 class Stock:
-    """What a fresh context of upstream's says, for each prompt."""
+    """The answer of a fresh context of upstream's, for each prompt."""
 
     def __init__(self, llm: llama_cpp.Llama) -> None:
         self._llm = llm

@@ -55,7 +55,7 @@ def says(llm: Llama, said: bytes) -> llama_cpp.LogitsProcessorList:
 
 
 class Joined:
-    """What the chunks of one answer say together."""
+    """The text of all chunks of an answer."""
 
     def __init__(self, chunks: list[Any], index: int = 0) -> None:
         choices = [each for chunk in chunks for each in chunk["choices"] if each["index"] == index]
@@ -107,7 +107,7 @@ def logprobs_near(ours: Any, upstreams: Any) -> bool:
 
 @settings(max_examples=70)
 @given(said=saids, options=asked)
-def test_a_stream_says_what_the_whole_answer_says(
+def test_stream_has_the_text_of_the_whole_answer(
     llm: Llama, stock: llama_cpp.Llama, said: bytes, options: dict[str, Any]
 ) -> None:
     processor = says(llm, said)
@@ -140,7 +140,7 @@ def test_a_stream_says_what_the_whole_answer_says(
 
 @settings(max_examples=20)
 @given(said=saids, stop=stops, most=st.integers(1, 12))
-def test_so_do_chats_and_several_answers(
+def test_streamed_chats_of_several_answers_have_their_text(
     side_by_side: Llama, said: bytes, stop: list[str], most: int
 ) -> None:
     llm = side_by_side
@@ -155,7 +155,9 @@ def test_so_do_chats_and_several_answers(
 
 @settings(max_examples=30)
 @given(seed=st.integers(0, 10**6), options=asked)
-def test_so_does_what_a_model_says_by_itself(llm: Llama, seed: int, options: dict[str, Any]) -> None:
+def test_stream_of_sampled_tokens_has_the_text_of_the_whole_answer(
+    llm: Llama, seed: int, options: dict[str, Any]
+) -> None:
     options = {**options, "max_tokens": options["max_tokens"] or 30, "seed": seed, "temperature": 5.0}
     options |= {"top_p": 1.0, "min_p": 0.0, "top_k": 0, "echo": False}
     whole = llm.create_completion(PROMPT, **options)
@@ -165,7 +167,7 @@ def test_so_does_what_a_model_says_by_itself(llm: Llama, seed: int, options: dic
 
 
 @pytest.mark.parametrize("more", [{}, {"logprobs": 2}])
-def test_what_upstream_gets_right_is_as_upstream_tells_it(
+def test_chunks_of_plain_text_are_those_of_upstream(
     open_model: Callable[..., Any], more: dict[str, int]
 ) -> None:
     """Plain text before a stop string, chunk for chunk."""
@@ -207,7 +209,7 @@ def test_an_answer_fills_the_context_and_ends_inside_a_character(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_character_whose_end_is_all_that_the_context_does_not_take_is_whole(
+def test_character_that_ends_behind_the_context_is_whole(
     open_model: Callable[..., Any], stream: bool
 ) -> None:
     """A token can be sampled behind the last that fits: upstream does, and so the text is its text."""
@@ -222,14 +224,14 @@ def test_a_character_whose_end_is_all_that_the_context_does_not_take_is_whole(
     assert told == [("a" * (room - 1) + "é", "length")] * 2
 
 
-def test_what_comes_behind_an_invalid_byte_comes_as_it_is_made(open_model: Callable[..., Any]) -> None:
+def test_text_behind_an_invalid_byte_is_streamed_at_once(open_model: Callable[..., Any]) -> None:
     llm, told = open_model(), []
     for chunk in llm.create_completion(PROMPT, logits_processor=says(llm, b"a\xffbcdef"), stream=True):
         told.append((chunk["choices"][0]["text"], llm.last_request.generated))
     assert [each for each in told if each[0]] == [("a", 1), ("bcd", 5), ("e", 6), ("f", 7)]
 
 
-def test_what_may_become_a_stop_string_waits_and_its_log_probabilities_with_it(llm: Llama) -> None:
+def test_beginning_of_a_stop_string_waits_with_its_logprobs(llm: Llama) -> None:
     options: dict[str, Any] = {"stop": ["b€"], "max_tokens": 9, "logprobs": 1, "stream": True}
     chunks = list(
         llm.create_completion(PROMPT, logits_processor=says(llm, "ab€".encode()[:4] + b"d"), **options)
@@ -247,7 +249,7 @@ class Whole(LlamaTokenizer):  # type: ignore[misc]
         return spelt.decode(errors="replace").encode()
 
 
-def test_a_character_that_another_tokenizer_does_not_know_yet_is_not_told(
+def test_incomplete_character_of_another_tokenizer_waits(
     open_model: Callable[..., Any],
 ) -> None:
     llm = open_model()
@@ -264,7 +266,7 @@ def test_a_character_that_another_tokenizer_does_not_know_yet_is_not_told(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_users_criterion_ends_an_answer_with_its_text(llm: Llama, stream: bool) -> None:
+def test_users_criterion_ends_an_answer_with_its_text(llm: Llama, stream: bool) -> None:
     processor, prompt = says(llm, "ab€cd".encode()), len(llm.tokenize(PROMPT.encode(), add_bos=False))
     criteria = llama_cpp.StoppingCriteriaList([lambda ids, scores: len(ids) >= prompt + 4])
     made = llm.create_completion(
@@ -303,7 +305,7 @@ def test_a_stream_is_kept_in_upstreams_cache_as_the_whole_answer(open_model: Cal
     assert kept[0] == kept[1] != []
 
 
-def test_what_cannot_be_asked_is_refused_before_anything_is_said(open_model: Callable[..., Any]) -> None:
+def test_wrong_arguments_are_refused_before_the_first_chunk(open_model: Callable[..., Any]) -> None:
     llm = open_model()
     for options in ({"logprobs": 1}, {"stop": ["\ud800"]}):
         with pytest.raises(ValueError):  # noqa: PT011

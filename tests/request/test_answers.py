@@ -79,7 +79,7 @@ def gathered(chunks):
 
 @pytest.mark.parametrize("n_parallel", [1, 3])
 @pytest.mark.parametrize("arch", ARCHS)
-def test_each_is_what_a_fresh_context_gives_for_its_seed(several, alone, arch, n_parallel):
+def test_each_answer_is_a_fresh_contexts_for_its_seed(several, alone, arch, n_parallel):
     llm = several(arch, n_parallel)
     count = DecodeCounter(llm)
     made = llm.create_completion(PROMPT, n=3, seed=40, **ASKED)
@@ -131,7 +131,7 @@ def test_the_call_itself_takes_n(several, alone):
     assert made["choices"] == alone("qwen35", "a b c d", "suffix", n=2, echo=True)[0]
 
 
-def test_without_a_seed_they_follow_the_one_that_upstream_draws(several):
+def test_answers_without_a_seed_follow_upstreams_draw(several):
     one, several = several(), several(n_parallel=3)
     first = [one.create_completion(PROMPT, **ASKED)["choices"][0]["text"] for _ in range(2)]
     made = several.create_completion(PROMPT, n=3, **ASKED)
@@ -150,7 +150,7 @@ def test_seeds():
 
 
 @pytest.mark.parametrize("n", [0, -1, 1.5, "2", True, [2]])
-def test_what_is_no_number_of_answers(several, n):
+def test_wrong_number_of_answers_is_refused(several, n):
     llm = several()
     for create in (llm, llm.create_completion):
         with pytest.raises(ValueError, match="n counts answers"):
@@ -252,7 +252,7 @@ def test_logprobs(several, alone, n_parallel):
 
 
 @pytest.mark.parametrize("n_parallel", [1, 2])
-def test_reports_are_those_of_each_and_the_last_is_that_of_the_first(several, n_parallel):
+def test_each_answer_has_a_report_and_last_request_is_the_firsts(several, n_parallel):
     llm, told = several(n_parallel=n_parallel), []
     llm.on_request = told.append
     with llm.request() as handle:
@@ -265,7 +265,7 @@ def test_reports_are_those_of_each_and_the_last_is_that_of_the_first(several, n_
     assert llm.last_request.generated == 8
 
 
-def test_they_are_decoded_together(several):
+def test_answers_to_one_prompt_are_decoded_together(several):
     llm = several(n_parallel=3)
     stream = llm.create_completion(PROMPT, n=3, seed=40, stream=True, **{**ASKED, "max_tokens": 60})
     next(stream)
@@ -275,7 +275,7 @@ def test_they_are_decoded_together(several):
     assert len(batches.sizes) < sum(batches.sizes)
 
 
-def test_who_does_not_wait_is_refused_as_a_whole_and_answered_as_a_whole(several, alone, patient):
+def test_several_answers_without_waiting_are_all_given_or_all_refused(several, alone, patient):
     llm = several(n_parallel=2, wait=False)
     running = llm.create_completion(WORDS[200:260], stream=True, seed=40, **ASKED)
     next(running)  # one slot is taken: the answers take turns in the other one
@@ -289,7 +289,7 @@ def test_who_does_not_wait_is_refused_as_a_whole_and_answered_as_a_whole(several
     second.close()
 
 
-def test_inside_another_request_they_are_part_of_it(several, alone):
+def test_several_answers_inside_another_request_are_part_of_it(several, alone):
     """A chat handler of one's own that asks for several answers."""
     llm, made = several(n_parallel=2), []
 
@@ -320,7 +320,7 @@ def test_a_chat_handler_of_ones_own_answers_one_after_the_other(several, alone, 
     assert len(lone) == 3
 
 
-def test_the_callers_context_is_theirs(several):
+def test_answers_run_in_the_callers_context(several):
     llm, seen, said = several(n_parallel=2), set(), contextvars.ContextVar("said")
     said.set("here")
     processors = llama_cpp.LogitsProcessorList([lambda _, scores: seen.add(said.get()) or scores])
@@ -393,7 +393,7 @@ def test_a_stream_that_is_given_up_ends_all(several, alone, n_parallel, how):
     assert llm.create_completion(PROMPT, n=2, seed=40, **ASKED)["choices"] == alone("qwen35", PROMPT, n=2)[0]
 
 
-def test_a_stream_that_is_given_up_waits_for_nobody(several, patient):
+def test_closed_stream_of_several_answers_does_not_wait_for_a_slot(several, patient):
     """Its answers that wait for a slot give up at once, however long those before them take."""
     llm = several(n_parallel=2)
     other = llm.create_completion(WORDS[200:260], stream=True, seed=40, **LONG)
@@ -409,7 +409,7 @@ def test_a_stream_that_is_given_up_waits_for_nobody(several, patient):
 
 @pytest.mark.parametrize("n_parallel", [1, 2])
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_one_raises_ends_all(several, alone, n_parallel, stream):
+def test_error_of_one_answer_ends_all(several, alone, n_parallel, stream):
     llm, calls = several(n_parallel=n_parallel), []
 
     def fail(ids, _):
@@ -426,7 +426,7 @@ def test_what_one_raises_ends_all(several, alone, n_parallel, stream):
     assert made["choices"] == alone("qwen35", PROMPT, n=2)[0]
 
 
-def test_what_upstream_refuses_is_refused(several):
+def test_several_answers_are_refused_where_upstream_refuses_one(several):
     for n_parallel in (1, 2):
         llm = several(n_parallel=n_parallel)
         with pytest.raises(ValueError, match="exceed context window"):

@@ -73,7 +73,7 @@ def test_a_stream_that_a_handler_began_goes_on_beside_others(opened: Opened, slo
     assert texts == alone
 
 
-def test_a_cancel_reaches_what_a_handler_asks(opened: Opened, slots: int) -> None:
+def test_cancel_reaches_requests_of_a_chat_handler(opened: Opened, slots: int) -> None:
     llm, seen, made = opened(n_parallel=slots), list[int](), list[Any]()
     fifth = threading.Event()
 
@@ -140,7 +140,7 @@ def test_a_chat_cancelled_before_its_handler_asks_decodes_nothing(opened: Opened
     assert made[0]["usage"]["completion_tokens"] == 0
 
 
-def test_last_request_tells_of_what_a_handler_asked(opened: Opened, slots: int) -> None:
+def test_last_request_is_that_of_a_chat_handler(opened: Opened, slots: int) -> None:
     llm = opened(n_parallel=slots)
     llm.create_completion(WORDS[:50], **ASKED)
     llm.chat_handler = lambda llama, **_: llama.create_completion(WORDS[100:120], **ASKED)
@@ -148,7 +148,7 @@ def test_last_request_tells_of_what_a_handler_asked(opened: Opened, slots: int) 
     assert llm.last_request.total == 20
 
 
-def test_what_on_request_raises_inside_a_handler_reaches_its_caller(opened: Opened, slots: int) -> None:
+def test_error_of_on_request_inside_a_handler_reaches_the_caller(opened: Opened, slots: int) -> None:
     llm, told = opened(n_parallel=slots), list[Any]()
 
     def on_request(report: Any) -> None:

@@ -1,4 +1,4 @@
-"""What closes, collects or forks a model: who still reads it is waited for, who comes later is refused."""
+"""Closed, collected and forked models: running native calls are waited for, later ones are refused."""
 
 import gc
 import threading
@@ -69,7 +69,7 @@ def test_open_stream_of_a_closed_model_is_refused_and_told_of_once(opened):
 
 
 @pytest.mark.parametrize("slots", [1, 3])
-def test_closing_ends_what_others_run(opened, slots):
+def test_closing_ends_running_streams(opened, slots):
     llm, ended, started = opened(n_parallel=slots), [], threading.Semaphore(0)
 
     def run(seed):
@@ -91,7 +91,7 @@ def test_closing_ends_what_others_run(opened, slots):
     assert len(ended) == slots
 
 
-def test_nobody_waits_for_a_closed_model(opened, patient):
+def test_closing_ends_waiting_requests(opened, patient):
     llm, raised = opened(), []
     held, _ = begin(llm, WORDS[:60])
 
@@ -162,7 +162,7 @@ def test_request_cannot_close_its_own_model(opened, where):
     assert llm.create_completion([5], max_tokens=1), "nothing was closed"
 
 
-def test_model_is_freed_when_nobody_uses_it(tiny_model):
+def test_unused_model_is_freed(tiny_model):
     llm = Llama(str(tiny_model("qwen35")), n_ctx=512, n_threads=1, verbose=False)
     list(islice(llm.generate(WORDS[:60], temp=0.0), 2))
     gone = weakref.ref(llm)

@@ -58,7 +58,7 @@ def test_texts_longer_than_a_batch_are_cut_off_or_refused_as_upstream_does(opene
             each.embed(text, truncate=False)
 
 
-def test_a_text_is_pooled_as_a_whole_whatever_the_ubatch_is(opened):
+def test_text_is_pooled_as_a_whole_with_any_ubatch(opened):
     options = {"embedding": True, "pooling_type": POOLING["mean"]}
     whole, cut = opened("gemma3", **options), opened("gemma3", n_ubatch=16, **options)
     assert cut.embed(TEXTS) == whole.embed(TEXTS)
@@ -201,7 +201,7 @@ def test_an_adapter_of_the_model_is_on_its_embeddings(opened, tmp_path):
     assert made != opened(embedding=True).embed("some words")
 
 
-def test_what_was_put_on_the_context_later_is_not_left_out_silently(opened):
+def test_embedding_after_a_change_of_the_context_is_refused(opened):
     llm = opened("gemma3", embedding=True)
     llm.embed("x")
     native.llama_set_causal_attn(llm._ctx.ctx, False)

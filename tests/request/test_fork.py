@@ -44,15 +44,64 @@ print(child(goes_on), child(lambda: stream.close() is None), goes_on(), answer(o
 """
 
 
+FORKING_HANDLER = """
+import itertools, os, signal, sys, threading
+from llamahybrid import Llama
+from llamahybrid.errors import RequestSuperseded
+
+llm = Llama(sys.argv[1], n_ctx=512, n_threads=2, n_batch=64, n_parallel=int(sys.argv[2]), verbose=False)
+prompt = [10 + (7 * i) % 100 for i in range(400)]
+
+def answer(prompt):
+    return list(itertools.islice(llm.generate(prompt, temp=0.0), 8))
+
+child, forked = None, threading.Event()
+
+def fork(*_):
+    global child
+    child = os.fork()
+    if not child:
+        signal.alarm(150)
+    forked.set()
+
+def signalled(_):
+    if not forked.is_set():
+        os.kill(os.getpid(), signal.SIGUSR1)
+        forked.wait()
+
+signal.signal(signal.SIGUSR1, fork)
+llm.on_progress = signalled
+try:
+    first = answer(prompt)
+except RequestSuperseded:
+    os._exit(0 if child == 0 and len(answer(prompt[:100])) == 8 else 1)
+if child == 0:
+    os._exit(2)
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+print(status, answer(prompt) == first)
+"""
+
+
+def forks(script: str, model: Path, slots: int) -> list[str]:
+    """Run a script that forks, and return what it prints: exit statuses, then whether answers are equal."""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(model), str(slots)], capture_output=True, text=True, timeout=180
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.parametrize("slots", [1, 2])
 def test_forked_processes_and_their_parent_go_on_with_one_model(
     tiny_model: Callable[..., Path], slots: int
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FORKING, str(tiny_model("qwen35")), str(slots)],
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
-    assert done.stdout.split() == ["0", "0", "True", "True"], done.stderr
+    assert forks(FORKING, tiny_model("qwen35"), slots) == ["0", "0", "True", "True"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_wait_that_a_signal_handler_forks_ends_in_the_child(
+    tiny_model: Callable[..., Path], slots: int
+) -> None:
+    assert forks(FORKING_HANDLER, tiny_model("qwen35"), slots) == ["0", "True"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from llama_cpp import LogitsProcessorList
 
 from llamahybrid.errors import LlamaHybridError
-from tests.request.asking import WORDS, finish
+from tests.request.asking import WORDS
 
 PROMPT = WORDS[:60]
 OTHER = WORDS[100:160]
@@ -89,7 +88,7 @@ def test_stream_keeps_its_salt(llm: Any, kind: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["block", "keyword", "none"])
-def test_what_a_chats_stream_asks_later_belongs_to_it(llm: Any, how: str) -> None:
+def test_later_requests_of_a_chats_stream_belong_to_it(llm: Any, how: str) -> None:
     """As functionary's does: a generator that makes its completions when it is advanced."""
 
     def handler(*, llama: Any, **_: Any) -> Iterator[Any]:
@@ -141,21 +140,3 @@ def test_requests_inside_another_one_have_its_salt(llm: Any) -> None:
     )
     assert len(refused) == 4
     assert salts_that_know(llm, OTHER) == {"a"}
-
-
-@pytest.mark.parametrize("slots", [1, 3])
-def test_several_answers_have_the_callers_salt_and_handle(opened: Callable[..., Any], slots: int) -> None:
-    llm = opened(n_parallel=slots)
-    with llm.request("a") as handle:
-        stream = llm.create_completion(PROMPT, max_tokens=3, n=3, stream=True)
-    list(stream)
-    assert len(handle.reports) == 3
-    assert salts_that_know(llm) == {"a"}
-
-
-def test_handle_cancels_streams_of_its_salt(llm: Any) -> None:
-    with llm.request("a") as handle:
-        stream = llm.create_completion(PROMPT, max_tokens=20, stream=True, temperature=0.0)
-    list(itertools.islice(stream, 3))
-    handle.cancel()
-    assert finish(stream) == "cancelled"

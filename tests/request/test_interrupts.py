@@ -121,7 +121,7 @@ def test_interrupt_in_a_restore(opened, stock, monkeypatch, tmp_path, arch, call
 
 @needs_shim
 def test_interrupt_costs_idle_slots_nothing(opened, stock):
-    llm = opened(n_parallel=3, flash_attn=True)  # else idle slots give way to others
+    llm = opened(n_parallel=3, flash_attn=True)  # else idle slots are preempted
     take(llm, WORDS[:40])
     stream, _ = begin(llm, WORDS[100:150], 6)
     interrupt(batches := Batches(llm), 0, before=False)

@@ -44,7 +44,7 @@ def test_each_token_is_scored_by_the_row_before_it(
 
 
 @pytest.mark.parametrize("way", ["argument", "configure", "environment"])
-def test_stocks_order_of_rows_where_it_is_asked_for(
+def test_stocks_order_of_rows_on_request(
     tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     model, more = str(tiny_model("qwen35")), {}

@@ -10,12 +10,8 @@ from typing import Any
 
 import pytest
 
-from llamahybrid.core.messages import Call
-from llamahybrid.core.reply import Reply
-from llamahybrid.core.request import Request
 from llamahybrid.core.runner import Runner
 from llamahybrid.core.slots import Slots
-from llamahybrid.core.view import View
 from llamahybrid.errors import LlamaHybridError
 from tests.request.asking import WORDS, begin, take
 
@@ -23,7 +19,7 @@ Opened = Callable[..., Any]
 
 
 def test_streams_that_take_turns_at_every_token(opened: Opened, stock: Opened) -> None:
-    """One slot, and so a switch a token: what is done at each is not kept on a stack."""
+    """With one slot each token needs a switch, and no switch may grow a stack."""
     llm, right, before = opened(), stock(), sys.getrecursionlimit()
     prompts = WORDS[:30], WORDS[100:130]
     streams = [llm.generate(prompt, temp=0.0) for prompt in prompts]
@@ -33,24 +29,6 @@ def test_streams_that_take_turns_at_every_token(opened: Opened, stock: Opened) -
     finally:
         sys.setrecursionlimit(before)
     assert [list(each) for each in zip(*said, strict=True)] == [right(prompt, 100) for prompt in prompts]
-
-
-def test_calls_take_turns_with_the_batches_of_a_prompt(opened: Opened) -> None:
-    llm, seen, replies = opened(), list[int](), list[Reply]()
-
-    def told(progress: Any) -> None:
-        if not replies:
-            replies.extend(Reply() for _ in range(3))
-            for reply in replies:
-                llm.requests.loop.post(Call(Request(View()), lambda: seen.append(llm.runner.live.n), reply))
-
-    llm.on_progress = told
-    take(llm, WORDS[:400], 1)
-    for reply in replies:
-        reply.get()
-    assert len(set(seen)) == 3
-    assert seen == sorted(seen)
-    assert seen[-1] < 400, "they did not wait for all of it"
 
 
 def test_a_state_that_cannot_be_stored_ends_no_request(

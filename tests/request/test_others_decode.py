@@ -1,6 +1,6 @@
-"""What others decode in an idle slot is noticed, whatever slots do before it is used again.
+"""Decodes by other code in an idle slot are noticed, whatever slots do before it is used again.
 
-By `llama_decode` itself: as many tokens as were there, so that neither positions nor sizes tell.
+The other code calls `llama_decode` with as many tokens as were live, so that positions and sizes stay.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What users of llama_cpp.Llama do holds with several requests at once, as on a fresh one of upstream's."""
+"""Uses of llama_cpp.Llama, with several requests at once, give the results of a fresh one of upstream's."""
 
 import asyncio
 import threading
@@ -76,7 +76,7 @@ def test_loops_of_eval_and_sample(llm, fresh, threads):
     assert each(lambda prompt: loop(llm, prompt, step.wait), prompts) == wanted
 
 
-def test_loop_after_a_stream_samples_as_it_says_itself(llm, fresh):
+def test_loop_by_hand_after_a_stream_samples_with_its_own_options(llm, fresh):
     seen = []
     processors = llama_cpp.LogitsProcessorList([lambda _, scores: seen.append(1) or scores])
     stream = llm.generate(WORDS[:30], temp=5.0, logits_processor=processors)
@@ -149,7 +149,7 @@ def test_thread_goes_on_behind_its_own_open_stream(llm):
     assert llm.input_ids[: llm.n_tokens].tolist() == [*WORDS[:20], *first]
 
 
-def test_generating_goes_on_behind_what_is_there(llm, fresh):
+def test_generating_goes_on_behind_evaluated_tokens(llm, fresh):
     def go_on(one, start):
         one.reset()
         one.eval(WORDS[start : start + 50])
@@ -241,28 +241,6 @@ def test_processor_may_ask_another_model(llm, opened, arch):
     each(complete, range(3))
     assert len(seen) > 10
     assert all(words == wanted for words in seen)
-
-
-def test_text_and_tokens_while_others_run(llm, fresh):
-    stock, over = fresh(), threading.Event()
-    texts = [f"some words, {i} of them" for i in range(20)]
-    wanted = [stock.tokenize(text.encode()) for text in texts]
-
-    def run():
-        while not over.is_set():
-            take(llm, WORDS[:50])
-
-    threads = [threading.Thread(target=run) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
-        for _ in range(10):
-            assert [llm.tokenize(text.encode()) for text in texts] == wanted
-            assert [llm.detokenize(ids) for ids in wanted] == [stock.detokenize(ids) for ids in wanted]
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join(DEADLINE)
 
 
 def test_embeddings_are_refused_as_clearly_as_upstream_does(llm, opened, arch):

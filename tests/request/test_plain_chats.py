@@ -33,7 +33,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 class Models:
-    """One architecture: the model on trial, and what a fresh context of upstream's says."""
+    """The model under test, and the answers of a fresh context of upstream's."""
 
     def __init__(self, path: Path, options: dict[str, Any], stack: ExitStack) -> None:
         self._path = str(path)
@@ -85,7 +85,7 @@ def segment_bytes(llm: Any) -> int:
 # -- what is found again ---------------------------------------------------------------------------
 
 
-def test_chats_in_turn_decode_what_is_new(models: Models) -> None:
+def test_chats_in_turn_decode_new_tokens_alone(models: Models) -> None:
     llm = models.open()
     chats = [ONE, TWO, OTHER, [*OTHER[:40], *ONE]]
     known = [0, len(SYSTEM), 0, 40]
@@ -197,7 +197,7 @@ def test_nothing_is_stored_while_one_chat_goes_on(models: Models) -> None:
 
 
 def test_of_stored_attention_only_what_agrees_with_a_prompt_is_taken(models: Models) -> None:
-    """Where live and stored histories both share something with a prompt, the deeper one serves."""
+    """The deeper prefix serves where a prompt shares one with live and with stored histories."""
     llm = models.open()
     asked(llm, models, ONE)
     asked(llm, models, TWO)
@@ -227,7 +227,7 @@ def test_another_process_finds_every_chat(models: Models, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("prompt", "cached"), [(TWO, len(SYSTEM)), ([*ONE[:110], 5, *ONE[110:]], 110), (ONE, len(ONE) - 1)]
 )
-def test_another_process_finds_what_part_of_a_chat_it_shares(
+def test_another_process_finds_the_shared_part_of_a_chat(
     models: Models, tmp_path: Path, prompt: list[int], cached: int
 ) -> None:
     first = models.open(prompt_cache=PromptCache(1 << 26, tmp_path))
@@ -261,7 +261,7 @@ def test_damaged_attention_is_dropped(models: Models, end: int) -> None:
     assert llm.prompt_cache.stats().extra["damaged"] == 1
 
 
-def test_what_lies_behind_a_loaded_states_window_is_not_relied_on(
+def test_cells_behind_the_window_of_a_loaded_state_are_not_used(
     models: Models, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The library overwrites it first after `load_state` (its search for a free cell starts at 0)."""
@@ -282,7 +282,7 @@ def test_what_lies_behind_a_loaded_states_window_is_not_relied_on(
 # -- what it may be used for, and for how long ------------------------------------------------------
 
 
-def test_a_reset_costs_only_what_is_live(models: Models) -> None:
+def test_a_reset_costs_the_live_tokens_alone(models: Models) -> None:
     llm = models.open()
     asked(llm, models, ONE)
     asked(llm, models, OTHER)
@@ -292,7 +292,7 @@ def test_a_reset_costs_only_what_is_live(models: Models) -> None:
 
 
 @pytest.mark.parametrize("chats_that_fit", [0.5, 1.5])
-def test_the_budget_is_kept_and_what_fits_serves(models: Models, chats_that_fit: float) -> None:
+def test_the_budget_is_kept_and_chats_within_it_serve(models: Models, chats_that_fit: float) -> None:
     llm = models.open()
     take(llm, ONE)
     take(llm, OTHER)
@@ -321,7 +321,7 @@ def test_without_a_second_sequence_nothing_is_stored(models: Models) -> None:
 
 
 def test_what_stayed_live_in_one_slot_is_found_from_another(llama: Models) -> None:
-    """What it gave up is stored, what stayed there is when it is asked for."""
+    """Tokens that it gave up are stored; the tokens that stayed are stored when they are asked for."""
     llm = llama.open(n_parallel=2)
     take(llm, ONE)
     held = llm.generate([*ONE[:100], 3, 4], temp=0.0)  # goes back to what both share
@@ -332,6 +332,3 @@ def test_what_stayed_live_in_one_slot_is_found_from_another(llama: Models) -> No
     assert answer == llama.stock([*ONE, 5])
     assert counter.take() <= 1 + 8
     held.close()
-
-
-# -- full-size windows -----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Progress: what a program is told of a long prompt while it is decoded."""
+"""Progress of a long prompt while it is decoded, as reported to the program."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONGER = [*PROMPT, *PROMPT[100::-1][:100]]
 
 
 def numbers(told: list[PromptProgress]) -> list[int]:
-    """How far the prompt was each time; cached and total are those of one prompt."""
+    """The processed tokens of each report; cached and total are those of the prompt."""
     assert len({(progress.total, progress.cached) for progress in told}) == 1
     assert [each.seconds for each in told] == sorted(each.seconds for each in told)
     return [progress.processed for progress in told]
@@ -53,7 +53,7 @@ def test_a_handle_has_its_own_and_its_answers_are_told_of_once(opened: Callable[
     assert not others
 
 
-def test_what_it_raises_ends_the_request_and_keeps_what_was_decoded(opened: Callable[..., Any]) -> None:
+def test_error_of_on_progress_ends_the_request_and_keeps_its_progress(opened: Callable[..., Any]) -> None:
     llm = opened()
 
     def stop(progress: PromptProgress) -> None:
@@ -66,7 +66,7 @@ def test_what_it_raises_ends_the_request_and_keeps_what_was_decoded(opened: Call
     assert 0 < llm.last_request.cached <= 264
 
 
-def test_it_may_cancel_and_not_ask(opened: Callable[..., Any]) -> None:
+def test_on_progress_may_cancel_and_not_ask(opened: Callable[..., Any]) -> None:
     llm = opened()
     llm.on_progress = lambda progress: llm.cancel() if progress.processed else None
     made = llm.create_completion(PROMPT, max_tokens=2)

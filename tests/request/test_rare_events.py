@@ -1,4 +1,4 @@
-"""What seldom happens to the decode loop: no thread, signals, cancels beside others, callbacks that block."""
+"""Rare events of the decode loop: no thread, signals, cancels beside others, callbacks that block."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_cancel_reaches_a_request_whose_message_is_not_read_yet(opened: Opened) 
 
 
 def test_tokens_sent_into_a_stream_after_another_took_its_slot(opened: Opened) -> None:
-    """Those sent before are lost with the slot (`RequestSuperseded`), later ones are not."""
+    """Tokens sent before are lost with the slot (`RequestSuperseded`), later ones are not."""
     both = []
     for preempted in (False, True):
         llm = opened(logits_all=True)
@@ -81,27 +81,21 @@ def test_tokens_sent_into_a_stream_after_another_took_its_slot(opened: Opened) -
     assert both[0] == both[1]
 
 
-@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="threads get no signals")
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_signal_handler_may_use_the_model(opened: Opened, stock: Opened, stream: bool) -> None:
-    """It runs in the thread that waits for a reply, inside that request."""
-    llm, right, used = opened(), stock(), list[list[int]]()
+def interrupted(llm: Any, handler: Callable[[], None], stream: bool) -> str:
+    """The text of a completion whose caller runs a signal handler in the middle of the prompt."""
     caller, before = threading.get_ident(), signal.getsignal(signal.SIGUSR1)
-
-    def use(*_: Any) -> None:
-        llm.reset()
-        llm.eval(WORDS[100:110])
-        used.append([llm.n_tokens, llm.sample(temp=0.0)])
+    sent = list[int]()
 
     def interrupt(progress: Any) -> None:
-        if 0 < progress.processed < progress.total and not used:
+        if 0 < progress.processed < progress.total and not sent:
+            sent.append(progress.processed)
             signal.pthread_kill(caller, signal.SIGUSR1)
 
     def give_up(*_: Any) -> None:
         raise AssertionError("the request did not come back")
 
     ended = signal.signal(signal.SIGALRM, give_up)
-    signal.signal(signal.SIGUSR1, use)
+    signal.signal(signal.SIGUSR1, lambda *_: handler())
     signal.alarm(DEADLINE)
     try:
         with llm.request(on_progress=interrupt):
@@ -111,14 +105,43 @@ def test_a_signal_handler_may_use_the_model(opened: Opened, stock: Opened, strea
         signal.alarm(0)
         signal.signal(signal.SIGALRM, ended)
         signal.signal(signal.SIGUSR1, before)
+    assert sent
+    return text
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="threads get no signals")
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_signal_handler_may_use_the_model(opened: Opened, stock: Opened, stream: bool) -> None:
+    """The handler runs in the thread that waits for a reply, inside that request."""
+    llm, right, used = opened(), stock(), list[list[int]]()
+
+    def use() -> None:
+        llm.reset()
+        llm.eval(WORDS[100:110])
+        used.append([llm.n_tokens, llm.sample(temp=0.0)])
+
+    text = interrupted(llm, use, stream)
     assert used
     assert all(each == [10, *right(WORDS[100:110], 1)] for each in used)
     assert text == llm.detokenize(right(WORDS[:300], 6)).decode(errors="ignore")
 
 
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="threads get no signals")
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_state_that_a_signal_handler_saves_hides_no_tokens(
+    opened: Opened, stock: Opened, stream: bool
+) -> None:
+    llm, states = opened(), list[Any]()
+    text = interrupted(llm, lambda: states.append(llm.save_state()), stream)
+    answer = stock()(WORDS[:300], 6)
+    assert text == llm.detokenize(answer).decode(errors="ignore")
+    assert states
+    assert llm.input_ids[: llm.n_tokens].tolist() == [*WORDS[:300], *answer[:5]]
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_completion_that_has_its_answer_may_change_the_tokens_itself(opened: Opened, stream: bool) -> None:
-    """Nobody waits for a reply any more: what is changed there is no signal handler's."""
+    """The caller no longer waits for a reply: its changes are not those of a signal handler."""
     llm, tokens = opened(), list[int]()
 
     class Resets(llama_cpp.LlamaRAMCache):  # type: ignore[misc]
@@ -132,7 +155,7 @@ def test_a_completion_that_has_its_answer_may_change_the_tokens_itself(opened: O
     assert tokens == [45, 0]
 
 
-def test_answers_that_a_callback_closes_hold_nobody_up(opened: Opened) -> None:
+def test_answers_closed_in_a_callback_hold_up_no_request(opened: Opened) -> None:
     """`on_request` runs in the loop's thread, for which the threads of these answers wait."""
     llm, over = opened(n_parallel=2), threading.Event()
     answers = [llm.create_completion(WORDS[:40], max_tokens=50, n=3, stream=True)]

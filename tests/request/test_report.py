@@ -1,4 +1,4 @@
-"""What a request tells of itself: last_request, reasons in words, usage."""
+"""Reports of requests: last_request, reasons in words, usage."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_token_of_others_is_spelt_only_on_demand() -> None:
 # -- in a model ------------------------------------------------------------------------------------
 
 
-def test_report_says_what_happened(opened: Opened) -> None:
+def test_report_counts_tokens_and_names_the_source(opened: Opened) -> None:
     llm = opened()
     assert llm.last_request is None
     take(llm, PROMPT)

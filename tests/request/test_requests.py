@@ -74,7 +74,7 @@ def test_drafts_by_turns(opened, stock, arch):
     assert said == [stock(arch)(p, len(s)) for p, s in zip(prompts, said, strict=True)]
 
 
-def test_what_a_draft_had_ahead_is_not_handed_out_to_another(opened, stock):
+def test_guessed_tokens_are_handed_to_their_own_stream_alone(opened, stock):
     """A stream loses its place while tokens that were guessed, and are right, wait to be handed out."""
     llm, right = opened(), stock()
     prompt, other = words(1), words(2)
@@ -156,7 +156,7 @@ def test_prompt_continued_without_reset_is_its_own(opened, stock, arch):
     assert said == right([*known, *more], 5)
 
 
-def test_stream_with_tokens_sent_into_it_is_not_guessed_at(opened):
+def test_stream_that_lost_sent_tokens_is_superseded(opened):
     llm = opened(logits_all=True)
     stream, _ = begin(llm, words(1))
     stream.send([3, 4])
@@ -169,7 +169,7 @@ def test_stream_with_tokens_sent_into_it_is_not_guessed_at(opened):
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-def test_streams_whose_threads_died_keep_nobody_out(opened, stock, impatient, slots):
+def test_streams_of_dead_threads_give_their_slots_up(opened, stock, impatient, slots):
     llm, right = opened(n_parallel=slots), stock()
     left = [in_thread(begin, llm, words(1)) for _ in range(slots + 1)]
     assert in_thread(take, llm, words(2), 4) == right(words(2), 4)
@@ -178,7 +178,7 @@ def test_streams_whose_threads_died_keep_nobody_out(opened, stock, impatient, sl
 
 
 @pytest.mark.parametrize("bad", [-1, 10**6])
-def test_bad_token_shuts_nobody_out(opened, stock, bad):
+def test_bad_token_frees_its_slot(opened, stock, bad):
     llm = opened(wait=False)
     with pytest.raises(DecodeError):
         in_thread(lambda: take(llm, [1, 2, bad], 1))
@@ -237,7 +237,7 @@ def test_collected_stream_keeps_its_progress(opened, arch):
 
 @pytest.mark.parametrize("how", ["closed", "dropped", "collected"])
 @pytest.mark.parametrize("slots", [1, 2])
-def test_stream_that_is_given_up_is_ended_at_once_and_keeps_nobody_out(opened, patient, how, slots):
+def test_given_up_stream_ends_at_once_and_frees_its_slot(opened, patient, how, slots):
     llm, seen = opened(n_parallel=slots, wait=False), []
     llm.on_request = seen.append
 
@@ -258,7 +258,7 @@ def test_stream_that_is_given_up_is_ended_at_once_and_keeps_nobody_out(opened, p
 # -- callbacks and handlers ------------------------------------------------------------------------
 
 
-def test_on_request_may_not_use_its_model_and_disturbs_nobody(opened, stock):
+def test_on_request_may_not_use_its_model(opened, stock):
     llm, raised = opened(), []
 
     def told(report):
@@ -279,7 +279,7 @@ def test_on_request_may_not_use_its_model_and_disturbs_nobody(opened, stock):
     assert len(raised) == 2
 
 
-def test_what_on_request_raises_for_a_dropped_stream_fails_no_other(opened, stock):
+def test_error_of_on_request_for_a_dropped_stream_fails_no_other(opened, stock):
     llm = opened()
 
     def told(report):
@@ -296,7 +296,7 @@ def test_what_on_request_raises_for_a_dropped_stream_fails_no_other(opened, stoc
 
 
 def test_chat_handler_has_the_model_to_itself(opened, impatient):
-    """It resets, evaluates piece by piece and completes what is there; a stream goes on meanwhile."""
+    """The handler resets, evaluates in pieces and completes them, while a stream goes on."""
     llm = opened()
     pieces, seen, over = [words(1, 20), words(3, 20)], [], threading.Event()
     came = threading.Event()
@@ -384,7 +384,7 @@ def test_stream_that_is_forgotten_while_it_waits_goes_on_and_is_not_stored(opene
     assert llm.last_request.cached == 0
 
 
-def test_warmed_prompt_changes_nothing_that_is_said(opened):
+def test_warmed_prompt_leaves_the_seed_alone(opened):
     """A request without a seed draws it from what the last one drew."""
     text = "When does the boat leave? " * 4
     messages, said = [{"role": "user", "content": text}], []

@@ -41,7 +41,7 @@ def turns() -> list[list[int]]:
     return [prompt for pair in zip(first, second, strict=True) for prompt in pair]
 
 
-def test_a_restart_before_every_turn_goes_on_from_what_was_written(start) -> None:
+def test_restart_before_every_turn_goes_on_from_the_folder(start) -> None:
     """From the deepest prompt, answer or parting of histories before: a new parting costs once."""
     one = start(PromptCache(1 << 26))
     stayed = [take(one, p, 24) for p in turns()]
@@ -57,7 +57,7 @@ def test_a_restart_before_every_turn_goes_on_from_what_was_written(start) -> Non
         check_integrity(llm.prompt_cache)
 
 
-def test_what_was_read_gives_the_logits_of_a_fresh_context(start) -> None:
+def test_state_read_from_disk_gives_the_logits_of_a_fresh_context(start) -> None:
     prompt = turns()[4]
     first = start()
     take(first, prompt)

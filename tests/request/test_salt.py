@@ -1,4 +1,4 @@
-"""Requests of different salts: what one tenant asked shows in nothing that another is told, or waits for."""
+"""Requests of different salts: no report, answer or duration of one tenant shows another one's prompts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def ask(llm: Any, salt: str | None, prompt: Sequence[int], n: int = 8) -> tuple[
 
 
 def told(report: Any) -> tuple[int, int, str, str]:
-    """How a prompt began."""
+    """The start of a prompt."""
     return report.matched, report.cached, report.source, report.reason
 
 
@@ -99,21 +99,6 @@ def test_prompt_of_another_salt_is_answered_as_the_first_time(
     check_integrity(llm.prompt_cache)
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-def test_turns_of_two_tenants_decode_what_they_do_alone(opened: Opened, stock: Opened, arch: str) -> None:
-    """The same chat under two salts, turn by turn."""
-    llm, chat = opened(arch), list(SECRET)
-    counter = DecodeCounter(llm)
-    for _ in range(3):
-        answer, work = stock(arch)(chat), []
-        for salt in (A, B):
-            said, report = ask(llm, salt, chat)
-            assert said == answer
-            work.append((report.matched, counter.take()))
-        assert work[0] == work[1]
-        chat += [*answer, *OTHER[:20]]
-
-
 def test_empty_salt_is_the_shared_default(opened: Opened) -> None:
     llm = opened(n_parallel=2)
     take(llm, SECRET)
@@ -153,7 +138,7 @@ def test_live_stream_is_neither_shared_nor_disturbed(opened: Opened, stock: Open
 
 
 @pytest.mark.parametrize("first", [A, B])
-def test_slot_is_not_chosen_for_what_another_tenant_left_there(opened: Opened, first: str) -> None:
+def test_slot_is_not_chosen_for_another_tenants_state(opened: Opened, first: str) -> None:
     llm = opened("llama", n_parallel=3, flash_attn=True)  # else it gives its cells away
     for prompt in (OTHER, [9, *OTHER]):
         ask(llm, B, prompt)
@@ -201,7 +186,7 @@ def test_dropped_stream_leaves_its_state_to_its_own(opened: Opened) -> None:
 
 
 @pytest.mark.parametrize("n_parallel", [1, 3])
-def test_answers_of_one_prompt_share_it_and_nobody_else_does(opened: Opened, n_parallel: int) -> None:
+def test_answers_of_one_prompt_share_it_within_their_salt(opened: Opened, n_parallel: int) -> None:
     llm = opened(n_parallel=n_parallel)
     asked = {"max_tokens": 6, "temperature": 0.8, "seed": 40, "n": 3}
     counter, found = DecodeCounter(llm), []
@@ -217,7 +202,7 @@ def test_answers_of_one_prompt_share_it_and_nobody_else_does(opened: Opened, n_p
 
 
 @pytest.mark.parametrize("n_parallel", [1, 2])
-def test_what_was_evaluated_under_one_salt_is_not_there_under_another(
+def test_tokens_evaluated_under_one_salt_are_gone_under_another(
     opened: Opened, stock: Opened, n_parallel: int
 ) -> None:
     llm, right = opened(n_parallel=n_parallel), stock()
@@ -263,7 +248,7 @@ def test_loop_does_not_go_on_in_a_slot_of_another_salt(opened: Opened, stock: Op
 def test_upstreams_own_loop_is_shown_no_tokens_of_another_salt(
     opened: Opened, stock: Opened, salts: tuple[str | None, str | None], n_parallel: int
 ) -> None:
-    """It leaves out of its prompt what it believes to be there."""
+    """The handler leaves out tokens of the prompt that it believes to be live."""
     llm, prompt = opened(n_parallel=n_parallel), [*SECRET, *OTHER]
     for salt, tokens in zip(salts, (prompt, SECRET), strict=True):
         with llm.request(salt):
@@ -292,7 +277,7 @@ def test_saved_state_is_of_its_salt(opened: Opened, stock: Opened, n_parallel: i
 
 
 def test_state_that_is_saved_from_another_slot_is_stored_for_nobody_else(opened: Opened) -> None:
-    """The whole context is asked for: what is live anywhere moves to the first slot, which was A's."""
+    """A request for the whole context moves live tokens to the first slot, which was A's."""
     llm = opened(n_parallel=2)
     ask(llm, A, OTHER)
     with llm.request(B):
@@ -440,7 +425,7 @@ def test_chat_has_a_salt_too(opened: Opened) -> None:
     assert cached[2] > 10
 
 
-def test_seed_is_nobody_elses(opened: Opened) -> None:
+def test_seeds_of_a_salt_change_no_other_requests(opened: Opened) -> None:
     asked = {"max_tokens": 12, "temperature": 2.0}
     llm, plain = opened(), opened()
     llm.create_completion(OTHER, max_tokens=2, seed=99, cache_salt=A)

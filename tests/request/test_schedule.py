@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ from tests.lab.fake_engine import FakeEngine, Kind
 TinyModel = Callable[..., Path]
 
 SLOW = Costs(token_seconds=0.1, prefill_seconds=0.01, snapshot_seconds=1.0, snapshot_bytes=1 << 20)
-"""A snapshot takes so long that nothing is stored because it is cheap."""
+"""Costs of slow snapshots, of which none is stored for being cheap."""
 
 
 def planned(total: int = 200, cached: int = 0, **more: object) -> Plan:
@@ -64,7 +65,7 @@ def test_the_live_tip_is_given_up_unless_it_is_extended(plan: Plan, tip: int, go
 
 
 @pytest.mark.parametrize(("unstored", "first"), [(0, []), (1, [Action.CHECKPOINT_IF_FINITE])])
-def test_a_tip_that_goes_is_stored_unless_it_is_already(unstored: int, first: list[Action]) -> None:
+def test_lost_tip_is_stored_unless_it_is_a_checkpoint(unstored: int, first: list[Action]) -> None:
     assert list(before_tip_goes(unstored)) == [*first, Action.PAGE_OUT]
 
 
@@ -92,20 +93,24 @@ def test_a_cut_is_staged_and_other_batch_ends_are_not() -> None:
     assert [list(made.decoded(n)) for n in (60, 100, 120)] == [[Action.STAGE], [], [Action.STAGE]]
 
 
-def test_what_was_staged_comes_before_the_prompts_end() -> None:
-    told = list(schedule(planned()).prompt_done(200, logits=True))
-    assert told == [Action.ADMIT_STAGED, Action.CHECKPOINT_WITH_LOGITS]
-    assert list(schedule(planned()).prompt_done(200, logits=False)) == [Action.ADMIT_STAGED]
-    assert list(schedule(planned(200, 200)).prompt_done(200, logits=True)) == [Action.ADMIT_STAGED]
-
-
-def test_memory_that_needs_no_checkpoints_keeps_the_prompts_logits_alone() -> None:
-    made = Schedule(planned(), SLOW, lambda: SLOW, wanted=False)
-    assert list(made.prompt_done(200, logits=True)) == [Action.KEEP_LOGITS]
-    assert made.next_due == NEVER
-    assert list(Schedule(planned(), SLOW, lambda: SLOW, wanted=False).prompt_done(200, logits=False)) == []
-    repeated = Schedule(planned(200, 200), SLOW, lambda: SLOW, wanted=False)
-    assert list(repeated.prompt_done(200, logits=True)) == []
+@pytest.mark.parametrize(
+    ("cached", "logits", "wanted", "told"),
+    [
+        (0, True, True, [Action.ADMIT_STAGED, Action.CHECKPOINT_WITH_LOGITS]),
+        (0, False, True, [Action.ADMIT_STAGED]),
+        (200, True, True, [Action.ADMIT_STAGED]),
+        (0, True, False, [Action.KEEP_LOGITS]),
+        (0, False, False, []),
+        (200, True, False, []),
+    ],
+)
+def test_end_of_a_prompt_is_stored_behind_its_staged_checkpoints(
+    cached: int, logits: bool, wanted: bool, told: list[Action]
+) -> None:
+    """Memory that needs no checkpoints keeps the logits alone."""
+    made = schedule(planned(200, cached), wanted=wanted)
+    assert list(made.prompt_done(200, logits=logits)) == told
+    assert wanted or made.next_due == NEVER
 
 
 OUTLINE = Outline(total=4000, cached=0, matched=0)
@@ -186,7 +191,7 @@ def test_a_border_that_several_tokens_pass_at_once_counts() -> None:
     assert made.next_due == 320
 
 
-def test_when_the_next_is_due_follows_from_what_storing_took() -> None:
+def test_next_checkpoint_follows_from_measured_costs() -> None:
     now = [SLOW]
     made = schedule(planned(), lambda: now[0])
     list(made.prompt_done(200, logits=True))
@@ -206,51 +211,36 @@ STORE_END = [Action.ADMIT_STAGED, Action.CHECKPOINT_IF_FINITE, Action.REMEMBER, 
 END = [Action.ADMIT_STAGED, Action.REMEMBER, Action.PAGE_OUT]
 
 
-@pytest.mark.parametrize(("generated", "told"), [(1, STORE_END), (0, END)])
-def test_an_answers_end_is_stored_where_the_next_request_would_store_it(
-    generated: int, told: list[Action]
+@pytest.mark.parametrize(
+    ("last", "more", "told"),
+    [
+        (201, {}, STORE_END),
+        (200, {}, END),
+        (201, {"waiting": 1}, [*STORE_END[:-1], Action.PAGE_OUT_LATER]),
+        (256, {"stored": 257}, END),
+        (400, {"opaque": True}, [Action.ADMIT_STAGED]),
+        (200 + FINAL_TOKENS, {"keeps_chats": False}, STORE_END),
+        (199 + FINAL_TOKENS, {"keeps_chats": False}, END),
+        (270, {"keeps_chats": False, "stored": 270}, END),
+        (270, {"keeps_chats": False, "stored": 270, "refused": True}, STORE_END),
+    ],
+    ids=[
+        *("an answer", "no answer", "others wait", "at a checkpoint", "unknown content"),
+        *("no other chat between", "a short answer", "near a checkpoint", "a refused checkpoint"),
+    ],
+)
+def test_end_of_an_answer_is_stored_where_the_next_request_would_store_it(
+    last: int, more: dict[str, Any], told: list[Action]
 ) -> None:
-    """Whatever it costs: the next request's first token does not wait for it."""
-    assert list(done(planned()).end(200 + generated)) == told
+    """At any cost, since the next request's first token does not wait for it."""
+    costs = replace(SLOW, waiting=more.get("waiting", 0))
+    made = done(planned(), lambda: costs, keeps_chats=more.get("keeps_chats", True))
+    answered(made, 200, more.get("stored", 200), refused=more.get("refused", False))
+    assert list(made.end(last, opaque=more.get("opaque", False))) == told
 
 
-def test_attention_stays_where_it_is_while_others_wait_for_their_own_ends() -> None:
-    """A chat that goes on in its slot never needs it stored."""
-    made = done(planned(), lambda: replace(SLOW, waiting=1))
-    assert list(made.end(201)) == [*STORE_END[:-1], Action.PAGE_OUT_LATER]
-
-
-def test_an_answers_end_that_is_a_checkpoint_is_not_stored_again() -> None:
-    made = done(planned())
-    answered(made, 200, 257)
-    assert list(made.end(256)) == END
-
-
-@pytest.mark.parametrize(("generated", "told"), [(FINAL_TOKENS, STORE_END), (FINAL_TOKENS - 1, END)])
-def test_the_end_of_a_long_answer_is_stored_where_no_other_chat_comes_between(
-    generated: int, told: list[Action]
-) -> None:
-    assert list(done(planned(), keeps_chats=False).end(200 + generated)) == told
-
-
-def test_such_an_end_is_not_stored_near_a_checkpoint() -> None:
-    made = done(planned(), keeps_chats=False)
-    answered(made, 200, 270)
-    assert list(made.end(270)) == END
-
-
-def test_a_checkpoint_that_was_refused_is_none() -> None:
-    made = done(planned(), keeps_chats=False)
-    answered(made, 200, 270, refused=True)
-    assert list(made.end(270)) == STORE_END
-
-
-def test_a_prompt_that_was_cancelled_keeps_what_was_staged() -> None:
+def test_cancelled_prompt_keeps_staged_checkpoints() -> None:
     assert list(schedule(planned()).end(120)) == END
-
-
-def test_nothing_is_remembered_of_what_is_not_known() -> None:
-    assert list(done(planned()).end(400, opaque=True)) == [Action.ADMIT_STAGED]
 
 
 # -- memory that needs no checkpoints --------------------------------------------------------------
@@ -274,7 +264,7 @@ def test_memory_that_needs_none_gets_none_but_is_remembered(make: Callable[[], S
 
 
 @pytest.mark.parametrize(("arch", "kind"), [("qwen35", "hybrid"), ("mamba", "recurrent")])
-def test_the_fake_engine_stores_what_a_model_stores(tiny_model: TinyModel, arch: str, kind: Kind) -> None:
+def test_fake_engine_stores_the_checkpoints_of_a_model(tiny_model: TinyModel, arch: str, kind: Kind) -> None:
     """The same requests on a context and on tokens: every checkpoint at the same place, in the same order."""
     costs = replace(SLOW, snapshot_seconds=0.01, batch_tokens=64)
     caches = Noting(1 << 28), Noting(1 << 28)
@@ -292,7 +282,7 @@ def test_the_fake_engine_stores_what_a_model_stores(tiny_model: TinyModel, arch:
 
 
 def _both(llm: Llama, fake: FakeEngine, prompt: list[int], tokens: int) -> list[int]:
-    """One request on both; the answer, whose last token is not decoded."""
+    """Run a request on both; return the answer, whose last token is not decoded."""
     with closing(llm.generate(prompt, temp=0.0)) as stream:
         answer = list(itertools.islice(stream, tokens))
     fake.request(prompt, answer=answer[:-1])
@@ -303,6 +293,13 @@ def _both(llm: Llama, fake: FakeEngine, prompt: list[int], tokens: int) -> list[
 class Noting(PromptCache):
     """Notes where checkpoints are admitted, behind how many live tokens."""
 
-    def admit(self, view, position, snapshot, logits=None):  # type: ignore[no-untyped-def]
-        self.places = [*getattr(self, "places", []), (len(view.tokens), position)]
-        return super().admit(view, position, snapshot, logits)
+    def __init__(self, ram_bytes: int) -> None:
+        super().__init__(ram_bytes)
+        self.places: list[tuple[int, int]] = []
+        admit = self.admit
+
+        def noting(view: Any, position: int, *rest: Any) -> bool:
+            self.places.append((len(view.tokens), position))
+            return admit(view, position, *rest)
+
+        self.admit = noting

@@ -1,4 +1,4 @@
-"""What users of one cache may expect of it: forgotten is gone, nothing is spelt, damage stays local."""
+"""A cache with several users: forgotten text is gone, no text is shown, damage stays local."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_forgotten_stays_forgotten(opened: Callable[..., Any], tmp_path: Path, a
 
 
 @pytest.mark.parametrize("arch", CUTS)
-def test_what_is_live_does_not_serve_it(opened: Callable[..., Any], arch: str) -> None:
+def test_live_state_does_not_serve_a_forgotten_prompt(opened: Callable[..., Any], arch: str) -> None:
     llm = opened(arch)
     take(llm, SECRET)
     llm.prompt_cache.forget(SECRET)
@@ -93,7 +93,7 @@ def test_one_forgotten_while_its_prompt_is_decoded_leaves_nothing(opened: Callab
 
 
 @pytest.mark.parametrize("explain", [False, True])
-def test_another_users_tokens_are_spelt_for_who_asks_only(opened: Callable[..., Any], explain: bool) -> None:
+def test_other_users_tokens_are_spelt_with_explain_alone(opened: Callable[..., Any], explain: bool) -> None:
     llm = opened(explain=explain)
     reports: list[Any] = []
     llm.on_request = reports.append

@@ -103,7 +103,7 @@ def test_a_model_that_opens_the_thought_itself(llm: Llama) -> None:
         return chat(llm, logits_processor=processor, **own, **more)
 
     text = "<think>abcdefghij"
-    assert said(text, thinking_budget=4) == "<think>abcd" + CLOSE + "ij"  # the script goes on meanwhile
+    assert said(text, thinking_budget=4) == "<think>abcd" + CLOSE + "ij"  # the script goes on
     assert said(text, thinking_budget=0) == "<think>" + CLOSE + "efghij"
     assert said("Say <think> abcdefghij", thinking_budget=4) == "Say <think> abcdefghij"
     assert llm.last_request is not None
@@ -134,7 +134,7 @@ def test_a_message_stands_before_the_end(llm: Llama) -> None:
     assert said[3:].startswith(" Enough." + CLOSE)
 
 
-def test_a_model_that_nobody_has_any_more_is_freed(model: str) -> None:
+def test_unused_model_with_budgets_is_freed(model: str) -> None:
     llm = Llama(model, **OPTIONS)
     chat(llm, thinking_budget=2)
     chat(llm, [*HELLO, {"role": "assistant", "content": "It"}], continue_final_message=True, max_tokens=3)
@@ -175,7 +175,7 @@ def test_streams_that_take_turns_in_one_slot_keep_their_budgets(model: str) -> N
 
 
 @pytest.mark.parametrize("arch", ["qwen35", "gemma3"])
-def test_history_with_and_without_the_thought_reuses_what_is_the_same(
+def test_history_with_and_without_the_thought_reuses_the_common_part(
     tiny_model: Any, tmp_path: Path, arch: str
 ) -> None:
     path = with_template(tiny_model(arch), tmp_path / "history.gguf", OPENED)
@@ -246,7 +246,7 @@ def test_a_cut_answer_that_goes_on_is_the_whole_one(llm: Llama) -> None:
         [*HELLO, {"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}],
     ],
 )
-def test_what_begins_no_answer_is_refused(llm: Llama, wrong: Any) -> None:
+def test_messages_that_begin_no_answer_are_refused(llm: Llama, wrong: Any) -> None:
     with pytest.raises(ValueError, match="continue_final_message"):
         chat(llm, wrong, continue_final_message=True)
 

@@ -20,7 +20,7 @@ TinyModel = Callable[..., Path]
 
 @pytest.fixture(scope="session")
 def shared(tiny_model: TinyModel) -> Iterator[Serving]:
-    """One server for all tests that leave it as it was."""
+    """A server that all tests share, and leave unchanged."""
     with serving(tiny_model("qwen35")) as server:
         yield server
 

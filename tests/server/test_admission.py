@@ -1,4 +1,4 @@
-"""Who is let in, in which order, and who is sent away; no model runs."""
+"""Order of admission, refusals, and opening and closing of models; no model runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Scenario = Callable[[Admission, list[str]], Awaitable[None]]
 def play(
     scenario: Scenario, slots: int = 2, max_queue: int = 8, most: int = 1, idle_seconds: float | None = None
 ) -> list[str]:
-    """What happened: the models that were opened and closed, and what the scenario noted.
+    """Return the log: opened and closed models, and the notes of the scenario.
 
     `most`: models that are open at a time.
     """
@@ -62,7 +62,7 @@ async def beat() -> None:
         await asyncio.sleep(0)
 
 
-def test_one_that_is_lost_is_opened_again_once_nobody_is_inside() -> None:
+def test_lost_model_reopens_when_its_requests_have_ended() -> None:
     lost: list[str] = []
     opens: list[str | Exception] = ["first", DeviceError("not back yet"), "second"]
 
@@ -71,8 +71,11 @@ def test_one_that_is_lost_is_opened_again_once_nobody_is_inside() -> None:
             raise one
         return one, 2
 
+    async def closed(_: Sequence[str]) -> None:
+        pass
+
     async def run() -> None:
-        admission = Admission(opened, 8, lambda llm: llm in lost)
+        admission = Admission(opened, 8, lambda llm: llm in lost, closed, lambda _, others: list(others))
         llm, place = await admission.enter("a")
         assert llm == "first"
         lost.append("first")
@@ -89,7 +92,7 @@ def test_one_that_is_lost_is_opened_again_once_nobody_is_inside() -> None:
     asyncio.run(asyncio.wait_for(run(), 5))
 
 
-def test_several_answers_take_several_slots_and_are_not_overtaken() -> None:
+def test_request_for_several_slots_is_not_overtaken() -> None:
     async def scenario(admission: Admission, log: list[str]) -> None:
         one = await client(admission, log, "1")
         two = asyncio.ensure_future(client(admission, log, "2", weight=2))
@@ -108,7 +111,7 @@ def test_several_answers_take_several_slots_and_are_not_overtaken() -> None:
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_who_gives_up_leaves_no_place_taken(late: bool) -> None:
+def test_cancelled_request_frees_its_place(late: bool) -> None:
     """`late`: its place came in the same turn of the loop."""
 
     async def scenario(admission: Admission, log: list[str]) -> None:
@@ -125,7 +128,7 @@ def test_who_gives_up_leaves_no_place_taken(late: bool) -> None:
     play(scenario, slots=1)
 
 
-def test_a_model_that_cannot_be_opened_is_told_to_who_asked_for_it_alone() -> None:
+def test_failed_opening_refuses_only_requests_for_that_model() -> None:
     async def scenario(admission: Admission, log: list[str]) -> None:
         broken = asyncio.ensure_future(admission.enter("broken", 1))
         fine = asyncio.ensure_future(client(admission, log, "2"))
@@ -138,7 +141,7 @@ def test_a_model_that_cannot_be_opened_is_told_to_who_asked_for_it_alone() -> No
     assert play(scenario) == ["open broken", "open a", "2 on a"]
 
 
-def test_a_busy_model_keeps_nobody_from_another_open_one() -> None:
+def test_busy_model_does_not_block_another_open_model() -> None:
     async def scenario(admission: Admission, log: list[str]) -> None:
         await client(admission, log, "1", "a")
         waits = asyncio.ensure_future(client(admission, log, "2", "a"))
@@ -149,7 +152,7 @@ def test_a_busy_model_keeps_nobody_from_another_open_one() -> None:
     assert play(scenario, slots=1, most=2) == ["open a", "1 on a", "open b", "3 on b"]
 
 
-def test_the_model_whose_last_use_is_longest_ago_goes_and_a_look_is_no_use() -> None:
+def test_least_recently_used_model_closes_and_a_look_is_no_use() -> None:
     async def scenario(admission: Admission, log: list[str]) -> None:
         for alias in ("a", "b", "a", "b"):
             admission.leave(await client(admission, log, alias, alias))
@@ -162,7 +165,7 @@ def test_the_model_whose_last_use_is_longest_ago_goes_and_a_look_is_no_use() -> 
     assert play(scenario, most=2)[-3:] == ["close a", "open c", "c on c"]
 
 
-def test_a_model_in_use_is_closed_once_its_users_have_left_and_nobody_enters_it_before() -> None:
+def test_model_in_use_closes_after_its_requests_and_admits_no_later_ones() -> None:
     async def scenario(admission: Admission, log: list[str]) -> None:
         one = await client(admission, log, "1", "a")
         two = asyncio.ensure_future(client(admission, log, "2", "b"))
@@ -180,7 +183,7 @@ def test_a_model_in_use_is_closed_once_its_users_have_left_and_nobody_enters_it_
     ]
 
 
-def test_an_unused_model_goes_before_one_in_use() -> None:
+def test_unused_model_closes_before_one_in_use() -> None:
     async def scenario(admission: Admission, log: list[str]) -> None:
         await client(admission, log, "1", "a")
         admission.leave(await client(admission, log, "2", "b"))
@@ -189,7 +192,7 @@ def test_an_unused_model_goes_before_one_in_use() -> None:
     assert play(scenario, most=2)[-3:] == ["close b", "open c", "3 on c"]
 
 
-def test_a_model_that_nobody_uses_is_closed_after_a_time_and_one_in_use_is_not() -> None:
+def test_idle_model_closes_after_a_time_and_one_in_use_stays_open() -> None:
     async def scenario(admission: Admission, log: list[str]) -> None:
         stays = await client(admission, log, "1", "a")
         admission.leave(await client(admission, log, "2", "b"))

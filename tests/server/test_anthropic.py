@@ -229,7 +229,7 @@ def test_calls_and_thinking_of_a_chat(http: httpx.Client, stream: bool) -> None:
     assert said(reasoning_format="deepseek")[:3] == ("Hm.", whole.partition("</think>\n\n")[2], [])
 
 
-def test_a_call_that_is_cut_off_is_no_call(claude: anthropic.Anthropic) -> None:
+def test_truncated_call_is_no_call(claude: anthropic.Anthropic) -> None:
     options: dict[str, Any] = {**GREEDY, "max_tokens": 2, "tools": [TOOL], "tool_choice": CHOICE}
     assert claude.messages.create(messages=[QUESTION], **options).stop_reason == "max_tokens"
 
@@ -451,7 +451,7 @@ def test_thinking_and_calls_are_blocks_of_their_own() -> None:
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_fault_is_told_in_anthropic_s_form(
+def test_errors_use_anthropic_format(
     http: httpx.Client, wrong: dict[str, Any], named: str, stream: bool
 ) -> None:
     asked = {name: value for name, value in {**ASKED, **wrong, "stream": stream}.items() if value is not None}

@@ -32,7 +32,7 @@ def test_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert list(create_app().state.service.models) == ["file.gguf"]
 
 
-def test_what_does_not_go_together_is_refused_before_anything_is_opened() -> None:
+def test_contradictory_settings_are_refused_before_a_model_opens() -> None:
     for wrong in ({"salt_by_key": True}, {"api_keys": [""]}):
         with pytest.raises(ValueError, match=r"key|salt"):
             create_app(server_settings=ServerSettings(**wrong), model_settings=[ModelSettings(model="x")])

@@ -40,7 +40,7 @@ def tool(name: str, parameters: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "choice", [{"tool_choice": "required"}, {"tool_choice": {"type": "function", "function": {"name": "f"}}}]
 )
-def test_a_tool_that_there_is_not_cannot_be_chosen(choice: Any) -> None:
+def test_unknown_tool_cannot_be_chosen(choice: Any) -> None:
     for tools in ({}, {"tools": []}):
         with pytest.raises(Refusal) as refused:
             arguments(LLM, chat(**choice, **tools), "")

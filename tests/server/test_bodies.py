@@ -1,4 +1,4 @@
-"""What requests may say."""
+"""Validation of requests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_prompts_are_texts_or_lists_of_tokens(prompt: Any, taken: Any) -> None:
     assert CompletionRequest(prompt=prompt).prompts() == taken
 
 
-def test_what_cannot_be_answered_is_told() -> None:
+def test_impossible_requests_are_refused() -> None:
     assert CompletionRequest(prompt="a", best_of=3).refused(16, 20)
     assert CompletionRequest(prompt="a", n=3, best_of=3).refused(16, 20) is None
     assert CompletionRequest(prompt=[1], echo=True).refused(16, 20) is None
@@ -79,7 +79,7 @@ def test_an_answer_does_not_follow_two_forms(form: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("form", [{"response_format": {"type": "text"}}, {"tools": [TOOL]}, {}])
-def test_a_grammar_beside_what_is_no_form_is_followed(form: dict[str, Any]) -> None:
+def test_grammar_with_a_text_format_is_followed(form: dict[str, Any]) -> None:
     assert chat(grammar='root ::= "a"', **form).refused(16, 20) is None
 
 
@@ -128,8 +128,8 @@ def test_numbers_are_numbers(value: float) -> None:
         (DetokenizeRequest, {"tokens": ["a"] * 5000}),
     ],
 )
-def test_much_that_is_wrong_is_not_told_of_one_by_one(body: type[BaseModel], said: dict[str, Any]) -> None:
-    """That fills memory, while nothing else is served."""
+def test_only_the_first_of_many_faults_is_reported(body: type[BaseModel], said: dict[str, Any]) -> None:
+    """A report of all faults fills memory and blocks the event loop."""
     with pytest.raises(ValidationError) as refused:
         body(**said)
     assert refused.value.error_count() < 50
@@ -138,7 +138,7 @@ def test_much_that_is_wrong_is_not_told_of_one_by_one(body: type[BaseModel], sai
 # -- what OpenAI's clients send ----------------------------------------------------------------------------
 
 
-def test_a_call_of_a_tool_may_be_sent_back_as_it_came() -> None:
+def test_tool_call_may_be_sent_back_unchanged() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     said = [
         {"role": "developer", "content": "be short"},
@@ -160,7 +160,7 @@ def test_a_tool_may_take_nothing() -> None:
     assert function["parameters"] == nothing
 
 
-def test_what_is_wrong_with_a_message_is_said_of_its_role() -> None:
+def test_faults_of_a_message_name_its_role() -> None:
     with pytest.raises(ValidationError) as wrong:
         ChatCompletionRequest(messages=[{"role": "tool", "content": "4"}])
     (error,) = wrong.value.errors()
@@ -172,7 +172,7 @@ def test_what_is_wrong_with_a_message_is_said_of_its_role() -> None:
 @pytest.mark.parametrize(
     "said", [{"input": ""}, {"input": []}, {"input": ["a", ""]}, {"input": "a", "dimensions": 3}]
 )
-def test_what_cannot_be_embedded_is_refused(said: Any) -> None:
+def test_impossible_embeddings_are_refused(said: Any) -> None:
     with pytest.raises(Refusal):
         EmbeddingRequest(**said).require_understood()
     EmbeddingRequest(input=["a"], encoding_format="base64").require_understood()

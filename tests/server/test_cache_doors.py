@@ -47,7 +47,7 @@ def flood(server: Serving) -> None:
 
 
 @pytest.mark.parametrize("asked", [{"messages": CHAT}, {"prompt": TEXT}, {"prompt": list(range(40, 200))}])
-def test_what_was_warmed_is_not_decoded_again(small: Serving, asked: dict[str, Any]) -> None:
+def test_warmed_prompt_is_not_decoded_again(small: Serving, asked: dict[str, Any]) -> None:
     told = post(small, "/cache/warm", **asked)
     assert told["prompt_tokens"] == told["decoded_tokens"] > 100
     assert told["cached_tokens"] == 0
@@ -77,9 +77,7 @@ def test_a_client_that_hangs_up_ends_its_warming(
 
 
 @pytest.mark.parametrize("keep", ["pin", "key", "unpinned", "nothing"])
-def test_what_is_pinned_or_has_a_key_outlives_prompts_that_are_asked_for_once(
-    small: Serving, keep: str
-) -> None:
+def test_pinned_and_keyed_prompts_outlive_others(small: Serving, keep: str) -> None:
     key = {"prompt_cache_key": "my chat"} if keep == "key" else {}
     cached(small, messages=CHAT, **key)
     if keep in ("pin", "unpinned"):
@@ -106,7 +104,7 @@ def test_keys_keep_no_more_than_their_share(small: Serving) -> None:
     assert cached(small, prompt=OTHERS[1]) < 250
 
 
-def test_what_is_forgotten_is_decoded_again(small: Serving) -> None:
+def test_forgotten_prompt_is_decoded_again(small: Serving) -> None:
     for asked in ({"messages": CHAT}, {"prompt": TEXT}):
         cached(small, **asked)
     assert post(small, "/cache/forget", prompt=TEXT)["freed_bytes"] > 0
@@ -125,7 +123,7 @@ def test_what_is_forgotten_is_decoded_again(small: Serving) -> None:
         *[{"prompt": "a", "messages": CHAT}, {"prompt": "a", "no_such_field": 1}, {"prompt": 5}],
     ],
 )
-def test_what_names_no_prompt_is_a_400(small: Serving, path: str, wrong: dict[str, Any]) -> None:
+def test_body_without_a_prompt_gets_400(small: Serving, path: str, wrong: dict[str, Any]) -> None:
     with small.client() as client:
         assert client.post(f"/cache/{path}", json=wrong).status_code == 400
         assert client.post(f"/cache/{path}", json={"prompt": "a", "pinned": 1, "all": 1}).status_code == 400

@@ -63,7 +63,7 @@ def texts(told: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("path", FILES)
-def test_nobody_without_a_key(keyed: Serving, path: str) -> None:
+def test_page_needs_a_key(keyed: Serving, path: str) -> None:
     with keyed.client() as client:
         for headers in ({}, {"authorization": "Bearer three"}, basic("three"), basic(""), basic("one", "X")):
             answer = client.get(path, headers=headers)
@@ -108,7 +108,7 @@ def test_nothing_else_is_loaded_and_no_other_page_may_show_it(server: Serving) -
         assert not re.search(r"https?://|url\(|@import", (PAGE / name).read_text())
 
 
-def test_the_script_makes_no_markup_of_what_it_is_told() -> None:
+def test_script_inserts_data_as_text() -> None:
     script = (PAGE / "cache.js").read_text()
     for name in ("innerHTML", "outerHTML", "insertAdjacent", "document.write", "eval", "DOMParser", "srcdoc"):
         assert name not in script
@@ -117,7 +117,7 @@ def test_the_script_makes_no_markup_of_what_it_is_told() -> None:
 # -- what it says ----------------------------------------------------------------------------------
 
 
-def test_each_user_sees_and_reads_what_is_his(keyed: Serving) -> None:
+def test_users_see_and_read_their_own_conversations(keyed: Serving) -> None:
     for key, other in (("one", "two"), ("two", "one")):
         told = data(keyed, key, text=True)
         assert not told["operator"]
@@ -166,7 +166,7 @@ def test_no_reason_names_a_token(server: Serving) -> None:
     assert (newest["end"], newest["generated"]) == ("done", 4)
 
 
-def test_what_conversations_share_is_there_once(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+def test_shared_prefix_is_shown_once(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     model = {"disk_dir": str(tmp_path / "cache")}
     with serving(tiny_model("qwen35"), model=model, api_key="boss") as server:
         for animal in ("cow", "<script>alert(1)</script>", "horse"):
@@ -197,7 +197,7 @@ def test_what_conversations_share_is_there_once(tiny_model: Callable[..., Path],
                 assert client.get("/cache/data", params={"most": most}).status_code in (400, 422)
 
 
-def test_slots_are_told_as_they_run(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slots_show_their_requests(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {
         "prompt": f"{SYSTEM}Tell me a story",
         "max_tokens": 60,

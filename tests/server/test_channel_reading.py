@@ -19,7 +19,7 @@ HARMONY = (
     "{% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
 )
-"""What of gpt-oss's template says how answers are written."""
+"""The parts of gpt-oss's template with the markers of answers."""
 
 THOUGHT = "<|channel|>analysis<|message|>Hm.\n<|end|><|start|>assistant"
 FINAL = "<|channel|>final<|message|>Yes."
@@ -42,7 +42,7 @@ def read(text: str, size: int, tools: bool = True, think: bool = True) -> tuple[
     return told[0], told[1], [(call["name"], call["arguments"]) for call in calls]
 
 
-def test_the_template_says_how_channels_are_written() -> None:
+def test_markers_of_channels_come_from_the_template() -> None:
     found = markers()
     channels = found.channels
     assert (channels.start, channels.end, channels.thought) == ("<|start|>assistant", "<|end|>", "analysis")
@@ -53,7 +53,7 @@ def test_the_template_says_how_channels_are_written() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 5, 10**6])
-def test_channels_are_told_apart(size: int) -> None:
+def test_channels_are_separated(size: int) -> None:
     assert read(THOUGHT + FINAL, size) == ("Hm.\n", "Yes.", [])
     assert read(FINAL + "<|end|>", size) == ("", "Yes.", [])
     assert read("<|channel|>analysis<|message|>Hm", size) == ("Hm", "", [])
@@ -66,7 +66,7 @@ def test_channels_are_told_apart(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 5, 10**6])
-def test_what_is_not_asked_for_or_no_call_is_content(size: int) -> None:
+def test_unrequested_thoughts_and_malformed_calls_are_content(size: int) -> None:
     assert read(THOUGHT + FINAL, size, think=False)[1] == THOUGHT.removesuffix("<|start|>assistant") + "Yes."
     assert read(CALL + "{broken", size) == ("", CALL + "{broken", [])
     assert read(CALL + "{}", size, tools=False) == ("", "{}", [])

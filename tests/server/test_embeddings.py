@@ -1,8 +1,9 @@
-"""/v1/embeddings of a model that chats, too."""
+"""/v1/embeddings of a model that chats, too, and llama-server's /embedding."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -81,6 +82,35 @@ def test_token_ids_are_embedded_as_the_text_that_they_are_of(tiny_model: TinyMod
             assert refused.json()["error"]["param"] == "input"
 
 
+@pytest.mark.parametrize("path", ["/embedding", "/embeddings"])
+def test_pooled_vectors_in_llama_server_s_form_have_a_norm(tiny_model: TinyModel, path: str) -> None:
+    model = {"embedding": True, "n_parallel": 1}
+    with serving(tiny_model("bert"), model=model) as server, server.client() as client:
+        one, two = vectors(client, ["one", "two words"])
+        for norm, size in ((0, max(map(abs, one)) / 32760), (1, sum(map(abs, one))), (2, math.hypot(*one))):
+            got = client.post(path, json={"content": "one", "embd_normalize": norm}).raise_for_status().json()
+            ((vector,),) = [each["embedding"] for each in got]
+            assert vector == pytest.approx([x / size for x in one], abs=1e-3 * max(map(abs, vector)))
+        both = client.post(path, json={"input": ["one", "two words"], "embd_normalize": -1}).json()
+        assert both == [{"index": 0, "embedding": [one]}, {"index": 1, "embedding": [two]}]
+        ((unit,),) = [each["embedding"] for each in client.post(path, json={"content": "one"}).json()]
+        assert math.hypot(*unit) == pytest.approx(1)
+        for wrong in (
+            {},
+            {"content": ""},
+            {"content": "x", "embd_normalize": -2},
+            {"content": "x", "size": 3},
+        ):
+            assert client.post(path, json=wrong).status_code == 400, wrong
+
+
+def test_vectors_of_tokens_in_llama_server_s_form_are_the_model_s(http: httpx.Client) -> None:
+    (rows,) = vectors(http, "two words")
+    got = http.post("/embedding", json={"content": "two words"}).raise_for_status().json()
+    assert got == [{"index": 0, "embedding": rows}]
+    assert len(rows) == len("two words"), "the tokens are bytes"
+
+
 def test_texts_are_embedded_while_every_slot_is_taken(server: Serving, http: httpx.Client) -> None:
     texts = ["one", "two words", "three other words"]
     wanted = vectors(http, texts)
@@ -145,7 +175,7 @@ def test_a_burst_of_texts_to_embed_is_bounded_before_any_has_begun(
         assert sorted(each.result().status_code for each in waiting) == [200, 200, *[429] * 4]
 
 
-def test_a_model_that_was_not_opened_for_it_embeds_nothing(tiny_model: TinyModel) -> None:
+def test_model_without_the_embedding_setting_embeds_nothing(tiny_model: TinyModel) -> None:
     with serving(tiny_model("qwen35")) as server, server.client() as client:
         refused = client.post("/v1/embeddings", json={"input": "x"})
     assert refused.status_code == 400

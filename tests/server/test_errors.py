@@ -1,4 +1,4 @@
-"""What clients are told of exceptions."""
+"""Error responses of exceptions."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_an_overflow_says_how_long_the_prompt_was() -> None:
     assert "512" in told.message
 
 
-def test_a_refusal_is_told_as_it_is() -> None:
+def test_refusal_is_its_own_response() -> None:
     error = bad("no", "prompt", "code")
     assert refusal(error) is error
     assert error.response().status_code == 400
@@ -65,5 +65,5 @@ def test_a_refusal_is_told_as_it_is() -> None:
     assert later("x", 0).headers["Retry-After"] == "1"
 
 
-def test_what_is_no_text_is_told_all_the_same() -> None:
+def test_error_with_lone_surrogates_is_sent() -> None:
     assert b"ud800" in bytes(Refusal(400, "a lone \ud800").response().body)

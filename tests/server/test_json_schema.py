@@ -79,6 +79,6 @@ def test_a_schema_that_answers_could_break_is_refused(http, schema):
         assert refused.json()["error"]["param"] == where
 
 
-def test_a_tool_that_nobody_chose_may_have_any_schema(http):
+def test_schema_of_an_unchosen_tool_is_not_checked(http):
     form = {**as_tool(REFUSED[0]), "tool_choice": "auto", "max_tokens": 3}
     assert post(http, form).status_code == 200

@@ -9,7 +9,7 @@ import pytest
 from llamahybrid.server.keys import ApiKeys, key_of, password_of, salt_of
 
 
-def test_without_keys_everybody_is_let_in() -> None:
+def test_without_keys_all_requests_are_admitted() -> None:
     keys = ApiKeys([])
     assert keys.admit(None)
     assert keys.admit("anything")
@@ -61,7 +61,7 @@ def test_where_a_browser_puts_a_password(credentials: bytes, password: str | Non
 
 
 @pytest.mark.parametrize("header", ["Basic", "Basic !", "Basic YQ", "Basic é", ""])
-def test_what_is_no_password(header: str) -> None:
+def test_malformed_passwords_are_none(header: str) -> None:
     assert password_of({"authorization": header}) is None
     assert password_of({}) is None
 

@@ -31,7 +31,7 @@ def test_a_router_hears_of_conversations(tiny_model: Callable[..., Path]) -> Non
         router.close()
 
 
-def test_a_port_that_is_taken_costs_a_warning(
+def test_port_in_use_costs_a_warning(
     tiny_model: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     with socket.socket() as taken:

@@ -1,4 +1,4 @@
-"""What is sent away before it is parsed; no model runs."""
+"""Refusals before the body is parsed; no model runs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ KEY = (b"authorization", b"Bearer one")
 
 
 class Asked:
-    """What became of one request."""
+    """The outcome of one request."""
 
     def __init__(self) -> None:
         self.body: bytes | None = None
-        """What the app was given; None: it was not asked."""
+        """The body that the app received; None: no request reached it."""
         self.read = 0
         """Bytes that were taken from the connection."""
         self.status = 0
@@ -72,14 +72,14 @@ def ask(
     return asked
 
 
-def test_what_is_right_is_let_through_in_one_piece() -> None:
+def test_valid_request_passes_in_one_piece() -> None:
     asked = ask([b"hel", b"lo"], KEY)
     assert asked.body == b"hello"
     assert not asked.why
 
 
 @pytest.mark.parametrize("headers", [(), ((b"authorization", b"Bearer two"),), ((b"x-api-key", b"two"),)])
-def test_without_its_key_nothing_is_read(headers: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_key_no_body_is_read(headers: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         asked = ask([b"x" * 10] * 1000, *headers)
     assert (asked.status, asked.read, asked.body) == (401, 0, None)
@@ -90,17 +90,17 @@ def test_without_its_key_nothing_is_read(headers: Any, caplog: pytest.LogCapture
     assert "two" not in caplog.text
 
 
-def test_health_needs_no_key_and_all_else_does() -> None:
+def test_only_health_needs_no_key() -> None:
     assert ask([], path="/health", method="GET").body == b""
     for path in ("/metrics", "/v1/models", "/docs", "/openapi.json", "/health/", "//health", "/nothing"):
         assert ask([], path=path, method="GET").status == 401, path
 
 
-def test_a_browser_s_question_before_a_request_carries_no_key() -> None:
+def test_cors_preflight_needs_no_key() -> None:
     assert ask([], method="OPTIONS").body == b""
 
 
-def test_one_that_does_not_say_so_is_read_no_further() -> None:
+def test_body_without_a_length_is_read_up_to_the_limit() -> None:
     asked = ask([b"x" * 60] * 1000, KEY)
     assert (asked.status, asked.read) == (413, 120)
 
@@ -110,14 +110,14 @@ def test_a_length_is_a_number(length: bytes) -> None:
     assert ask([b"x"], KEY, (b"content-length", length)).status == 400
 
 
-def test_a_full_queue_is_told_before_the_body_is_read() -> None:
+def test_full_queue_refuses_before_the_body_is_read() -> None:
     asked = ask([b"x" * 10], KEY, full=True)
     assert (asked.status, asked.read, asked.why) == (429, 0, ["queue"])
     assert asked.headers[b"retry-after"] == b"7"
     assert ask([], KEY, full=True, path="/v1/models", method="GET").body == b""
 
 
-def test_a_client_that_leaves_in_its_body_is_told_nothing() -> None:
+def test_disconnect_within_the_body_gets_no_response() -> None:
     asked = ask([b"x"], KEY, gone=True)
     assert (asked.body, asked.status) == (None, 0)
 
@@ -152,7 +152,7 @@ def test_a_path_writes_no_lines_into_the_log(caplog: pytest.LogCaptureFixture) -
 
 @pytest.mark.parametrize(("path", "method"), [("/health", "GET"), ("/v1/completions", "OPTIONS")])
 @pytest.mark.parametrize("header", [(b"content-length", b"1"), (b"transfer-encoding", b"chunked")])
-def test_of_who_shows_no_key_nothing_is_held(path: str, method: str, header: Any) -> None:
+def test_requests_without_a_key_hold_no_memory(path: str, method: str, header: Any) -> None:
     asked = ask([b"x"] * 10, header, path=path, method=method)
     assert (asked.status, asked.read, asked.body) == (413, 0, None)
     assert asked.headers[b"connection"] == b"close"

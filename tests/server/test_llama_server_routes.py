@@ -159,7 +159,7 @@ def test_infill_needs_a_model_for_it(http: httpx.Client) -> None:
         {"prompt": [1]},
     ],
 )
-def test_what_infill_refuses(editor: httpx.Client, wrong: dict[str, Any]) -> None:
+def test_infill_refuses_impossible_requests(editor: httpx.Client, wrong: dict[str, Any]) -> None:
     got = editor.post("/infill", json={**VIM, **wrong})
     assert got.status_code == 400
     assert next(iter(wrong)) in got.json()["error"]["message"]

@@ -51,7 +51,7 @@ class Fresh:
 
 
 class Harness:
-    """What the harness asks, and how it reads what it gets."""
+    """The requests of the harness, and its reading of the answers."""
 
     def __init__(self, http: httpx.Client, tokens: Callable[[str], list[int]], tokenized: bool) -> None:
         self._http = http

@@ -12,7 +12,7 @@ import pytest
 
 from llamahybrid.errors import ContextOverflow, DeviceError
 from llamahybrid.llama import Llama
-from llamahybrid.server.loading import PromptTooLong, cache_of, load, max_prompt, prompting
+from llamahybrid.server.loading import PromptRules, PromptTooLong, cache_of, load, prompt_rules
 from llamahybrid.server.settings import DEFAULT_SLOTS, ModelSettings
 
 TinyModel = Callable[..., Path]
@@ -32,7 +32,7 @@ def opened(tiny_model: TinyModel) -> Iterator[Callable[..., Llama]]:
         yield make
 
 
-def test_a_model_has_slots_and_upstream_s_class_stays_what_it_was(
+def test_model_has_slots_and_upstream_s_class_is_unchanged(
     opened: Callable[..., Llama],
 ) -> None:
     before = llama_cpp.Llama
@@ -54,7 +54,7 @@ def test_flash_attention_is_on_with_several_slots_on_a_gpu_unless_the_settings_s
     assert (params.flash_attn_type == llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED) is not flash
 
 
-def test_one_slot_where_there_cannot_be_more(opened: Callable[..., Llama]) -> None:
+def test_model_without_parallel_support_has_one_slot(opened: Callable[..., Llama]) -> None:
     assert opened(draft_model="prompt-lookup-decoding").n_parallel == 1
     assert opened(n_batch=2).n_parallel == 1
     with pytest.raises(ValueError, match="n_parallel"):
@@ -77,13 +77,13 @@ def test_model_of_embeddings_alone_has_no_slots_for_chats(
 
 def test_a_prompt_may_be_too_long_for_the_operator(opened: Callable[..., Llama]) -> None:
     llm = opened()
-    token = max_prompt.set(3)
+    token = prompt_rules.set(PromptRules(3))
     try:
         with pytest.raises(PromptTooLong, match="takes 3"):
             llm.create_completion("one two three four", max_tokens=2)
         assert llm.create_completion([5, 6, 7], max_tokens=2)["usage"]["prompt_tokens"] == 3
     finally:
-        max_prompt.reset(token)
+        prompt_rules.reset(token)
     assert llm.create_completion("one two three four", max_tokens=2)
 
 
@@ -124,14 +124,14 @@ def test_a_prompt_that_cannot_fit_is_not_tokenized_to_its_end(
         return inner(self, text, *args, **kwargs)
 
     monkeypatch.setattr(llama_cpp.Llama, "tokenize", tokenize)
-    token = prompting.set(True)
+    token = prompt_rules.set(PromptRules())
     try:
         assert len(llm.tokenize(b"x" * 8 * 512, special=True)) > 512, "upstream refuses it"
         lengths.clear()
         with pytest.raises(ContextOverflow, match="maximum context length is 512"):
             llm.tokenize(told, special=True)
     finally:
-        prompting.reset(token)
+        prompt_rules.reset(token)
     assert max(lengths) < len(told) // 2
     lengths.clear()
     assert len(llm.tokenize(told[:90_000], special=True)) > 0, "it is no prompt"

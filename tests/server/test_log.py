@@ -26,7 +26,7 @@ def line(text: str) -> logging.LogRecord:
     return logging.LogRecord("x", logging.WARNING, "", 0, text, None, None)
 
 
-def test_lines_that_nobody_reads_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unread_lines_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     reading, writing = os.pipe()
     with os.fdopen(reading) as read, os.fdopen(writing, "w") as write:
         monkeypatch.setattr(sys, "stdout", write)
@@ -48,9 +48,7 @@ def test_lines_that_nobody_reads_are_dropped_and_counted(monkeypatch: pytest.Mon
         handler.close()
 
 
-def test_a_server_answers_and_ends_though_nobody_reads_its_output(
-    tiny_model: TinyModel, tmp_path: Path
-) -> None:
+def test_unread_output_stops_neither_answers_nor_shutdown(tiny_model: TinyModel, tmp_path: Path) -> None:
     reading, writing = os.pipe()
     try:
         os.set_blocking(writing, False)

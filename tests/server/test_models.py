@@ -51,7 +51,7 @@ def test_open_models_stay_open_until_they_are_closed() -> None:
 
 
 def sized(tmp_path: Path, sizes: dict[str, int], budget: int | None, **more: Any) -> Models:
-    """Models whose files have so many bytes, and no attention."""
+    """Return models with files of these sizes, without attention."""
     settings = []
     for name, size in sizes.items():
         (tmp_path / name).write_bytes(bytes(size))
@@ -87,7 +87,7 @@ def test_caches_without_a_budget_of_their_own_share_one() -> None:
     assert shares == [default_ram_bytes() // 2, default_ram_bytes() // 2, 1 << 20]
 
 
-def test_a_model_whose_server_is_gone_is_opened_again_with_what_it_knew() -> None:
+def test_model_that_lost_its_rpc_server_reopens_with_its_cache() -> None:
     given: list[tuple[Any, ...]] = []
     failing: list[Exception] = []
 
@@ -110,7 +110,7 @@ def test_a_model_whose_server_is_gone_is_opened_again_with_what_it_knew() -> Non
     assert both.open("a") is again is not first
 
 
-def test_a_model_that_was_closed_opens_with_what_it_knew() -> None:
+def test_closed_model_reopens_with_its_cache() -> None:
     given: list[tuple[Any, ...]] = []
 
     def load(settings: ModelSettings, *cache: Any) -> Any:
@@ -124,7 +124,7 @@ def test_a_model_that_was_closed_opens_with_what_it_knew() -> None:
     assert given == [(), (first.prompt_cache,)]
 
 
-def test_a_name_that_nobody_gave_means_the_default() -> None:
+def test_unknown_name_means_the_default_model() -> None:
     both = models("a", "b")
     assert [both.alias(name) for name in (None, "b", "gpt-4o")] == ["a", "b", "a"]
 

@@ -103,10 +103,8 @@ def test_an_answer_that_runs_is_not_cut_off_for_another_model(
         assert opened(server) == ["gemma3"]
 
 
-def test_a_model_that_nobody_uses_is_closed_and_comes_back_by_name(
-    tiny_model: TinyModel, tmp_path: Path
-) -> None:
-    """What it knew is in its folder, too."""
+def test_idle_model_closes_and_reopens_by_name(tiny_model: TinyModel, tmp_path: Path) -> None:
+    """Its cache is on disk, too."""
     asked = {"model": "qwen35", "prompt": "A long beginning. " * 20, "max_tokens": 4, "temperature": 0}
     tired = two_models(tiny_model, 1 << 40, idle_unload="0.2s", model={"disk_dir": str(tmp_path)})
     with tired as server, server.client() as client:
@@ -120,7 +118,7 @@ def test_a_model_that_nobody_uses_is_closed_and_comes_back_by_name(
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == again["usage"]["prompt_tokens"]
 
 
-def test_a_crowd_ends_a_stream_of_the_model_that_is_asked_for(
+def test_waiting_request_ends_a_stream_of_its_model(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With interrupt_requests; the stream that has run longest is another model's."""

@@ -65,7 +65,7 @@ def test_a_stream_tells_how_far_its_prompt_is(slow: Serving, path: str) -> None:
     assert told[0]["processed"] == told[0]["cache"] > total - 64
 
 
-def test_llama_server_s_own_route_tells_it_in_its_own_form(slow: Serving) -> None:
+def test_llama_server_s_route_has_its_own_progress_form(slow: Serving) -> None:
     asked = {"prompt": "y " + LONG, "n_predict": 3, "stream": True, "return_progress": True}
     with slow.client() as client:
         text = client.post("/completion", json=asked).raise_for_status().text
@@ -82,13 +82,13 @@ def test_llama_server_s_own_route_tells_it_in_its_own_form(slow: Serving) -> Non
 @pytest.mark.parametrize(
     "wrong", [{"prompt": "x"}, {"prompt": ["x", "y"], "stream": True}, {"prompt": "x", "stream": False}]
 )
-def test_what_cannot_be_told_is_refused(http: httpx.Client, wrong: dict[str, Any]) -> None:
+def test_progress_without_a_stream_is_refused(http: httpx.Client, wrong: dict[str, Any]) -> None:
     refused = http.post("/v1/completions", json={**wrong, "return_progress": True})
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "return_progress"
 
 
-def test_metrics_tell_what_is_left_of_prompts(slow: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_show_the_rest_of_prompts(slow: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     def gauges() -> list[float]:
         lines = [line.split() for line in slow.metrics().splitlines()]
         names = ("llamahybrid:prompts_processing", "llamahybrid:prompt_tokens_left")

@@ -165,7 +165,7 @@ def test_calls_are_read_as_templates_of_models_write_them(name: str) -> None:
         "",
     ],
 )
-def test_text_that_is_no_call_stays_text(text: str, size: int) -> None:
+def test_text_that_only_resembles_a_call_stays_text(text: str, size: int) -> None:
     assert read(markers(JSON), text, size) == ("", text, [])
 
 
@@ -183,7 +183,7 @@ def test_a_call_that_the_answer_s_end_cuts_off_after_its_object() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3, 10**6])
-def test_thinking_is_told_apart(size: int) -> None:
+def test_thinking_is_separated(size: int) -> None:
     found = markers(THINKS)
     assert found.think == ThoughtMarkers("<think>", "</think>", "\n", "\n</think>\n\n")
     assert read(found, "<think>\nHm.\nSo\n</think>\n\nYes.", size) == ("Hm.\nSo", "Yes.", [])

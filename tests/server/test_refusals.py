@@ -14,7 +14,7 @@ from tests.lab.serving import serving, wait_until
 TinyModel = Callable[..., Path]
 
 
-def test_who_says_too_much_or_takes_too_long_is_sent_away(tiny_model: TinyModel) -> None:
+def test_large_and_slow_bodies_are_refused(tiny_model: TinyModel) -> None:
     """By a connection of its own, of which no more is read."""
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Api-Key: one\r\n"
     huge, slow = b"Content-Length: %d\r\n\r\n" % (1 << 30), b"Content-Length: 9\r\n\r\n{"
@@ -67,7 +67,7 @@ def test_bodies_beyond_the_memory_for_them_get_503(tiny_model: TinyModel) -> Non
         wait_until(lambda: client.post("/v1/completions", json=asked).status_code == 200)
 
 
-def test_a_stream_that_nobody_reads_is_ended(tiny_model: TinyModel) -> None:
+def test_unread_stream_is_ended(tiny_model: TinyModel) -> None:
     """The transport pauses at once, so that a few bytes in the buffers of the kernel are enough."""
     with serving(tiny_model("qwen35"), send_seconds=0.5) as server:
         server.listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)

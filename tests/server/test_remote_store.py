@@ -1,4 +1,4 @@
-"""A store behind two servers: what came from it is told by its name, wherever tiers are told apart."""
+"""A store behind two servers: the tier `remote` has its own name in usage, metrics and the page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ASKED = {"prompt": "A crow that counts what it hides finds all of it. " * 10, "m
 
 
 def told(server: Serving) -> dict[str, Any]:
-    """What /cache/data says after a request."""
+    """Return /cache/data after a request."""
     with server.client() as client:
         assert client.post("/v1/completions", json=ASKED).status_code == 200
         server.await_settled()
@@ -28,9 +28,7 @@ def told(server: Serving) -> dict[str, Any]:
         return page
 
 
-def test_a_server_goes_on_from_what_another_one_stored(
-    tiny_model: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_server_resumes_from_another_server_s_store(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     with ExitStack() as stack:
         store = RedisServer(tmp_path)
         stack.callback(store.kill)

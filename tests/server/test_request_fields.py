@@ -155,7 +155,7 @@ def asked(http: httpx.Client, route: Route, **more: Any) -> httpx.Response:
 
 
 def said(got: httpx.Response) -> Any:
-    """What the answer is: its choices, or the text of a stream."""
+    """Return the choices of an answer, or the text of a stream."""
     streamed = "event-stream" in got.headers["content-type"]
     return got.text if streamed else (got.json().get("choices"), got.json().get("data"))
 
@@ -207,7 +207,7 @@ def test_a_refused_field_is_named(http: httpx.Client, route: Route) -> None:
 
 
 @pytest.mark.parametrize("route", TEXT_ROUTES)
-def test_values_that_ask_for_what_happens_anyway_are_taken(http: httpx.Client, route: Route) -> None:
+def test_supported_values_of_refused_fields_are_accepted(http: httpx.Client, route: Route) -> None:
     fields = [field for field in FIELDS.values() if effect(route, field.name) is Effect.REFUSED]
     neutral = {field.name: value for field in fields for value in field.neutral}
     assert said(asked(http, route, **neutral)) == said(asked(http, route))

@@ -41,7 +41,7 @@ CHOICE: Any = {"type": "function", "function": {"name": "weather"}}
 
 
 def text(chunks: Any, index: int = 0) -> str:
-    """What the chunks of one answer spell."""
+    """Return the text of the chunks of one answer."""
     choices = [choice for chunk in chunks for choice in chunk.choices if choice.index == index]
     return "".join(choice.delta.content or "" for choice in choices)
 
@@ -146,7 +146,7 @@ def test_several_answers(client: openai.OpenAI, stock: Stock) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_tool_that_is_chosen(client: openai.OpenAI, stream: bool) -> None:
+def test_chosen_tool_is_called(client: openai.OpenAI, stream: bool) -> None:
     got = client.chat.completions.create(
         model="any",
         messages=CHAT,
@@ -200,8 +200,8 @@ def test_logprobs_of_the_tokens_alone(client: openai.OpenAI) -> None:
     assert len(got.choices[0].logprobs.token_logprobs or ()) == 12
 
 
-def test_others_keep_what_they_share_while_one_asks_for_logprobs(client: openai.OpenAI) -> None:
-    """Rows of logits are kept for who asks: with `logits_all` nothing is restored."""
+def test_request_with_logprobs_leaves_shared_state_of_others(client: openai.OpenAI) -> None:
+    """Only that request keeps rows of logits: with `logits_all` in the context nothing is restored."""
     for _ in range(2):
         got = client.chat.completions.create(model="any", messages=CHAT, **GREEDY)
     assert got.usage
@@ -269,8 +269,8 @@ def test_a_stream_does_not_spell_its_answer_anew_for_each_token(
     assert 400 <= spelt[0] < 400 * 20
 
 
-def test_an_error_leaves_the_connection_as_it_was(http: httpx.Client) -> None:
-    """Whatever is raised where no thread of a request is: uvicorn would hang up without a word."""
+def test_error_keeps_the_connection_open(http: httpx.Client) -> None:
+    """An error outside of a request's thread, too, where uvicorn would close the connection."""
     biased = {"prompt": "a", "logit_bias": {"\ud800": 1}, "logit_bias_type": "tokens"}
     with httpx.Client(base_url=http.base_url, limits=httpx.Limits(max_connections=1)) as one:
         for _ in range(3):
@@ -280,7 +280,7 @@ def test_an_error_leaves_the_connection_as_it_was(http: httpx.Client) -> None:
             assert one.get("/health").status_code == 200
 
 
-def test_a_body_that_is_no_json_is_told_so(http: httpx.Client) -> None:
+def test_malformed_json_is_reported(http: httpx.Client) -> None:
     told = http.post("/v1/completions", content=b"{1", headers=JSON).json()["error"]
     assert told["param"] is None
     assert "JSON" in told["message"]

@@ -48,7 +48,7 @@ def refused(**said: Any) -> bool:
         ({"enum": list(range(MOST_LETTERS // 3))}, False),
     ],
 )
-def test_a_schema_is_bounded_wherever_it_stands(schema: Any, fine: bool) -> None:
+def test_schemas_are_bounded_in_every_field(schema: Any, fine: bool) -> None:
     assert [refused(**way) for way in ways(schema)] == [not fine] * 4
     form = CompletionRequest(prompt="a", json_schema=schema)
     assert (form.refused(16, 20) is None) is fine

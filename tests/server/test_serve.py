@@ -1,4 +1,4 @@
-"""A server as a process: it stops when it is told to, and what was said is there when it comes back."""
+"""A server as a process: shutdown by signals, and the cache after a restart."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ STORY = {"prompt": "Tell me a story. " * 30, "max_tokens": 5, "temperature": 0.0
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
-def test_told_to_end_it_ends_what_runs_and_writes_what_was_said(
-    tiny_model: TinyModel, tmp_path: Path
-) -> None:
+def test_sigterm_ends_requests_and_writes_the_cache(tiny_model: TinyModel, tmp_path: Path) -> None:
     model, kept = tiny_model("qwen35"), ("--disk_dir", str(tmp_path / "kept"), "--shutdown-seconds", "0.5")
     first = ServerProcess(model, tmp_path / "log", *kept)
     said = first.client.post("/v1/completions", json=STORY).json()["choices"][0]["text"]
@@ -47,8 +45,8 @@ def test_told_to_end_it_ends_what_runs_and_writes_what_was_said(
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 100
 
 
-def test_one_that_is_forced_to_exit_ends_the_app_as_any_other(tiny_model: TinyModel) -> None:
-    """By a second Ctrl-C; what is left to be cancelled prints a traceback."""
+def test_forced_exit_closes_the_app_in_order(tiny_model: TinyModel) -> None:
+    """A second Ctrl-C; cancelled tasks of uvicorn would print a traceback."""
     with serving(tiny_model("qwen35")) as server:
         server.server.force_exit = True
         server.stop()
@@ -58,6 +56,6 @@ def test_one_that_is_forced_to_exit_ends_the_app_as_any_other(tiny_model: TinyMo
 
 
 @pytest.mark.parametrize(("seconds", "graceful"), [(5.5, 15), (float("inf"), None)])
-def test_what_runs_may_be_waited_for_for_ever(seconds: float, graceful: int | None) -> None:
+def test_shutdown_may_wait_without_limit(seconds: float, graceful: int | None) -> None:
     service = Service(ServerSettings(shutdown_seconds=seconds), [ModelSettings(model="x.gguf")])
     assert server_of(app_of(service)).config.timeout_graceful_shutdown == graceful

@@ -1,4 +1,4 @@
-"""A server under clients that hang up, crowd, and ask for what cannot be."""
+"""A server under many clients, disconnects and impossible requests."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def all_told_to_end(server: Serving) -> bool:
 
 @pytest.fixture
 def told(server: Serving) -> Iterator[list[RequestReport]]:
-    """What each request did, as it ended."""
+    """The reports of requests in the order of their ends."""
     reports: list[RequestReport] = []
     server.llm.on_request = reports.append
     yield reports
@@ -90,7 +90,7 @@ def test_a_client_that_hangs_up_in_the_prompt_frees_its_slot_within_a_step(
 def test_a_client_that_hangs_up_while_another_s_prompt_is_decoded_frees_its_slot(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has a place, and waits for its turn."""
+    """The request has a place, and waits for its first batch."""
     with serving(tiny_model("qwen35"), model={"n_batch": 32, "n_ubatch": 32}) as server:
         held = Held(monkeypatch, after=1)
         asked = {"prompt": LONG, "max_tokens": 1}
@@ -105,7 +105,7 @@ def test_a_client_that_hangs_up_while_another_s_prompt_is_decoded_frees_its_slot
             assert first.result().status_code == 200
 
 
-def test_a_client_that_hangs_up_while_it_waits_leaves_the_queue(
+def test_disconnected_client_leaves_the_queue(
     server: Serving, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     admission = server.service.admission
@@ -148,7 +148,7 @@ class Embeddings:
         monkeypatch.setattr(Llama, "create_embedding", embed)
 
 
-def test_embeddings_that_nobody_waits_for_are_given_up(
+def test_embeddings_of_a_disconnected_client_are_given_up(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = Embeddings(monkeypatch)
@@ -187,7 +187,7 @@ def test_a_slow_reader_holds_no_slot(server: Serving, http: httpx.Client, told: 
         assert list(lines)[-2] == "data: [DONE]"
 
 
-def test_more_than_may_wait_are_told_so_and_the_others_are_answered(
+def test_requests_beyond_the_queue_get_429_and_others_are_answered(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = {"prompt": "Tell me a story", "max_tokens": 8, "temperature": 0.0}
@@ -214,7 +214,7 @@ def test_more_than_may_wait_are_told_so_and_the_others_are_answered(
         assert counted in client.get("/metrics").text
 
 
-def test_one_that_waits_may_end_the_longest_stream_if_the_operator_says_so(
+def test_interrupt_requests_lets_a_waiting_request_end_the_longest_stream(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = Held(monkeypatch, after=20)
@@ -238,7 +238,7 @@ def test_one_that_waits_may_end_the_longest_stream_if_the_operator_says_so(
 
 
 def is_closed(llm: Llama) -> bool:
-    """It answers nothing any more."""
+    """Return True for a closed model."""
     try:
         llm.create_completion("x", max_tokens=1)
     except ModelClosed:
@@ -274,7 +274,7 @@ def test_two_models_take_turns_and_the_first_is_closed(tiny_model: TinyModel) ->
     assert is_closed(opened[-1])
 
 
-def test_who_reads_slowly_is_told_all_when_the_model_was_closed(
+def test_slow_reader_gets_everything_after_the_model_closed(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both = [
@@ -336,7 +336,7 @@ BAD: dict[str, tuple[dict[str, Any], int]] = {
 
 @pytest.mark.parametrize("what", BAD)
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_cannot_be_is_told_as_openai_does(http: httpx.Client, what: str, stream: bool) -> None:
+def test_errors_use_openai_format(http: httpx.Client, what: str, stream: bool) -> None:
     asked, status = BAD[what]
     answer = http.post("/v1/completions", content=json.dumps({**asked, "stream": stream}), headers=JSON)
     assert answer.status_code == status, answer.text
@@ -347,7 +347,7 @@ def test_what_cannot_be_is_told_as_openai_does(http: httpx.Client, what: str, st
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"prompt": NaN}'])
-def test_what_is_no_request(http: httpx.Client, content: bytes) -> None:
+def test_malformed_requests_are_refused(http: httpx.Client, content: bytes) -> None:
     for path in ("/v1/completions", "/v1/chat/completions"):
         answer = http.post(path, content=content, headers=JSON)
         assert answer.status_code == 400, answer.text
@@ -395,7 +395,7 @@ def test_no_origin_is_let_in_unless_asked_for(http: httpx.Client) -> None:
 
 
 def silent_at_first(server: Serving, held: Held, asked: dict[str, Any]) -> str:
-    """What a stream says after a comment, before which no batch goes on."""
+    """Return a stream whose first batch waits for the first comment."""
     with server.client() as client, client.stream("POST", "/v1/completions", json=asked) as response:
         parts = response.iter_text()
         assert next(parts).startswith(": ping\n\n")

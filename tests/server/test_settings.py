@@ -68,7 +68,7 @@ def test_an_empty_key_is_none(tmp_path: Path) -> None:
             ServerSettings(api_key_file=absent).keys()
 
 
-def test_what_yaml_takes_for_a_date_is_a_name(tmp_path: Path) -> None:
+def test_yaml_date_as_an_alias_is_a_text(tmp_path: Path) -> None:
     (file := tmp_path / "config.yaml").write_text("models: [{model: a.gguf, model_alias: 2026-05-01}]")
     assert from_file(file)[1][0].model_alias == "2026-05-01"
     file.write_text("2026-05-01: nothing")
@@ -84,7 +84,7 @@ def test_files_may_begin_with_a_mark_of_their_encoding(tmp_path: Path) -> None:
     assert from_file(tmp_path / "config.json")[1][0].model == "a.gguf"
 
 
-def test_the_environment_counts_as_it_does_upstream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_has_upstream_s_priority(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MAX_QUEUE", "3")
     monkeypatch.setenv("N_PARALLEL", "5")
     assert ServerSettings().max_queue == 3

@@ -20,7 +20,7 @@ WARM: dict[str, Any] = {"temperature": 0.9, "seed": 11, "max_tokens": 10}
 
 
 def texts(chunks: Any) -> dict[int, str]:
-    """What each choice of a stream says, by its index."""
+    """Return the text of each choice of a stream, by its index."""
     said = dict[int, str]()
     for chunk in chunks:
         for choice in chunk.choices:
@@ -78,7 +78,7 @@ def test_scores_tokens_and_timings_of_several_prompts(http: httpx.Client) -> Non
     assert timings["predicted_n"] == 6 * len(PROMPTS)
 
 
-def test_one_prompt_that_cannot_be_completed_refuses_the_request(server: Serving, http: httpx.Client) -> None:
+def test_one_impossible_prompt_refuses_the_request(server: Serving, http: httpx.Client) -> None:
     for wrong in ([[1, 2], [999_999]], [[1, 2], [5] * 5000], ["a", "b " * 5000]):
         refused = http.post("/v1/completions", json={"prompt": wrong, "max_tokens": 3})
         assert refused.status_code == 400, wrong

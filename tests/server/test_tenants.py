@@ -1,4 +1,4 @@
-"""What separates users."""
+"""Separation of users by salts and keys."""
 
 from __future__ import annotations
 

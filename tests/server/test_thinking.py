@@ -190,7 +190,7 @@ def test_messages_go_on_from_the_assistant_s(thinker: Serving, http: httpx.Clien
     assert counted == got.usage.input_tokens + (got.usage.cache_read_input_tokens or 0)
 
 
-def test_what_cannot_go_on_is_refused(http: httpx.Client) -> None:
+def test_impossible_continuations_are_refused(http: httpx.Client) -> None:
     for more in ({"continue_final_message": True}, {"add_generation_prompt": False}):
         got = http.post(CHAT, json={**ASKED, **more})
         assert got.status_code == 400

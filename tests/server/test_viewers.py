@@ -1,4 +1,4 @@
-"""Who is shown what at /cache."""
+"""Access rights at /cache."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ GOOD = [
 
 
 @pytest.mark.parametrize("world", HOPELESS.values(), ids=HOPELESS)
-def test_drafts_that_cost_more_than_they_save_stop(world: World) -> None:
+def test_unprofitable_drafts_stop(world: World) -> None:
     ratios = [usual(world, 400, seed)[0] for seed in range(4)]
     assert sum(ratios) / len(ratios) <= BEARABLE
 

@@ -80,7 +80,7 @@ def test_seeded_text_is_the_same(open_model, drafting):
 
 @pytest.mark.parametrize("arch", ["qwen35", pytest.param("jamba", marks=pytest.mark.full)])
 @pytest.mark.parametrize("planes", [0, 4])
-def test_live_tokens_after_a_request_are_those_handed_out(drafting, fresh, arch, planes):
+def test_live_tokens_are_those_handed_out(drafting, fresh, arch, planes):
     wanted = fresh(PROMPT, 40, arch)
     llm = drafting(arch, [*PROMPT, *wanted], planes=planes)
     for n in (1, 2, 3, 4, 5, 7, 11, 18, 29):
@@ -177,7 +177,7 @@ def unpaced(open_model, guess, **more):
     ],
     ids=["an id that is none", "a negative id", "of another shape", "nothing", "more than fits"],
 )
-def test_whatever_a_draft_model_says_the_text_is_right(open_model, fresh, guess):
+def test_any_draft_leaves_the_text_right(open_model, fresh, guess):
     llm, draft = unpaced(open_model, guess)
     assert take(llm, PROMPT, 20) == fresh(PROMPT, 20)
     assert draft.calls > 0
@@ -207,7 +207,7 @@ def test_the_context_may_be_filled_to_its_end(open_model):
     assert llm.runner.live.n <= 256
 
 
-def test_the_given_draft_model_is_what_one_sees(open_model):
+def test_draft_model_is_the_given_one(open_model):
     draft = LlamaPromptLookupDecoding()
     llm = open_model(draft_model=draft)
     assert llm.draft_model is draft

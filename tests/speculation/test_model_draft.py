@@ -102,7 +102,7 @@ def test_there_is_no_guess_behind_a_token_that_it_does_not_have(open_model):
     assert len(draft(ids(PROMPT))) == 4
 
 
-def test_a_memory_that_somebody_cleared_is_filled_again(open_model, fresh):
+def test_cleared_memory_of_a_draft_model_is_filled_again(open_model, fresh):
     draft = ModelDraft(open_model(), 1)
     text = [*PROMPT, *draft(ids(PROMPT)).tolist()]
     llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(draft.llm.ctx), True)

@@ -18,7 +18,7 @@ RECURRENT = ["mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"]
 
 @pytest.mark.full
 @pytest.mark.parametrize("arch", ["falcon-h1", "mamba2", "nemotron_h", "granitehybrid"])
-def test_an_odd_number_of_heads_is_decoded(arch: str, tiny_model: TinyModel) -> None:
+def test_odd_number_of_heads_is_decoded(arch: str, tiny_model: TinyModel) -> None:
     llm = load(tiny_model(arch, embd=96, heads=3))
     llm.eval(llm.tokenize(b"any text"))
     llm.close()
@@ -32,7 +32,7 @@ def test_the_window_is_set(arch: str, window: int | None, tiny_model: TinyModel)
 
 
 @pytest.mark.parametrize("arch", ["qwen35", pytest.param("nemotron_h", marks=pytest.mark.full)])
-def test_layers_that_predict_are_added_behind_the_others(arch: str, tiny_model: TinyModel) -> None:
+def test_prediction_layers_come_last(arch: str, tiny_model: TinyModel) -> None:
     path = tiny_model(arch, predictors=1)
     assert b"blk.4.nextn.eh_proj.weight" in path.read_bytes()
     assert b"nextn" not in tiny_model(arch).read_bytes()
@@ -52,7 +52,7 @@ def test_gemma3_has_windowed_and_full_layers(tiny_model: TinyModel) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("arch", HYBRID + RECURRENT)
-def test_recurrent_ones_have_recurrent_state(arch: str, tiny_model: TinyModel) -> None:
+def test_recurrent_models_have_recurrent_state(arch: str, tiny_model: TinyModel) -> None:
     llm = load(tiny_model(arch))
     kinds = (llama_cpp.llama_model_is_recurrent, llama_cpp.llama_model_is_hybrid)
     assert [bool(kind(llm.model)) for kind in kinds] == [arch in RECURRENT, arch in HYBRID]

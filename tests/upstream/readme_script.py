@@ -1,7 +1,7 @@
 """A user's script, written for llama-cpp-python: one call after another of what its README shows.
 
 Usage: python readme_script.py MODELS OUT. MODELS is a JSON file, kind -> GGUF path; OUT receives every
-result as JSON, without what differs from run to run (ids, times). What draws tokens is seeded or greedy.
+result as JSON, without what differs from run to run (ids, times). Requests are seeded or greedy.
 """
 
 import json

@@ -93,7 +93,7 @@ def test_the_script_has_something_to_say(results):
         assert answer["team"] in ("red", "blue")
 
 
-def test_json_answers_follow_what_was_asked_for(results):
+def test_json_answers_follow_their_schema(results):
     for kind in ("hybrid", "recurrent", "plain"):
         ours = results["llamahybrid"]
         answer = json.loads(ours[f"{kind} json schema"]["choices"][0]["message"]["content"])

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.patched]
 
 HERE = Path(__file__).parent
 
-# What the suite would download -> (architecture, vocabulary) of the tiny model that takes its place.
+# Models that the suite downloads -> (architecture, vocabulary) of the tiny model in their place.
 MODELS = {
     "Qwen3.5-0.8B-Q8_0.gguf": ("qwen35", "qwen35"),
     "tinyllamas/stories15M-q4_0.gguf": ("llama", "llama-spm"),
@@ -113,7 +113,7 @@ def test_stock_fails_only_where_the_released_model_is_needed(stock):
     assert failures(stock) == set(NEEDS_THE_RELEASED_MODEL)
 
 
-def test_ours_passes_what_stock_passes(stock, ours):
+def test_ours_passes_the_tests_that_stock_passes(stock, ours):
     assert ours.keys() == stock.keys()
     assert failures(ours) == failures(stock)
 

@@ -9,7 +9,7 @@ from llama_cpp import llama_cpp as lib
 
 from llamahybrid.harness.hazards.case import CONTROL, LLAMA, MENDED, Model, on, probe, probes_in
 from llamahybrid.harness.hazards.context import ABORTED, PARTIAL, THREE, TWO, Context
-from llamahybrid.harness.hazards.model import Bench
+from llamahybrid.harness.hazards.model import ModelUnderTest
 from llamahybrid.harness.hazards.outcome import NotApplicable, Outcome, Verdict, all_sound, went_on, wrong
 from llamahybrid.harness.hazards.steps import all_go_on, next_prompt, stop
 
@@ -19,15 +19,15 @@ _EIGHT = {0: 8, 1: 8, 2: 8}
 _Evaluate = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
 
 
-def _context(bench: Bench, held: int, planes: int, **params: object) -> Context:
+def _context(tested: ModelUnderTest, held: int, planes: int, **params: object) -> Context:
     """A context that holds `held` tokens."""
-    return (bench.with_planes(planes, **params) if planes else bench.context(**params)).grown(held)
+    return (tested.with_planes(planes, **params) if planes else tested.context(**params)).grown(held)
 
 
 def _stop(context: Context, fed: int, part: float) -> None:
     """Decode `fed` more tokens and stop after `part` of the polls that this takes."""
     held = context.last() + 1
-    twin = _context(context.bench, held, 0, **context.params)
+    twin = _context(context.tested, held, 0, **context.params)
     polls = twin.polls_of(lambda: twin.feed(held, held + fed))
     if not polls:
         raise NotApplicable("the backend does not poll the abort callback")
@@ -40,13 +40,15 @@ def _after(context: Context, said: str) -> Outcome:
     return went_on(context.goes_on(end), f"{said}, {end} tokens left")
 
 
-def _stopped(bench: Bench, held: int, fed: int, part: float, planes: int = 0, **params: object) -> Outcome:
+def _stopped(
+    tested: ModelUnderTest, held: int, fed: int, part: float, planes: int = 0, **params: object
+) -> Outcome:
     """Hold `held` tokens, stop while decoding `fed` more, go on where the context says that it ends.
 
     If that is refused, remove everything and start another prompt.
     """
-    bench.need_recurrent()
-    context = _context(bench, held, planes, **params)
+    tested.need_recurrent()
+    context = _context(tested, held, planes, **params)
     _stop(context, fed, part)
     outcome = _after(context, "the decode returned 2")
     if outcome.verdict is not Verdict.REFUSED:
@@ -72,26 +74,26 @@ _abort = partial(
     also=on(Verdict.WRONG, "jamba", "lfm2", "mamba"),
     otherwise={Model("mamba"): (Verdict.EXACT, "the decode returned 2, 0 tokens left")},
 )
-def abort_in_token(bench: Bench) -> Outcome:
+def abort_in_token(tested: ModelUnderTest) -> Outcome:
     """Twelve tokens; stop after 10, 50 and 97 % of the next one; go on where the context says it ends."""
-    return all_sound(_stopped(bench, 12, 1, part) for part in _PARTS)
+    return all_sound(_stopped(tested, 12, 1, part) for part in _PARTS)
 
 
 @_abort(
     "A decode stopped inside its only ubatch, with rollback planes",
     sound="drops what it spoiled, or leaves the state as it was",
 )
-def abort_in_token_planes(bench: Bench) -> Outcome:
+def abort_in_token_planes(tested: ModelUnderTest) -> Outcome:
     """Four planes; twelve tokens; stop after 10, 50 and 97 % of the next; go on where the context ends."""
-    return all_sound(_stopped(bench, 12, 1, part, planes=4) for part in _PARTS)
+    return all_sound(_stopped(tested, 12, 1, part, planes=4) for part in _PARTS)
 
 
 @_abort(
     "A decode stopped in its second ubatch", sound="keeps the first ubatch exactly, or drops what it spoiled"
 )
-def abort_second_ubatch(bench: Bench) -> Outcome:
+def abort_second_ubatch(tested: ModelUnderTest) -> Outcome:
     """48 tokens in ubatches of 16; stop in the middle of the second; go on where the context says it ends."""
-    return _stopped(bench, 0, 48, 0.5, n_ubatch=16)
+    return _stopped(tested, 0, 48, 0.5, n_ubatch=16)
 
 
 @_abort(
@@ -101,10 +103,10 @@ def abort_second_ubatch(bench: Bench) -> Outcome:
     says="the decode returned 2, 16 tokens left",
     also=on(Verdict.WRONG, "jamba", "lfm2", "mamba"),
 )
-def abort_between_ubatches(bench: Bench) -> Outcome:
+def abort_between_ubatches(tested: ModelUnderTest) -> Outcome:
     """48 tokens in ubatches of 16; stop at the first poll after the first ubatch; go on at its end."""
-    bench.need_recurrent()
-    twin, context = bench.context(n_ubatch=16), bench.context(n_ubatch=16)
+    tested.need_recurrent()
+    twin, context = tested.context(n_ubatch=16), tested.context(n_ubatch=16)
     polls = twin.polls_of(lambda: twin.feed(0, 16))
     status = context.stopped(polls + 1, lambda: context.feed(0, 48))
     readable = context.has_logits()
@@ -119,10 +121,10 @@ def abort_between_ubatches(bench: Bench) -> Outcome:
     verdicts=MENDED,
     says="the decode returned 2, 12 tokens left",
 )
-def abort_at_once(bench: Bench) -> Outcome:
+def abort_at_once(tested: ModelUnderTest) -> Outcome:
     """Twelve tokens; the first poll of the next decode says stop; go on where the context says it ends."""
-    bench.need_recurrent()
-    context = bench.context().grown(12)
+    tested.need_recurrent()
+    context = tested.context().grown(12)
     status = context.stopped(1, lambda: context.feed(12, 20))
     return _after(context, f"the decode returned {status}")
 
@@ -132,12 +134,12 @@ def abort_at_once(bench: Bench) -> Outcome:
     sound="leaves the third as it was, or drops it",
     says="stopped after 97%, 0 tokens left; the next decode returned -2",
 )
-def abort_bystander(bench: Bench) -> Outcome:
+def abort_bystander(tested: ModelUnderTest) -> Outcome:
     """Three sequences; stop after 10, 50 and 97 % of a decode of the outer two; go on with the middle one."""
-    bench.need_recurrent()
+    tested.need_recurrent()
 
     def stopped(part: float) -> Outcome:
-        twin, context = bench.context(), bench.context(**THREE).filled(_EIGHT)
+        twin, context = tested.context(), tested.context(**THREE).filled(_EIGHT)
         polls = twin.polls_of(lambda: twin.feed(0, 1))
         stop(context, polls, part, lambda: _decode_around(context))
         end = context.last(1) + 1
@@ -153,12 +155,12 @@ def abort_bystander(bench: Bench) -> Outcome:
     says="the decode returned 2, the sequences end at [-1, -1]",
     model=LLAMA,
 )
-def abort_shared_tokens(bench: Bench) -> Outcome:
+def abort_shared_tokens(tested: ModelUnderTest) -> Outcome:
     """Stop half-way through a batch of eight tokens of two sequences; start both again where they end."""
-    bench.need_shared_tokens()
-    twin, context = bench.context(**TWO), bench.context(**TWO)
+    tested.need_shared_tokens()
+    twin, context = tested.context(**TWO), tested.context(**TWO)
     polls = twin.polls_of(lambda: twin.feed(0, 8))
-    both = [(bench.token(position), position, (0, 1)) for position in range(8)]
+    both = [(tested.token(position), position, (0, 1)) for position in range(8)]
     status = context.stopped(max(1, polls // 2), lambda: context.decode(both))
     if status != ABORTED:
         raise NotApplicable("the backend does not poll the abort callback")
@@ -176,9 +178,9 @@ def abort_shared_tokens(bench: Bench) -> Outcome:
     says="the decode returned 2, 0 tokens left",
     patches=(),
 )
-def abort_first_ubatch(bench: Bench) -> Outcome:
+def abort_first_ubatch(tested: ModelUnderTest) -> Outcome:
     """An empty context; stop in the middle of twelve tokens; start again."""
-    return _stopped(bench, 0, 12, 0.4)
+    return _stopped(tested, 0, 12, 0.4)
 
 
 @_abort(
@@ -189,15 +191,15 @@ def abort_first_ubatch(bench: Bench) -> Outcome:
     also=on(Verdict.EXACT, "jamba", "lfm2", "mamba"),
     patches=(),
 )
-def abort_restored(bench: Bench) -> Outcome:
+def abort_restored(tested: ModelUnderTest) -> Outcome:
     """Twelve tokens, snapshot; stop half-way through the next; restore the snapshot, cut at twelve, go on.
 
     Once without rollback planes, and once with four where the model has them.
     """
-    bench.need_recurrent()
+    tested.need_recurrent()
 
     def after(planes: int) -> Outcome:
-        context = bench.context(n_rs_seq=planes).grown(12)
+        context = tested.context(n_rs_seq=planes).grown(12)
         snapshot = context.save(flags=PARTIAL)
         _stop(context, 1, 0.5)
         if not context.goes_back(snapshot, 12):
@@ -216,7 +218,7 @@ def abort_restored(bench: Bench) -> Outcome:
     patches=("0011",),
     also=on(Verdict.WRONG, "jamba", LLAMA),
 )
-def eval_callback_stop(bench: Bench) -> Outcome:
+def eval_callback_stop(tested: ModelUnderTest) -> Outcome:
     """Twelve tokens, snapshot; cb_eval returns false half-way through the next; go on at the reported end.
 
     Then restore the snapshot, cut at twelve and go on.
@@ -230,7 +232,7 @@ def eval_callback_stop(bench: Bench) -> Outcome:
 
     native = _Evaluate(evaluate)
     callback = ctypes.cast(native, lib.ggml_backend_sched_eval_callback)
-    context = bench.context(cb_eval=callback).grown(12)
+    context = tested.context(cb_eval=callback).grown(12)
     snapshot = context.save(flags=PARTIAL)
     before = seen
     context.feed(12, 13)
@@ -254,17 +256,17 @@ def eval_callback_stop(bench: Bench) -> Outcome:
     patches=("0026",),
     also={**on(Verdict.WRONG, "jamba", "lfm2"), **on(Verdict.EXACT, "mamba", "rwkv7")},
 )
-def abort_beside_free_cells(bench: Bench) -> Outcome:
+def abort_beside_free_cells(tested: ModelUnderTest) -> Outcome:
     """Three sequences; remove the second, stop a decode of the others, remove those, start all three again.
 
     Stopped once after each tenth of the polls that the decode takes.
     """
-    bench.need_recurrent()
-    context, stopped = _hole(bench), 0
+    tested.need_recurrent()
+    context, stopped = _hole(tested), 0
     polls = context.polls_of(lambda: _decode_around(context))
     outcome = Outcome(Verdict.FAILED, "the decode was never stopped")
     for part in range(1, 10):
-        context = _hole(bench)
+        context = _hole(tested)
         if context.stopped(max(2, polls * part // 10), partial(_decode_around, context)) != ABORTED:
             continue
         stopped += 1
@@ -278,9 +280,9 @@ def abort_beside_free_cells(bench: Bench) -> Outcome:
     return outcome
 
 
-def _hole(bench: Bench) -> Context:
+def _hole(tested: ModelUnderTest) -> Context:
     """Two sequences of eight tokens, and room between them for another."""
-    context = bench.context(**THREE).filled(_EIGHT)
+    context = tested.context(**THREE).filled(_EIGHT)
     context.rm(1, -1, -1)
     return context
 

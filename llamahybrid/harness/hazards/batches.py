@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llamahybrid.harness.hazards.case import LFM2, LLAMA, MENDED, Model, on, probe, probes_in
 from llamahybrid.harness.hazards.context import Context
-from llamahybrid.harness.hazards.model import Bench
+from llamahybrid.harness.hazards.model import ModelUnderTest
 from llamahybrid.harness.hazards.outcome import Outcome, Verdict, all_sound, went_on
 
 _SITE = "models/plamo2.cpp: llama_model_plamo2::graph::build_plamo2_mamba_layer"
@@ -13,7 +13,7 @@ _SEVERAL = {"n_seq_max": 6, "kv_unified": True}
 
 def _together(context: Context, length: int, seqs: tuple[int, ...]) -> None:
     """Decode the next token of each of these sequences, of `length` tokens each, in one batch."""
-    status = context.decode((context.bench.token(length, seq), length, (seq,)) for seq in seqs)
+    status = context.decode((context.tested.token(length, seq), length, (seq,)) for seq in seqs)
     if status:
         raise RuntimeError(f"llama_decode returned {status} for a batch of {len(seqs)} sequences")
 
@@ -28,9 +28,9 @@ def _together(context: Context, length: int, seqs: tuple[int, ...]) -> None:
     model=Model("plamo2"),
     also=on(Verdict.EXACT, "qwen35", "jamba", "mamba2", LFM2, LLAMA),
 )
-def batch_of_several(bench: Bench) -> Outcome:
+def batch_of_several(tested: ModelUnderTest) -> Outcome:
     """Three sequences of twelve tokens; two steps of the last two in one batch each; go on with all three."""
-    context = bench.context(**_SEVERAL).filled(dict.fromkeys(range(3), 12))
+    context = tested.context(**_SEVERAL).filled(dict.fromkeys(range(3), 12))
     for length in (12, 13):
         _together(context, length, (1, 2))
     ends = {0: 12, 1: 14, 2: 14}

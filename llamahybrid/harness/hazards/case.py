@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, TypeAlias
 from llamahybrid.harness.hazards.outcome import Outcome, Verdict
 
 if TYPE_CHECKING:
-    from llamahybrid.harness.hazards.model import Bench
+    from llamahybrid.harness.hazards.model import ModelUnderTest
 
 
-Run: TypeAlias = "Callable[[Bench], Outcome]"
+Run: TypeAlias = "Callable[[ModelUnderTest], Outcome]"
 
 
 @dataclass(frozen=True)

@@ -34,10 +34,10 @@ def about() -> dict[str, str]:
 def outcome(name: str, model: str, gpu_layers: int, rpc: str = "") -> dict[str, Any]:
     """Run one probe on the model file at `model`."""
     from llamahybrid.harness.hazards.catalogue import find
-    from llamahybrid.harness.hazards.model import Bench
+    from llamahybrid.harness.hazards.model import ModelUnderTest
 
     try:
-        return find(name).run(Bench(model, gpu_layers, rpc)).as_json()
+        return find(name).run(ModelUnderTest(model, gpu_layers, rpc)).as_json()
     except NotApplicable as error:
         return Outcome(Verdict.NOT_APPLICABLE, str(error)).as_json()
     except Refused as error:

@@ -27,13 +27,13 @@ Item: TypeAlias = tuple[int, int, Sequence[int]]
 class Context:
     """A native context; positions count from 0, `seq` is a sequence id, `text` chooses other tokens."""
 
-    def __init__(self, bench: Any, params: dict[str, Any]) -> None:
+    def __init__(self, tested: Any, params: dict[str, Any]) -> None:
         native = lib.llama_context_default_params()
         shape = {"n_ctx": 512, "n_batch": 256, "n_ubatch": 64, "n_threads": 1, "n_threads_batch": 1}
         for name, value in {**shape, "n_seq_max": 1, "flash_attn_type": 0, **params}.items():
             setattr(native, name, value)
-        self.bench, self.params = bench, params
-        self.ctx = lib.llama_init_from_model(bench.model, native)
+        self.tested, self.params = tested, params
+        self.ctx = lib.llama_init_from_model(tested.model, native)
         if not self.ctx:
             raise RuntimeError("llama_init_from_model made no context")
         self.memory = lib.llama_get_memory(self.ctx)
@@ -63,7 +63,7 @@ class Context:
         """Decode positions [begin, end) of a text in batches of `chunk`; the first status that is not 0."""
         for start in range(begin, end, chunk):
             status = self.decode(
-                (self.bench.token(p, text), p, (seq,)) for p in range(start, min(end, start + chunk))
+                (self.tested.token(p, text), p, (seq,)) for p in range(start, min(end, start + chunk))
             )
             if status:
                 return status
@@ -87,7 +87,7 @@ class Context:
     def logits(self) -> Logits:
         """A copy of the last row of logits of the last decode."""
         pointer = lib.llama_get_logits_ith(self.ctx, -1)
-        row: Logits = np.ctypeslib.as_array(pointer, (self.bench.words,)).copy()
+        row: Logits = np.ctypeslib.as_array(pointer, (self.tested.words,)).copy()
         return row
 
     def goes_on(self, length: int, seq: int = 0, *, text: int = 0) -> Gap | int:
@@ -99,11 +99,11 @@ class Context:
         if status := self.feed(length, length + 1, seq, text=text):
             return status
         row = self.logits()
-        found = gap(row, self.bench.clean(length, text=text, **self.params))
+        found = gap(row, self.tested.clean(length, text=text, **self.params))
         if found.exact or length < 2:
             return found
         alone = min(self.alone, length)
-        apart = gap(row, self.bench.clean(length, text=text, alone=alone, **self.params))
+        apart = gap(row, self.tested.clean(length, text=text, alone=alone, **self.params))
         return min(found, apart, key=lambda gap: gap.largest)
 
     def goes_on_after_refusal(self, length: int) -> Gap | int:

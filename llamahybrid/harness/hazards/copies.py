@@ -8,7 +8,7 @@ from llama_cpp import llama_cpp as lib
 
 from llamahybrid.harness.hazards.case import LFM2, LLAMA, MENDED, on, probe, probes_in
 from llamahybrid.harness.hazards.context import BOTH, PARTIAL, SPLIT, TWO
-from llamahybrid.harness.hazards.model import Bench
+from llamahybrid.harness.hazards.model import ModelUnderTest
 from llamahybrid.harness.hazards.outcome import Outcome, Verdict, gap, granted, refused, went_on, wrong
 from llamahybrid.harness.hazards.steps import all_go_on, next_prompt
 
@@ -27,12 +27,12 @@ _ignored = partial(
     says="saved and restored",
     also=on(Verdict.WRONG, LLAMA),
 )
-def pending_copy_saved(bench: Bench) -> Outcome:
+def pending_copy_saved(tested: ModelUnderTest) -> Outcome:
     """Not unified: copy twelve tokens to the second sequence, save it at once, restore elsewhere, go on."""
-    bench.need_attention()
-    context = bench.context(**SPLIT).grown(12)
+    tested.need_attention()
+    context = tested.context(**SPLIT).grown(12)
     context.cp(0, 1)
-    other = bench.context(**SPLIT)
+    other = tested.context(**SPLIT)
     granted(other.load(context.save(1), 1), "the copy was not saved and restored")
     return went_on(other.goes_on(12, 1), "saved and restored")
 
@@ -43,11 +43,11 @@ def pending_copy_saved(bench: Bench) -> Outcome:
     says="restored",
     also=on(Verdict.WRONG, LLAMA),
 )
-def pending_copy_restored_into(bench: Bench) -> Outcome:
+def pending_copy_restored_into(tested: ModelUnderTest) -> Outcome:
     """Not unified: copy to the second sequence, remove that, restore another text into it, go on."""
-    bench.need_attention()
-    blob = bench.context(**SPLIT).grown(12, 1, text=1).save(1)
-    context = bench.context(**SPLIT).grown(12)
+    tested.need_attention()
+    blob = tested.context(**SPLIT).grown(12, 1, text=1).save(1)
+    context = tested.context(**SPLIT).grown(12)
     context.cp(0, 1)
     context.rm(1, -1, -1)
     granted(context.load(blob, 1), "the state was not restored")
@@ -62,14 +62,14 @@ def pending_copy_restored_into(bench: Bench) -> Outcome:
     model=LLAMA,
     also=on(Verdict.WRONG, "qwen3"),
 )
-def pending_shift_saved(bench: Bench) -> Outcome:
+def pending_shift_saved(tested: ModelUnderTest) -> Outcome:
     """Shift twelve tokens by five positions, save, restore elsewhere, and go on with both at position 17."""
-    bench.need_attention()
-    bench.need_multi_rope(False)
-    context = bench.context().grown(12)
+    tested.need_attention()
+    tested.need_multi_rope(False)
+    context = tested.context().grown(12)
     granted(lib.llama_memory_can_shift(context.memory), "llama_memory_can_shift says no")
     lib.llama_memory_seq_add(context.memory, 0, 0, -1, 5)
-    other = bench.context()
+    other = tested.context()
     granted(other.load(context.save()), "the shifted sequence was not saved and restored")
     if status := context.feed(17, 18) or other.feed(17, 18):
         return went_on(status, "saved and restored")
@@ -81,10 +81,10 @@ def pending_shift_saved(bench: Bench) -> Outcome:
     site="llama-kv-cache.cpp: llama_kv_cache::seq_add",
     says="the sequence ends at position 11",
 )
-def shift_under_m_rope(bench: Bench) -> Outcome:
+def shift_under_m_rope(tested: ModelUnderTest) -> Outcome:
     """Shift twelve tokens by five and halve their positions, which have several dimensions; go on at 12."""
-    bench.need_multi_rope(True)
-    context = bench.context().grown(12)
+    tested.need_multi_rope(True)
+    context = tested.context().grown(12)
     lib.llama_memory_seq_add(context.memory, 0, 0, -1, 5)
     lib.llama_memory_seq_div(context.memory, 0, 0, -1, 2)
     said = f"the sequence ends at position {context.last()}"
@@ -97,10 +97,10 @@ def shift_under_m_rope(bench: Bench) -> Outcome:
     says="the copy ends at position -1",
     also=on(Verdict.DIED, LLAMA),
 )
-def partial_stream_copy(bench: Bench) -> Outcome:
+def partial_stream_copy(tested: ModelUnderTest) -> Outcome:
     """Not unified: copy positions [2, 5) of twelve tokens to the second sequence; go on with the first."""
-    bench.need_attention()
-    context = bench.context(**SPLIT).grown(12)
+    tested.need_attention()
+    context = tested.context(**SPLIT).grown(12)
     context.cp(0, 1, 2, 5)
     said = f"the copy ends at position {context.last(1)}"
     return refused(context.goes_on(12), said)
@@ -115,12 +115,12 @@ def partial_stream_copy(bench: Bench) -> Outcome:
     patches=("0005",),
     also=on(Verdict.REFUSED, "mamba"),
 )
-def remove_all_sequences(bench: Bench) -> Outcome:
+def remove_all_sequences(tested: ModelUnderTest) -> Outcome:
     """Two sequences of twelve tokens; seq_rm(-1, -1, -1); a fresh prompt in the second one.
 
     If that was refused, go on with both.
     """
-    context = bench.context(**TWO).filled(BOTH)
+    context = tested.context(**TWO).filled(BOTH)
     if context.rm(-1, -1, -1):
         ends = context.last_of()
         said = f"seq_rm returned true, the sequences end at {ends}"
@@ -137,10 +137,10 @@ def remove_all_sequences(bench: Bench) -> Outcome:
     patches=("0005",),
     also=on(Verdict.REFUSED, "mamba"),
 )
-def remove_part_of_all(bench: Bench) -> Outcome:
+def remove_part_of_all(tested: ModelUnderTest) -> Outcome:
     """Two sequences of twelve tokens; seq_rm of -1 from 12, of [5, 5), from 6, of [0, 6); go on with both."""
-    bench.need_recurrent()
-    context = bench.context(**TWO).filled(BOTH)
+    tested.need_recurrent()
+    context = tested.context(**TWO).filled(BOTH)
     parts = ((12, -1), (5, 5), (6, -1), (0, 6))
     answers = [int(context.rm(-1, *part)) for part in parts]
     said = f"seq_rm returned {answers}"
@@ -157,9 +157,9 @@ def remove_part_of_all(bench: Bench) -> Outcome:
     model=LLAMA,
     also=on(Verdict.REFUSED, "qwen35"),
 )
-def remove_negative_sequence(bench: Bench) -> Outcome:
+def remove_negative_sequence(tested: ModelUnderTest) -> Outcome:
     """Twelve tokens; seq_rm(-7, -1, -1); then another prompt, or the old one where it was refused."""
-    context = bench.context().grown(12)
+    context = tested.context().grown(12)
     if not context.rm(-7, -1, -1):
         return refused(context.goes_on(12), "seq_rm returned false")
     said = f"seq_rm returned true, the sequence ends at position {context.last()}"
@@ -175,14 +175,14 @@ def remove_negative_sequence(bench: Bench) -> Outcome:
     patches=("0013",),
     also=on(Verdict.WRONG, "jamba", "lfm2", LFM2),
 )
-def remove_inner_range(bench: Bench) -> Outcome:
+def remove_inner_range(tested: ModelUnderTest) -> Outcome:
     """Twelve tokens; seq_rm(0, 2, 5); go on, compared with a context that never saw those three tokens.
 
     If positions may not have gaps, it is compared with all twelve. A library that refuses it has to refuse
     [0, 5) and [0, 11), too; ranges without tokens ([5, 5), [5, 2), [12, 40)) may be granted.
     """
-    bench.need_hybrid()
-    context = bench.context().grown(12)
+    tested.need_hybrid()
+    context = tested.context().grown(12)
     if not context.rm(0, 2, 5):
         ranges = ((2, 5), (0, 5), (-1, 11), (5, 5), (5, 2), (12, 40))
         answers = [int(context.rm(0, *each)) for each in ranges]
@@ -190,10 +190,10 @@ def remove_inner_range(bench: Bench) -> Outcome:
         return wrong(said) if any(answers[:3]) else refused(context.goes_on(12), said)
     if status := context.feed(12, 13):
         return went_on(status, "seq_rm returned true")
-    without = bench.context()
+    without = tested.context()
     places = [position for position in range(13) if not 2 <= position < 5]
-    gaps = not any(without.decode([(bench.token(position), position, (0,))]) for position in places)
-    wanted = without.logits() if gaps else bench.clean(12)
+    gaps = not any(without.decode([(tested.token(position), position, (0,))]) for position in places)
+    wanted = without.logits() if gaps else tested.clean(12)
     return went_on(gap(context.logits(), wanted), "seq_rm returned true")
 
 
@@ -206,20 +206,20 @@ def remove_inner_range(bench: Bench) -> Outcome:
     patches=("0017",),
     also=on(Verdict.WRONG, "jamba", "lfm2", LLAMA),
 )
-def append_before_cut(bench: Bench) -> Outcome:
+def append_before_cut(tested: ModelUnderTest) -> Outcome:
     """Live: 24 tokens of another text; append [10, 20) of the wanted one, restore its snapshot, cut at 20.
 
     All calls succeed and the positions come out right.
     """
-    bench.need_attention()
+    tested.need_attention()
 
     def wanted(position: int) -> int:
-        return bench.token(position, 0 if position < 10 else 1)
+        return tested.token(position, 0 if position < 10 else 1)
 
     def feed(begin: int, end: int) -> bool:
         return not donor.decode([(wanted(position), position, (0,)) for position in range(begin, end)])
 
-    donor = bench.context(**TWO)
+    donor = tested.context(**TWO)
     if not (feed(0, 10) and feed(10, 20)):
         raise RuntimeError("a clean context refused a batch")
     snapshot = donor.save(flags=PARTIAL)
@@ -229,11 +229,11 @@ def append_before_cut(bench: Bench) -> Outcome:
     size = len(donor.save())
     feed(20, 21)
 
-    context = bench.context(**TWO).grown(24)
+    context = tested.context(**TWO).grown(24)
     granted(context.load(segment, 1), "the segment was not restored")
     context.cp(1, 0)
     context.rm(1, -1, -1)
-    apart = lib.llama_model_is_hybrid(bench.model) or lib.llama_model_n_swa(bench.model)
+    apart = lib.llama_model_is_hybrid(tested.model) or lib.llama_model_n_swa(tested.model)
     back = context.goes_back(snapshot, 20) if apart else context.rm(0, 20, -1)
     granted(back, "the snapshot or the cut was refused")
     more = len(context.save()) - size

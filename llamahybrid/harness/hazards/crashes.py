@@ -9,7 +9,7 @@ from llama_cpp import llama_cpp as lib
 
 from llamahybrid.harness.hazards.case import LLAMA, on, probe, probes_in
 from llamahybrid.harness.hazards.context import ON_DEVICE, PARTIAL, THREE, TWO, Context
-from llamahybrid.harness.hazards.model import Bench
+from llamahybrid.harness.hazards.model import ModelUnderTest
 from llamahybrid.harness.hazards.outcome import NotApplicable, Outcome, Verdict, refused, went_on, wrong
 from llamahybrid.harness.hazards.process import memory_left
 from llamahybrid.harness.hazards.steps import after_failure
@@ -36,20 +36,20 @@ _ends = partial(
 
 
 @_ends("ON_DEVICE blob without the magic", site="llama-context.cpp: llama_context::state_seq_set_data")
-def on_device_magic(bench: Bench) -> Outcome:
+def on_device_magic(tested: ModelUnderTest) -> Outcome:
     """Save on the device, restore 64 zero bytes with ON_DEVICE."""
-    bench.need_recurrent()
-    context = bench.context().grown(12)
+    tested.need_recurrent()
+    context = tested.context().grown(12)
     context.save(flags=_DEVICE)
     return _offered(context, b"\0" * 64, 0, _DEVICE, 12)
 
 
 @_ends("ON_DEVICE blob of another context", site="llama-context.cpp: llama_context::state_seq_set_data")
-def on_device_other_context(bench: Bench) -> Outcome:
+def on_device_other_context(tested: ModelUnderTest) -> Outcome:
     """Save on the device in one context, restore in another that never saved, and again once it has."""
-    bench.need_recurrent()
-    blob = bench.context().grown(12).save(flags=_DEVICE)
-    context = bench.context().grown(12)
+    tested.need_recurrent()
+    blob = tested.context().grown(12).save(flags=_DEVICE)
+    context = tested.context().grown(12)
     if context.load(blob, flags=_DEVICE):
         return wrong("the restore returned success")
     context.save(flags=_DEVICE)
@@ -61,10 +61,10 @@ def on_device_other_context(bench: Bench) -> Outcome:
     site="llama-context.cpp: llama_io_read_device::~llama_io_read_device",
     patches=("0006", "0009"),  # refused, and the live state is kept
 )
-def on_device_flags(bench: Bench) -> Outcome:
+def on_device_flags(tested: ModelUnderTest) -> Outcome:
     """Save PARTIAL, then full, on the device; restore the PARTIAL blob, then the full one as PARTIAL."""
-    bench.need_hybrid()
-    context = bench.context().grown(12)
+    tested.need_hybrid()
+    context = tested.context().grown(12)
     part = context.save(flags=_DEVICE)
     full = context.save(flags=ON_DEVICE)
     if context.load(part, flags=_DEVICE):
@@ -76,10 +76,10 @@ def on_device_flags(bench: Bench) -> Outcome:
     "ON_DEVICE blob with trailing bytes",
     site="llama-context.cpp: llama_io_read_device::~llama_io_read_device",
 )
-def on_device_trailing(bench: Bench) -> Outcome:
+def on_device_trailing(tested: ModelUnderTest) -> Outcome:
     """Save on the device, restore the blob with four more bytes."""
-    bench.need_recurrent()
-    context = bench.context().grown(12)
+    tested.need_recurrent()
+    context = tested.context().grown(12)
     return _offered(context, context.save(flags=_DEVICE) + b"\0" * 4, 0, _DEVICE, 12)
 
 
@@ -89,10 +89,10 @@ def on_device_trailing(bench: Bench) -> Outcome:
     sound="returns 0",
     says="0 bytes were saved",
 )
-def on_device_all(bench: Bench) -> Outcome:
+def on_device_all(tested: ModelUnderTest) -> Outcome:
     """Three unified sequences, the middle one removed; save sequence -1 on the device; go on with one."""
-    bench.need_recurrent()
-    context = bench.context(**THREE).filled({0: 8, 1: 8, 2: 8})
+    tested.need_recurrent()
+    context = tested.context(**THREE).filled({0: 8, 1: 8, 2: 8})
     context.rm(1, -1, -1)
     size = len(context.save(-1, _DEVICE))
     return refused(context.goes_on(8), f"{size} bytes were saved")
@@ -104,10 +104,10 @@ def on_device_all(bench: Bench) -> Outcome:
     sound="returns 0",
     says="0 bytes were saved",
 )
-def on_device_no_memory(bench: Bench) -> Outcome:
+def on_device_no_memory(tested: ModelUnderTest) -> Outcome:
     """Save 4,000 tokens on the device with no memory left to the process; go on."""
-    bench.need_attention()
-    context = bench.context(n_ctx=4096, n_batch=4096).grown(4000, chunk=4000)
+    tested.need_attention()
+    context = tested.context(n_ctx=4096, n_batch=4096).grown(4000, chunk=4000)
     with memory_left(0):
         saved = context.save(flags=ON_DEVICE)
     if saved:
@@ -120,10 +120,10 @@ def on_device_no_memory(bench: Bench) -> Outcome:
     site="llama-memory-recurrent.cpp: llama_memory_recurrent::state_read_meta",
     patches=("0006", "0009"),  # refused, and the live state is kept
 )
-def two_recurrent_cells(bench: Bench) -> Outcome:
+def two_recurrent_cells(tested: ModelUnderTest) -> Outcome:
     """Put a second cell into a PARTIAL snapshot and restore it where two sequences fit."""
-    bench.need_recurrent()
-    context = bench.context(n_seq_max=2).grown(12)
+    tested.need_recurrent()
+    context = tested.context(n_seq_max=2).grown(12)
     blob = bytearray(context.save(flags=PARTIAL))
     if len(blob) < _HEADER + 12 or struct.unpack_from("<I", blob, _HEADER) != (1,):
         raise NotApplicable("the snapshot does not start with one recurrent cell")
@@ -137,18 +137,18 @@ def two_recurrent_cells(bench: Bench) -> Outcome:
     site="llama-memory-recurrent.cpp: llama_memory_recurrent::set_rs_idx",
     says="the restore returned 0, 0 tokens left",
 )
-def empty_state_far_sequence(bench: Bench) -> Outcome:
+def empty_state_far_sequence(tested: ModelUnderTest) -> Outcome:
     """Two sequences, planes; restore the snapshot of an empty one into sequence 5; then decode."""
-    context = bench.with_planes(2, **TWO)
+    context = tested.with_planes(2, **TWO)
     return _offered(context, context.save(flags=PARTIAL), 5, PARTIAL, 0)
 
 
 @_ends(
     "A state for sequence 300", site="llama-kv-cache.cpp: llama_kv_cache::state_read_sinfo", patches=("0007",)
 )
-def state_far_sequence(bench: Bench) -> Outcome:
+def state_far_sequence(tested: ModelUnderTest) -> Outcome:
     """Restore the state of twelve tokens into sequence 300; go on with the first."""
-    context = bench.context().grown(12)
+    context = tested.context().grown(12)
     return _offered(context, context.save(), 300, 0, 12)
 
 
@@ -160,9 +160,9 @@ def state_far_sequence(bench: Bench) -> Outcome:
     patches=("0007",),
     model=LLAMA,
 )
-def copy_far_sequence(bench: Bench) -> Outcome:
+def copy_far_sequence(tested: ModelUnderTest) -> Outcome:
     """Twelve tokens; seq_cp to sequence 300; seq_keep of sequence -3; go on with the first."""
-    context = bench.context().grown(12)
+    context = tested.context().grown(12)
     context.cp(0, 300)
     lib.llama_memory_seq_keep(context.memory, -3)
     said = f"the sequence ends at position {context.last()}"
@@ -177,9 +177,9 @@ def copy_far_sequence(bench: Bench) -> Outcome:
     patches=("0007",),
     also=on(Verdict.DIED, LLAMA),
 )
-def position_of_no_sequence(bench: Bench) -> Outcome:
+def position_of_no_sequence(tested: ModelUnderTest) -> Outcome:
     """Twelve tokens; ask for the first and last position of sequence -1; go on."""
-    context = bench.context().grown(12)
+    context = tested.context().grown(12)
     ends = context.first(-1), context.last(-1)
     said = f"it returned {ends}"
     return refused(context.goes_on(12), said) if ends == (-1, -1) else wrong(said)
@@ -193,13 +193,13 @@ def position_of_no_sequence(bench: Bench) -> Outcome:
     says="n_ubatch = 9: llama_init_from_model made no context; 10: decoded",
     patches=("0008",),
 )
-def small_ubatch(bench: Bench) -> Outcome:
+def small_ubatch(tested: ModelUnderTest) -> Outcome:
     """Eight planes, n_ubatch = 9; decode twelve tokens and go on; where that is refused, n_ubatch = 10."""
-    bench.with_planes(8)
+    tested.with_planes(8)
     try:
-        context, said = bench.with_planes(8, n_ubatch=9, n_batch=64), "n_ubatch = 9: decoded"
+        context, said = tested.with_planes(8, n_ubatch=9, n_batch=64), "n_ubatch = 9: decoded"
     except RuntimeError as error:
-        context, said = bench.with_planes(8, n_ubatch=10, n_batch=64), f"n_ubatch = 9: {error}; 10: decoded"
+        context, said = tested.with_planes(8, n_ubatch=10, n_batch=64), f"n_ubatch = 9: {error}; 10: decoded"
     return went_on(context.grown(12).goes_on(12), said)
 
 

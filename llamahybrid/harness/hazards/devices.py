@@ -16,7 +16,7 @@ from llama_cpp import llama_cpp as lib
 
 from llamahybrid.harness.hazards.case import CONTROL, GEMMA3, LLAMA, Model, on, probe, probes_in
 from llamahybrid.harness.hazards.context import FULL, ON_DEVICE, PARTIAL, Context, load_range, save_range
-from llamahybrid.harness.hazards.model import Bench
+from llamahybrid.harness.hazards.model import ModelUnderTest
 from llamahybrid.harness.hazards.outcome import NotApplicable, Outcome, Verdict, all_sound, wrong
 from llamahybrid.harness.hazards.steps import still_there
 
@@ -91,9 +91,9 @@ def _in_pieces(context: Context, begin: int, end: int) -> Outcome:
     patches=("0018",),
     also=on(Verdict.NOT_APPLICABLE, "jamba", "mamba", "gemma3", LLAMA),
 )
-def state_in_pieces(bench: Bench) -> Outcome:
+def state_in_pieces(tested: ModelUnderTest) -> Outcome:
     """Forty tokens; compare their full and PARTIAL states and the range [10, 30) with the same in pieces."""
-    outcome = _in_pieces(bench.context().grown(40), 10, 30)
+    outcome = _in_pieces(tested.context().grown(40), 10, 30)
     exact = outcome.verdict is Verdict.EXACT  # how long the pieces are depends on the model
     return replace(outcome, detail="the same bytes in pieces") if exact else outcome
 
@@ -107,12 +107,12 @@ def state_in_pieces(bench: Bench) -> Outcome:
     patches=("0018",),
     also=on(Verdict.NOT_APPLICABLE, "mamba", LLAMA),
 )
-def pieces_ended(bench: Bench) -> Outcome:
+def pieces_ended(tested: ModelUnderTest) -> Outcome:
     """Forty tokens; stop at once, early, half-way, before the last byte; ask for impossible ones; go on.
 
     Impossible are the sequences -7 and 300, a state ON_DEVICE and the range [30, 10).
     """
-    context = bench.context().grown(40)
+    context = tested.context().grown(40)
     before = context.save()
     written = [_Pieces(context, most).state() for most in (0, 4, len(before) // 2, len(before) - 1)]
     written += [_Pieces(context).state(seq=seq) for seq in (-7, 300)]
@@ -121,10 +121,10 @@ def pieces_ended(bench: Bench) -> Outcome:
     return wrong(said) if any(written) else still_there(context, before, 40, said)
 
 
-def _split(bench: Bench, length: int, **params: Any) -> tuple[Context, bytes]:
+def _split(tested: ModelUnderTest, length: int, **params: Any) -> tuple[Context, bytes]:
     """A context on split tensors that holds `length` tokens, and their state."""
-    blob = bench.context(**_SPLIT, **params).grown(length, text=1).save()
-    context = bench.split().context(**_SPLIT, **params)
+    blob = tested.context(**_SPLIT, **params).grown(length, text=1).save()
+    context = tested.split().context(**_SPLIT, **params)
     if not context.load(blob):
         raise RuntimeError("a sound state was refused by split tensors")
     return context, blob
@@ -140,12 +140,12 @@ def _split(bench: Bench, length: int, **params: Any) -> tuple[Context, bytes]:
     model=Model("qwen35", embd=_WIDE),
     also=on(Verdict.NOT_APPLICABLE, Model("llama", embd=_WIDE), Model("lfm2", embd=_WIDE)),
 )
-def split_tensors_in_pieces(bench: Bench) -> Outcome:
+def split_tensors_in_pieces(tested: ModelUnderTest) -> Outcome:
     """Tensors split over two devices; 3,000 tokens, so that a tensor is longer than the buffer of 1 MiB.
 
     Compare full and PARTIAL states and the range [10, 2900) with the same in pieces.
     """
-    context, _ = _split(bench, 3000, n_ctx=4096, n_ubatch=256)
+    context, _ = _split(tested, 3000, n_ctx=4096, n_ubatch=256)
     return _in_pieces(context, 10, 2900)
 
 
@@ -157,9 +157,9 @@ def split_tensors_in_pieces(bench: Bench) -> Outcome:
     says="the bytes are those that were restored",
     also=on(Verdict.EXACT, LLAMA, GEMMA3),
 )
-def split_tensors_restored(bench: Bench) -> Outcome:
+def split_tensors_restored(tested: ModelUnderTest) -> Outcome:
     """Tensors split over two devices; restore 40 tokens, their PARTIAL state and a range; remove; restore."""
-    context, blob = _split(bench, 40)
+    context, blob = _split(tested, 40)
     if context.save() != blob:
         return wrong("other bytes after the full state")
     if not context.load(context.save(flags=PARTIAL), flags=PARTIAL) or context.save() != blob:
@@ -184,12 +184,12 @@ def split_tensors_restored(bench: Bench) -> Outcome:
     patches=("0009",),
     also=on(Verdict.REFUSED, LLAMA),
 )
-def split_tensors_failed_restore(bench: Bench) -> Outcome:
+def split_tensors_failed_restore(tested: ModelUnderTest) -> Outcome:
     """Tensors split over two devices, 40 live tokens; restore states of 30 others that end too early."""
-    context, blob = _split(bench, 40)
+    context, blob = _split(tested, 40)
 
     def offered(flags: int) -> Outcome:
-        other = bench.context(**_SPLIT).grown(30).save(flags=flags)
+        other = tested.context(**_SPLIT).grown(30).save(flags=flags)
         cuts = (40, len(other) // 2, -100, -8, -1)
         read = [context.read(other[:cut], flags=flags) for cut in cuts]
         left = context.last() + 1

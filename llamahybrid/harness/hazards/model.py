@@ -37,7 +37,7 @@ def _log(level: int, text: bytes, _: int | None) -> None:
 _LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(_log)
 
 
-class Bench:
+class ModelUnderTest:
     """A model under test and its properties."""
 
     def __init__(self, path: str, gpu_layers: int = 0, rpc: str = "") -> None:
@@ -70,7 +70,7 @@ class Bench:
             raise RuntimeError("a clean context refused to go on")
         return context.logits()
 
-    def split(self) -> Bench:
+    def split(self) -> ModelUnderTest:
         """The model again, each tensor in two parts: the CPU serves as two devices.
 
         The CPU holds such tensors but cannot compute with them: states come from a context on the whole

@@ -9,7 +9,7 @@ from llama_cpp import llama_cpp as lib
 
 from llamahybrid.harness.hazards.case import CONTROL, LLAMA, MENDED, on, probe, probes_in
 from llamahybrid.harness.hazards.context import PARTIAL, Context
-from llamahybrid.harness.hazards.model import Bench
+from llamahybrid.harness.hazards.model import ModelUnderTest
 from llamahybrid.harness.hazards.outcome import NotApplicable, Outcome, Verdict, granted
 from llamahybrid.harness.hazards.steps import next_prompt
 
@@ -22,10 +22,10 @@ def _shown(context: Context, otherwise: str) -> Context:
     return context
 
 
-def _poisoned(bench: Bench, flash: int = 1) -> Context:
+def _poisoned(tested: ModelUnderTest, flash: int = 1) -> Context:
     """A context whose recurrent row was made NaN through a snapshot, and whose logits show it."""
-    bench.need_recurrent()
-    context = bench.context(flash_attn_type=flash).grown(12)
+    tested.need_recurrent()
+    context = tested.context(flash_attn_type=flash).grown(12)
     snapshot = bytearray(context.save(flags=PARTIAL))
     snapshot[-4000:] = np.full(1000, np.nan, np.float32).tobytes()
     if not context.load(bytes(snapshot), flags=PARTIAL):
@@ -47,9 +47,9 @@ _nan = partial(probe, sound="starts the next prompt clean", verdicts=MENDED)
     patches=("0004",),
     also=on(Verdict.WRONG, "mamba"),
 )
-def nan_after_removal(bench: Bench) -> Outcome:
+def nan_after_removal(tested: ModelUnderTest) -> Outcome:
     """Poison the state with NaN, remove the sequence, decode a fresh prompt of twelve and go on."""
-    context = _poisoned(bench)
+    context = _poisoned(tested)
     granted(context.rm(0, -1, -1), "seq_rm returned false")
     return next_prompt(context, 12, "seq_rm returned true", text=0)
 
@@ -61,9 +61,9 @@ def nan_after_removal(bench: Bench) -> Outcome:
     patches=("0004",),
     also=on(Verdict.WRONG, "mamba"),
 )
-def nan_after_clear(bench: Bench) -> Outcome:
+def nan_after_clear(tested: ModelUnderTest) -> Outcome:
     """Poison the state with NaN, llama_memory_clear(false), decode a fresh prompt of twelve and go on."""
-    context = _poisoned(bench)
+    context = _poisoned(tested)
     lib.llama_memory_clear(context.memory, False)
     return next_prompt(context, 12, "cleared", text=0)
 
@@ -74,26 +74,26 @@ def nan_after_clear(bench: Bench) -> Outcome:
     verdicts=CONTROL,
     says="cleared with data",
 )
-def nan_after_clear_data(bench: Bench) -> Outcome:
+def nan_after_clear_data(tested: ModelUnderTest) -> Outcome:
     """Poison the state with NaN, llama_memory_clear(true), decode a fresh prompt of twelve and go on."""
-    context = _poisoned(bench)
+    context = _poisoned(tested)
     lib.llama_memory_clear(context.memory, True)
     return next_prompt(context, 12, "cleared with data", text=0)
 
 
-def _poisoned_attention(bench: Bench) -> Context:
+def _poisoned_attention(tested: ModelUnderTest) -> Context:
     """A context without flash attention in whose attention KV a computation left NaN.
 
     By way of the recurrent state; where there is none, NaN lies in the last values of a restored state.
     """
-    if not lib.llama_model_is_recurrent(bench.model) and not lib.llama_model_is_hybrid(bench.model):
-        context = bench.context().grown(12)
+    if not lib.llama_model_is_recurrent(tested.model) and not lib.llama_model_is_hybrid(tested.model):
+        context = tested.context().grown(12)
         state = context.save()
         if not context.load(state[:-64] + b"\xff" * 64):
             raise NotApplicable("the library refuses a state that holds NaN")
         return _shown(context, "NaN in the last values of the state does not reach the logits")
-    bench.need_attention()
-    return _poisoned(bench, flash=0)
+    tested.need_attention()
+    return _poisoned(tested, flash=0)
 
 
 @_nan(
@@ -103,9 +103,9 @@ def _poisoned_attention(bench: Bench) -> Context:
     patches=("0028",),
     also=on(Verdict.WRONG, LLAMA, "gemma3", "jamba", "qwen4exp"),
 )
-def nan_in_attention(bench: Bench) -> Outcome:
+def nan_in_attention(tested: ModelUnderTest) -> Outcome:
     """No flash attention; decode a token on poisoned state, remove all, decode another prompt and go on."""
-    context = _poisoned_attention(bench)
+    context = _poisoned_attention(tested)
     granted(context.rm(0, -1, -1), "seq_rm returned false")
     return next_prompt(context, 8, "seq_rm returned true")
 
@@ -117,9 +117,9 @@ def nan_in_attention(bench: Bench) -> Outcome:
     patches=("0028",),
     also=on(Verdict.WRONG, LLAMA, "gemma3", "jamba", "qwen4exp"),
 )
-def nan_in_attention_cleared(bench: Bench) -> Outcome:
+def nan_in_attention_cleared(tested: ModelUnderTest) -> Outcome:
     """No flash attention; decode a token on poisoned state, clear without data, another prompt; go on."""
-    context = _poisoned_attention(bench)
+    context = _poisoned_attention(tested)
     lib.llama_memory_clear(context.memory, False)
     return next_prompt(context, 8, "cleared")
 

@@ -16,7 +16,7 @@ from llama_cpp import llama_cpp as lib
 
 from llamahybrid.harness.hazards.case import CONTROL, GEMMA3, LLAMA, Model, on, probe, probes_in
 from llamahybrid.harness.hazards.context import FULL, PARTIAL, TWO, Context
-from llamahybrid.harness.hazards.model import Bench
+from llamahybrid.harness.hazards.model import ModelUnderTest
 from llamahybrid.harness.hazards.outcome import (
     NotApplicable,
     Outcome,
@@ -86,19 +86,19 @@ def _file(whole: bool) -> Iterator[_File]:
     patches=("0009", "0029"),
     also=on(Verdict.DIED, LLAMA, Model("lfm2")),
 )
-def failed_file_restore(bench: Bench) -> Outcome:
+def failed_file_restore(tested: ModelUnderTest) -> Outcome:
     """Twenty live tokens; files of thirty others, of a sequence and whole; go on at twenty.
 
     They lack 8 bytes, 2,000 bytes, all but 60, or have eight more. A sound file is restored first.
     """
-    context = bench.context().grown(20)
+    context = tested.context().grown(20)
     before = context.save()
-    donor = bench.context().grown(30, text=3)
+    donor = tested.context().grown(30, text=3)
     for whole in (False, True):
         with _file(whole) as file:
             file.save(donor)
             good = file.path.read_bytes()
-            other = bench.context().grown(5)
+            other = tested.context().grown(5)
             if not file.load(other) or other.save() != donor.save():
                 return wrong("a sound file was refused")
             for damaged in (good[:-8], good[:-2000], good[:60], good + b"\0" * 8):
@@ -108,15 +108,15 @@ def failed_file_restore(bench: Bench) -> Outcome:
     return still_there(context, before, 20, "8 restores returned 0")
 
 
-def _shrinking(bench: Bench, whole: bool) -> Outcome:
+def _shrinking(tested: ModelUnderTest, whole: bool) -> Outcome:
     """A file loses the end of its last tensor between being parsed and its data being read.
 
     State replaced by then is lost. A message in the log gives the moment.
     """
     if sys.platform == "win32":
         raise NotApplicable("a file that is open cannot be cut here")
-    donor = bench.context(**TWO).grown(200, text=3)
-    context = bench.context(**TWO).filled({0: 20, 1: 15})
+    donor = tested.context(**TWO).grown(200, text=3)
+    context = tested.context(**TWO).filled({0: 20, 1: 15})
     beside = context.save(1)
     with _file(whole) as file:
         file.save(donor)
@@ -149,9 +149,9 @@ def _shrinking(bench: Bench, whole: bool) -> Outcome:
     sound="drops what is half replaced, and leaves other sequences alone",
     says="the restore returned 0, the sequences end at [-1, 14]",
 )
-def file_shrinks(bench: Bench) -> Outcome:
+def file_shrinks(tested: ModelUnderTest) -> Outcome:
     """Two sequences; restore a file over the first, cut it before its last tensor is read; start again."""
-    return _shrinking(bench, whole=False)
+    return _shrinking(tested, whole=False)
 
 
 @_shrinks(
@@ -159,9 +159,9 @@ def file_shrinks(bench: Bench) -> Outcome:
     site="llama-context.cpp: llama_context::state_load_file",
     says="the restore returned 0, the sequences end at [-1, -1]",
 )
-def file_shrinks_whole(bench: Bench) -> Outcome:
+def file_shrinks_whole(tested: ModelUnderTest) -> Outcome:
     """Two sequences; restore a whole file, cut it before its last tensor is read; start again."""
-    return _shrinking(bench, whole=True)
+    return _shrinking(tested, whole=True)
 
 
 def _over(context: Context, blob: bytes, flags: int, what: str, seq: int = 0) -> Outcome:
@@ -178,11 +178,11 @@ def _over(context: Context, blob: bytes, flags: int, what: str, seq: int = 0) ->
     says="a state of 400 tokens was refused, 20 tokens left with the same bytes",
     also={**on(Verdict.REFUSED, LLAMA), **on(Verdict.WRONG, "jamba")},
 )
-def restore_too_long(bench: Bench) -> Outcome:
+def restore_too_long(tested: ModelUnderTest) -> Outcome:
     """n_ctx = 256; twenty live tokens; restore the state of 400 others; go on at twenty."""
-    bench.need_attention()
-    blob = bench.context().grown(400, text=3).save()
-    return _over(bench.context(n_ctx=256).grown(20), blob, FULL, "a state of 400 tokens")
+    tested.need_attention()
+    blob = tested.context().grown(400, text=3).save()
+    return _over(tested.context(n_ctx=256).grown(20), blob, FULL, "a state of 400 tokens")
 
 
 @failed_restore(
@@ -191,11 +191,11 @@ def restore_too_long(bench: Bench) -> Outcome:
     says="a state in F32 was refused, 20 tokens left with the same bytes",
     also={**on(Verdict.REFUSED, LLAMA), **on(Verdict.WRONG, "jamba")},
 )
-def restore_other_type(bench: Bench) -> Outcome:
+def restore_other_type(tested: ModelUnderTest) -> Outcome:
     """Twenty live tokens in F16; restore the state of thirty others that were computed in F32; go on."""
-    bench.need_attention()
-    blob = bench.context(type_k=0, type_v=0).grown(30, text=3).save()
-    return _over(bench.context().grown(20), blob, FULL, "a state in F32")
+    tested.need_attention()
+    blob = tested.context(type_k=0, type_v=0).grown(30, text=3).save()
+    return _over(tested.context().grown(20), blob, FULL, "a state in F32")
 
 
 @failed_restore(
@@ -204,20 +204,20 @@ def restore_other_type(bench: Bench) -> Outcome:
     says="PARTIAL as full was refused, 20 tokens left with the same bytes",
     also=on(Verdict.WRONG, "jamba"),
 )
-def restore_other_flags(bench: Bench) -> Outcome:
+def restore_other_flags(tested: ModelUnderTest) -> Outcome:
     """Twenty live tokens; offer states of thirty others under the wrong flags; go on at twenty."""
-    bench.need_hybrid()
-    donor = bench.context().grown(30, text=3)
+    tested.need_hybrid()
+    donor = tested.context().grown(30, text=3)
     return all_sound(
-        _over(bench.context().grown(20), donor.save(flags=saved), offered, said)
+        _over(tested.context().grown(20), donor.save(flags=saved), offered, said)
         for saved, offered, said in ((FULL, PARTIAL, "full as PARTIAL"), (PARTIAL, FULL, "PARTIAL as full"))
     )
 
 
-def _beside(bench: Bench, cut: int | None) -> Outcome:
+def _beside(tested: ModelUnderTest, cut: int | None) -> Outcome:
     """Restore thirty tokens of another text over a sequence whose cells a copy shares; go on with both."""
-    blob = bench.context(**TWO).grown(30, text=3).save()
-    context = bench.context(**TWO).grown(20)
+    blob = tested.context(**TWO).grown(30, text=3).save()
+    context = tested.context(**TWO).grown(20)
     context.cp(0, 1)
     read = context.load(blob[:cut])
     said = f"the restore returned {'success' if read else 0}"
@@ -233,9 +233,9 @@ def _beside(bench: Bench, cut: int | None) -> Outcome:
     sound="leaves the other sequence as it was",
     says="the restore returned success, both go on",
 )
-def restore_beside_copy(bench: Bench) -> Outcome:
+def restore_beside_copy(tested: ModelUnderTest) -> Outcome:
     """Twenty tokens, copied to a second sequence; restore thirty others over the first; go on with both."""
-    return _beside(bench, None)
+    return _beside(tested, None)
 
 
 @_beside_copy(
@@ -244,9 +244,9 @@ def restore_beside_copy(bench: Bench) -> Outcome:
     says="the restore returned 0, both go on",
     patches=("0009",),
 )
-def failed_restore_beside_copy(bench: Bench) -> Outcome:
+def failed_restore_beside_copy(tested: ModelUnderTest) -> Outcome:
     """Twenty tokens, copied to a second sequence; restore a state without its last eight bytes; go on."""
-    return _beside(bench, -8)
+    return _beside(tested, -8)
 
 
 @probe(
@@ -257,10 +257,10 @@ def failed_restore_beside_copy(bench: Bench) -> Outcome:
     says="the restore returned success",
     also=on(Verdict.EXACT, "lfm2"),
 )
-def restore_over_rollback(bench: Bench) -> Outcome:
+def restore_over_rollback(tested: ModelUnderTest) -> Outcome:
     """Four planes; twelve tokens, of which two are rolled back; restore twenty of another text; go on."""
-    blob = bench.with_planes().grown(20, text=3).save()
-    context = bench.with_planes().grown(12)
+    blob = tested.with_planes().grown(20, text=3).save()
+    context = tested.with_planes().grown(12)
     context.rm(0, 10, -1)
     if not context.load(blob):
         return wrong("a sound state was refused")
@@ -275,14 +275,14 @@ def restore_over_rollback(bench: Bench) -> Outcome:
     says="each restore succeeded, or was refused without damage",
     also=on(Verdict.EXACT, LLAMA),
 )
-def restore_no_memory(bench: Bench) -> Outcome:
+def restore_no_memory(tested: ModelUnderTest) -> Outcome:
     """2,000 live tokens; restore as many others with 0 and with 256 KiB left to the process; go on."""
     shape: dict[str, Any] = {"n_ctx": 2048, "n_batch": 2048}
-    blob = bench.context(**shape).grown(2000, text=1, chunk=2000).save()
+    blob = tested.context(**shape).grown(2000, text=1, chunk=2000).save()
     buffer = (ctypes.c_uint8 * len(blob)).from_buffer_copy(blob)
 
     def restored(left: int) -> Outcome:
-        context = bench.context(**shape).grown(2000, chunk=2000)
+        context = tested.context(**shape).grown(2000, chunk=2000)
         with memory_left(left):
             read = lib.llama_state_seq_set_data_ext(context.ctx, buffer, len(blob), 0, FULL)
         if read:

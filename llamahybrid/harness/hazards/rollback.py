@@ -9,7 +9,7 @@ from llama_cpp import llama_cpp as lib
 
 from llamahybrid.harness.hazards.case import CONTROL, MENDED, on, probe, probes_in
 from llamahybrid.harness.hazards.context import PARTIAL, THREE, TWO, Context
-from llamahybrid.harness.hazards.model import Bench
+from llamahybrid.harness.hazards.model import ModelUnderTest
 from llamahybrid.harness.hazards.outcome import (
     Outcome,
     Verdict,
@@ -25,17 +25,17 @@ from llamahybrid.harness.hazards.steps import cut
 _SITE = "llama-memory-recurrent.cpp: llama_memory_recurrent::seq_rm"
 
 
-def _pending(bench: Bench, **params: Any) -> Context:
+def _pending(tested: ModelUnderTest, **params: Any) -> Context:
     """Twelve tokens in one batch, of which two are rolled back."""
-    context = bench.with_planes(**params).grown(12)
+    context = tested.with_planes(**params).grown(12)
     if not context.rm(0, 10, -1):
         raise RuntimeError("a rollback of two within one batch was refused")
     return context
 
 
-def _pending_copied(bench: Bench) -> Context:
+def _pending_copied(tested: ModelUnderTest) -> Context:
     """The same, copied to a second sequence while that rollback is pending."""
-    context = _pending(bench, **TWO)
+    context = _pending(tested, **TWO)
     context.cp(0, 1)
     return context
 
@@ -55,9 +55,9 @@ _stale = partial(probe, sound="starts the next prompt clean", verdicts=MENDED, p
     also=on(Verdict.EXACT, "lfm2", "nemotron_h"),
     patches=(),
 )
-def rollback_one_batch(bench: Bench) -> Outcome:
+def rollback_one_batch(tested: ModelUnderTest) -> Outcome:
     """Four planes; twelve tokens in one batch; roll back five, which is refused; roll back four."""
-    context = bench.with_planes().grown(12)
+    context = tested.with_planes().grown(12)
     if context.rm(0, 7, -1):
         return wrong("seq_rm to 7 of 12 tokens returned true")
     return cut(context, 8, 12)
@@ -69,9 +69,9 @@ def rollback_one_batch(bench: Bench) -> Outcome:
     says="seq_rm to 8 of 12 tokens returned false",
     also=on(Verdict.WRONG, "lfm2", "nemotron_h"),
 )
-def rollback_single_tokens(bench: Bench) -> Outcome:
+def rollback_single_tokens(tested: ModelUnderTest) -> Outcome:
     """Four planes; twelve one-token decodes; roll back four."""
-    return cut(bench.with_planes().grown(12, chunk=1), 8, 12)
+    return cut(tested.with_planes().grown(12, chunk=1), 8, 12)
 
 
 @_rollback(
@@ -79,9 +79,9 @@ def rollback_single_tokens(bench: Bench) -> Outcome:
     sound="refuses, or keeps the plane before the batch",
     says="seq_rm to 11 of 12 tokens returned false",
 )
-def rollback_last_token(bench: Bench) -> Outcome:
+def rollback_last_token(tested: ModelUnderTest) -> Outcome:
     """Four planes; eleven tokens in one batch, then one; roll back that one."""
-    context = bench.with_planes().grown(11)
+    context = tested.with_planes().grown(11)
     context.feed(11, 12)
     return cut(context, 11, 12)
 
@@ -91,9 +91,9 @@ def rollback_last_token(bench: Bench) -> Outcome:
     sound="refuses the second rollback",
     says="seq_rm to 9 of 11 tokens returned false",
 )
-def rollback_twice(bench: Bench) -> Outcome:
+def rollback_twice(tested: ModelUnderTest) -> Outcome:
     """Roll back two of twelve tokens, decode one, roll back two."""
-    context = _pending(bench)
+    context = _pending(tested)
     context.feed(10, 11)
     return cut(context, 9, 11)
 
@@ -104,10 +104,10 @@ def rollback_twice(bench: Bench) -> Outcome:
     sound="refuses: a restore fills the first plane only",
     says="seq_rm to 10 of 12 tokens returned false",
 )
-def rollback_after_restore(bench: Bench) -> Outcome:
+def rollback_after_restore(tested: ModelUnderTest) -> Outcome:
     """Restore twelve tokens over twenty others of another text; roll back two."""
-    blob = bench.with_planes().grown(12).save()
-    context = bench.with_planes().grown(20, text=1)
+    blob = tested.with_planes().grown(12).save()
+    context = tested.with_planes().grown(20, text=1)
     if not context.load(blob):
         raise RuntimeError("a sound state was refused")
     return cut(context, 10, 12)
@@ -118,9 +118,9 @@ def rollback_after_restore(bench: Bench) -> Outcome:
     sound="refuses: every ubatch is split to where few planes are filled",
     says="seq_rm to 7 of 10 tokens returned false",
 )
-def rollback_embeddings(bench: Bench) -> Outcome:
+def rollback_embeddings(tested: ModelUnderTest) -> Outcome:
     """embeddings=True, ubatches of eight; ten tokens in one batch; roll back three."""
-    return cut(bench.with_planes(n_ubatch=8, embeddings=True, pooling_type=0).grown(10), 7, 10)
+    return cut(tested.with_planes(n_ubatch=8, embeddings=True, pooling_type=0).grown(10), 7, 10)
 
 
 @_rollback(
@@ -128,9 +128,9 @@ def rollback_embeddings(bench: Bench) -> Outcome:
     sound="refuses: the others' batch moved its row",
     says="seq_rm to 6 of 8 tokens returned false",
 )
-def rollback_bystander(bench: Bench) -> Outcome:
+def rollback_bystander(tested: ModelUnderTest) -> Outcome:
     """Three unified sequences of eight tokens; decode one more of the outer two; roll the middle one back."""
-    context = bench.with_planes(**THREE).filled({0: 8, 1: 8, 2: 8})
+    context = tested.with_planes(**THREE).filled({0: 8, 1: 8, 2: 8})
     context.decode([(5, 8, (0,)), (6, 8, (2,))])
     return cut(context, 6, 8, 1)
 
@@ -140,9 +140,9 @@ def rollback_bystander(bench: Bench) -> Outcome:
     sound="refuses (both share a row), or moves that sequence alone",
     says="seq_rm returned false, sequence 0 goes on",
 )
-def rollback_shared(bench: Bench) -> Outcome:
+def rollback_shared(tested: ModelUnderTest) -> Outcome:
     """Twelve tokens; copy the sequence; roll the original back by two; go on with both."""
-    context = bench.with_planes(**TWO).grown(12)
+    context = tested.with_planes(**TWO).grown(12)
     context.cp(0, 1)
     if context.rm(0, 10, -1):
         said = f"seq_rm returned true, the copy ends at position {context.last(1)}"
@@ -161,13 +161,13 @@ def rollback_shared(bench: Bench) -> Outcome:
     says="the rollback was refused, snapshot and cut were granted",
     patches=("0001", "0020"),
 )
-def rollback_to_batch_start(bench: Bench) -> Outcome:
+def rollback_to_batch_start(tested: ModelUnderTest) -> Outcome:
     """Four planes, twelve tokens, snapshot; decode a draft of four in one batch; roll back those four.
 
     If that is refused, restore the snapshot, cut to twelve and go on. llama-server relies on this when a
     draft model with a recurrent memory takes its target back to before the batch.
     """
-    context = bench.with_planes().grown(12)
+    context = tested.with_planes().grown(12)
     snapshot = context.save(flags=PARTIAL)
     context.feed(12, 16)
     if context.rm(0, 12, -1):
@@ -185,13 +185,13 @@ def rollback_to_batch_start(bench: Bench) -> Outcome:
     also=on(Verdict.EXACT, "jamba", "mamba", "rwkv7"),
     patches=(),
 )
-def draft_rejected_recurrent(bench: Bench) -> Outcome:
+def draft_rejected_recurrent(tested: ModelUnderTest) -> Outcome:
     """Twelve tokens, snapshot; decode a draft of five; cut to 14, which is refused, and not in half.
 
     Then restore the snapshot, cut to twelve, decode the two accepted tokens again and go on.
     """
-    bench.need_recurrent()
-    context = bench.context().grown(12)
+    tested.need_recurrent()
+    context = tested.context().grown(12)
     snapshot = context.save(flags=PARTIAL)
     context.feed(12, 17)
     if context.rm(0, 14, -1):
@@ -209,9 +209,9 @@ def draft_rejected_recurrent(bench: Bench) -> Outcome:
     site="llama-memory-recurrent.cpp: llama_memory_recurrent::seq_rm",
     says="seq_rm(0, 0, 100) returned true",
 )
-def stale_rollback_finite_removal(bench: Bench) -> Outcome:
+def stale_rollback_finite_removal(tested: ModelUnderTest) -> Outcome:
     """Roll back two of twelve tokens, remove [0, 100), decode a fresh prompt."""
-    context = _pending(bench)
+    context = _pending(tested)
     said = f"seq_rm(0, 0, 100) returned {context.rm(0, 0, 100)}".lower()
     return went_on(context.goes_on(0), said)
 
@@ -221,9 +221,9 @@ def stale_rollback_finite_removal(bench: Bench) -> Outcome:
     site="llama-memory-recurrent.cpp: llama_memory_recurrent::seq_keep",
     says="seq_keep, 3 tokens decoded",
 )
-def stale_rollback_keep(bench: Bench) -> Outcome:
+def stale_rollback_keep(tested: ModelUnderTest) -> Outcome:
     """Roll back two of twelve tokens, keep only the empty second sequence, decode a fresh prompt."""
-    context = _pending(bench, **TWO)
+    context = _pending(tested, **TWO)
     lib.llama_memory_seq_keep(context.memory, 1)
     found = context.starts_over(2)
     return went_on(found, f"seq_keep, {context.last() + 1} tokens decoded")
@@ -235,9 +235,9 @@ def stale_rollback_keep(bench: Bench) -> Outcome:
     sound="copies the rolled-back state",
     says="seq_cp, sequence 0 from position 10",
 )
-def stale_rollback_copy(bench: Bench) -> Outcome:
+def stale_rollback_copy(tested: ModelUnderTest) -> Outcome:
     """Roll back two of twelve tokens, copy the sequence, go on with the copy, then with the original."""
-    context = _pending_copied(bench)
+    context = _pending_copied(tested)
     return all_sound(
         went_on(context.goes_on(10, seq), f"seq_cp, sequence {seq} from position 10") for seq in (1, 0)
     )
@@ -249,11 +249,11 @@ def stale_rollback_copy(bench: Bench) -> Outcome:
     sound="saves what the original would save",
     says="the copy saved other bytes than the original",
 )
-def stale_rollback_copy_saved(bench: Bench) -> Outcome:
+def stale_rollback_copy_saved(tested: ModelUnderTest) -> Outcome:
     """Roll back two of twelve tokens, copy the sequence, save the copy, restore it elsewhere, go on."""
-    context = _pending_copied(bench)
+    context = _pending_copied(tested)
     blob = context.save(1)
-    other = bench.context()
+    other = tested.context()
     granted(other.load(blob), "the copy could not be saved and restored")
     same = "the same bytes" if blob == context.save(0) else "other bytes than the original"
     return went_on(other.goes_on(10), f"the copy saved {same}")
@@ -266,20 +266,20 @@ def stale_rollback_copy_saved(bench: Bench) -> Outcome:
     verdicts=(Verdict.DIED, Verdict.EXACT),
     says="saved and restored, from the live state",
 )
-def stale_rollback_whole_state(bench: Bench) -> Outcome:
+def stale_rollback_whole_state(tested: ModelUnderTest) -> Outcome:
     """Roll back two of twelve tokens, copy the sequence, save the whole state, restore it, go on."""
-    context = _pending_copied(bench)
+    context = _pending_copied(tested)
     blob = context.save_whole()
     if not blob:
         return refused(context.goes_on(10), "the whole state was not saved")
-    other = bench.with_planes(**TWO)
+    other = tested.with_planes(**TWO)
     granted(other.load_whole(blob), "the whole state was not restored")
     if status := other.feed(10, 11):
         return went_on(status, "saved and restored")
     return all_sound(
         went_on(found, f"saved and restored, {said}")
         for found, said in (
-            (gap(other.logits(), bench.clean(10)), "from the saved state"),
+            (gap(other.logits(), tested.clean(10)), "from the saved state"),
             (context.goes_on(10), "from the live state"),
         )
     )

@@ -10,7 +10,7 @@ from llama_cpp import llama_cpp as lib
 
 from llamahybrid.harness.hazards.case import CONTROL, LFM2, LLAMA, MENDED, on, probe, probes_in
 from llamahybrid.harness.hazards.context import BOTH, FULL, ON_DEVICE, PARTIAL, SPLIT, TWO
-from llamahybrid.harness.hazards.model import Bench
+from llamahybrid.harness.hazards.model import ModelUnderTest
 from llamahybrid.harness.hazards.outcome import Outcome, Verdict, all_sound, granted, refused, went_on, wrong
 from llamahybrid.harness.hazards.process import memory_left, peak_memory
 from llamahybrid.harness.hazards.steps import (
@@ -52,10 +52,10 @@ _empty = partial(
 """Defaults of probes that restore the state of an empty sequence over a live one."""
 
 
-def _truncated(bench: Bench, flags: int) -> Outcome:
+def _truncated(tested: ModelUnderTest, flags: int) -> Outcome:
     """Twenty live tokens; offer a state of thirty others that ends too early, at each of `_CUTS`; go on."""
-    blob = bench.context().grown(30, text=3).save(flags=flags)
-    context = bench.context().grown(20)
+    blob = tested.context().grown(30, text=3).save(flags=flags)
+    context = tested.context().grown(20)
     before = context.save()
     cuts = [cut for cut in _CUTS if abs(cut) < len(blob)]
     for cut in cuts:
@@ -64,10 +64,10 @@ def _truncated(bench: Bench, flags: int) -> Outcome:
     return still_there(context, before, 20, f"{len(cuts)} restores returned 0")
 
 
-def _next_prompt(bench: Bench, flags: int) -> Outcome:
+def _next_prompt(tested: ModelUnderTest, flags: int) -> Outcome:
     """Restore a truncated state over a live one, then decode another prompt of twelve without removing."""
-    blob = bench.context().grown(12).save(flags=flags)
-    context = bench.context().grown(12)
+    blob = tested.context().grown(12).save(flags=flags)
+    context = tested.context().grown(12)
     if context.load(blob[:-8], flags=flags):
         return wrong("the truncated state was accepted")
     if status := context.feed(0, 12, text=1):
@@ -84,9 +84,9 @@ def _next_prompt(bench: Bench, flags: int) -> Outcome:
     says="10 restores returned 0, 20 tokens left with the same bytes",
     also={**on(Verdict.REFUSED, "jamba", "mamba", LLAMA), **on(Verdict.WRONG, "gemma3", LFM2)},
 )
-def failed_full_restore(bench: Bench) -> Outcome:
+def failed_full_restore(tested: ModelUnderTest) -> Outcome:
     """Twenty live tokens; restore a full state of others that ends early, in ten places; go on at twenty."""
-    return _truncated(bench, FULL)
+    return _truncated(tested, FULL)
 
 
 @failed_restore(
@@ -95,9 +95,9 @@ def failed_full_restore(bench: Bench) -> Outcome:
     says="10 restores returned 0, 20 tokens left with the same bytes",
     also=on(Verdict.WRONG, "jamba", LFM2),
 )
-def failed_partial_restore(bench: Bench) -> Outcome:
+def failed_partial_restore(tested: ModelUnderTest) -> Outcome:
     """Twenty live tokens; restore a PARTIAL one of others that ends early, in ten places; go on at twenty."""
-    return _truncated(bench, PARTIAL)
+    return _truncated(tested, PARTIAL)
 
 
 @_next(
@@ -105,9 +105,9 @@ def failed_partial_restore(bench: Bench) -> Outcome:
     site="llama-memory-hybrid-iswa.cpp: llama_memory_hybrid_iswa::state_read",
     model=LFM2,
 )
-def failed_restore_next_prompt(bench: Bench) -> Outcome:
+def failed_restore_next_prompt(tested: ModelUnderTest) -> Outcome:
     """Twelve live tokens; a truncated full state; then another prompt from position 0, nothing removed."""
-    return _next_prompt(bench, FULL)
+    return _next_prompt(tested, FULL)
 
 
 @_next(
@@ -115,9 +115,9 @@ def failed_restore_next_prompt(bench: Bench) -> Outcome:
     site="llama-memory-hybrid.cpp: llama_memory_hybrid::state_read",
     also=on(Verdict.WRONG, LFM2),
 )
-def failed_partial_next_prompt(bench: Bench) -> Outcome:
+def failed_partial_next_prompt(tested: ModelUnderTest) -> Outcome:
     """Twelve live tokens; a truncated PARTIAL snapshot; then another prompt from position 0."""
-    return _next_prompt(bench, PARTIAL)
+    return _next_prompt(tested, PARTIAL)
 
 
 @failed_restore(
@@ -127,10 +127,10 @@ def failed_partial_next_prompt(bench: Bench) -> Outcome:
     says="10 restores returned 0, the sequences end at [19, 14] with the same bytes",
     also=on(Verdict.REFUSED, LLAMA),
 )
-def failed_whole_restore(bench: Bench) -> Outcome:
+def failed_whole_restore(tested: ModelUnderTest) -> Outcome:
     """Two sequences; restore a whole state of others that ends early, in ten places; go on with both."""
-    blob = bench.context(**TWO).grown(30, text=3).save_whole()
-    context = bench.context(**TWO).filled({0: 20, 1: 15})
+    blob = tested.context(**TWO).grown(30, text=3).save_whole()
+    context = tested.context(**TWO).filled({0: 20, 1: 15})
     before = context.save(0), context.save(1)
     for cut in _CUTS:
         if context.load_whole(blob[:cut]):
@@ -151,11 +151,11 @@ def failed_whole_restore(bench: Bench) -> Outcome:
     says="the snapshot was accepted; the next decode returned -2",
     patches=("0003",),
 )
-def snapshot_without_attention(bench: Bench) -> Outcome:
+def snapshot_without_attention(tested: ModelUnderTest) -> Outcome:
     """Restore the PARTIAL snapshot of twelve tokens into an empty context; go on at twelve."""
-    bench.need_hybrid()
-    blob = bench.context().grown(12).save(flags=PARTIAL)
-    context = bench.context()
+    tested.need_hybrid()
+    blob = tested.context().grown(12).save(flags=PARTIAL)
+    context = tested.context()
     granted(context.load(blob, flags=PARTIAL), "the restore returned 0")
     return went_on(context.goes_on(12), "the snapshot was accepted")
 
@@ -169,13 +169,13 @@ def snapshot_without_attention(bench: Bench) -> Outcome:
     patches=("0003",),
     also=on(Verdict.WRONG, "jamba", "falcon-h1", "lfm2"),
 )
-def state_lost(bench: Bench) -> Outcome:
+def state_lost(tested: ModelUnderTest) -> Outcome:
     """Twelve tokens; restore the PARTIAL state of an empty sequence; decode another prompt from 0.
 
     If that is refused, remove the sequence and decode that prompt again.
     """
-    bench.need_hybrid()
-    context = bench.context()
+    tested.need_hybrid()
+    context = tested.context()
     nothing = context.save(flags=PARTIAL)
     context.grown(12)
     if not context.load(nothing, flags=PARTIAL):
@@ -193,10 +193,10 @@ def state_lost(bench: Bench) -> Outcome:
     sound="refuses: the device buffer holds newer data",
     says="the restore returned 0, 20 tokens left",
 )
-def on_device_older_blob(bench: Bench) -> Outcome:
+def on_device_older_blob(tested: ModelUnderTest) -> Outcome:
     """Save on the device at twelve and at twenty tokens; restore the first blob, cut at twelve, go on."""
-    bench.need_recurrent()
-    context = bench.context().grown(12)
+    tested.need_recurrent()
+    context = tested.context().grown(12)
     blob = context.save(flags=PARTIAL | ON_DEVICE)
     context.feed(12, 20)
     context.save(flags=PARTIAL | ON_DEVICE)
@@ -214,10 +214,10 @@ def on_device_older_blob(bench: Bench) -> Outcome:
     says="the restore returned success",
     also=on(Verdict.EXACT, "mamba"),
 )
-def on_device_restore(bench: Bench) -> Outcome:
+def on_device_restore(tested: ModelUnderTest) -> Outcome:
     """Save on the device at twelve tokens, grow to twenty, restore, cut at twelve, go on."""
-    bench.need_recurrent()
-    context = bench.context().grown(12)
+    tested.need_recurrent()
+    context = tested.context().grown(12)
     blob = context.save(flags=PARTIAL | ON_DEVICE)
     context.feed(12, 20)
     back = context.load(blob, flags=PARTIAL | ON_DEVICE) and context.rm(0, 12, -1)
@@ -231,15 +231,15 @@ def on_device_restore(bench: Bench) -> Outcome:
     says="the restore returned 0, 12 tokens left",
     patches=("0006", "0009"),  # refused, and the live state is kept
 )
-def negative_position(bench: Bench) -> Outcome:
+def negative_position(tested: ModelUnderTest) -> Outcome:
     """Twelve live tokens; restore their PARTIAL state with the first cell's position set to -7.
 
     If that is accepted, remove the sequence and decode another prompt. Of a hybrid the full state, too.
     """
-    bench.need_recurrent()
+    tested.need_recurrent()
 
     def offered(flags: int, place: int) -> Outcome:
-        context = bench.context().grown(12)
+        context = tested.context().grown(12)
         blob = bytearray(context.save(flags=flags))
         struct.pack_into("<i", blob, place, -7)
         if not context.load(bytes(blob), flags=flags):
@@ -248,7 +248,7 @@ def negative_position(bench: Bench) -> Outcome:
         return next_prompt(context, 12, "the restore returned success")
 
     # a hybrid's attention comes first, and a number of streams before it
-    hybrid = lib.llama_model_is_hybrid(bench.model)
+    hybrid = lib.llama_model_is_hybrid(tested.model)
     blobs = ((PARTIAL, _HEADER + 4), (FULL, _HEADER + 8))[: 1 + hybrid]
     return all_sound(offered(*blob) for blob in blobs)
 
@@ -259,9 +259,9 @@ def negative_position(bench: Bench) -> Outcome:
     sound="refuses without allocating what the length says",
     says="the restore returned 0, 12 tokens left",
 )
-def damaged_length(bench: Bench) -> Outcome:
+def damaged_length(tested: ModelUnderTest) -> Outcome:
     """Twelve live tokens; restore 68 bytes whose first length says 256 MiB, then 4 GiB with 1 GiB left."""
-    context = bench.context().grown(12)
+    context = tested.context().grown(12)
     before = peak_memory()
     read = context.load_whole(struct.pack("<I", 256 * _MIB) + b"x" * 64)
     grown = peak_memory() - before
@@ -274,9 +274,9 @@ def damaged_length(bench: Bench) -> Outcome:
     return after_failure(context, 12)
 
 
-def _emptied(bench: Bench, shape: dict[str, Any]) -> Outcome:
+def _emptied(tested: ModelUnderTest, shape: dict[str, Any]) -> Outcome:
     """Restore an empty sequence's state over one of two; decode another prompt in it; go on with both."""
-    context = bench.context(**shape)
+    context = tested.context(**shape)
     nothing = context.save(1)
     context.filled(BOTH)
     if not context.load(nothing):
@@ -290,15 +290,15 @@ def _emptied(bench: Bench, shape: dict[str, Any]) -> Outcome:
 
 
 @_empty("The state of an empty sequence restored over a live one")
-def empty_state(bench: Bench) -> Outcome:
+def empty_state(tested: ModelUnderTest) -> Outcome:
     """Two sequences, unified; restore an empty one's state over the first; go on with both."""
-    return _emptied(bench, TWO)
+    return _emptied(tested, TWO)
 
 
 @_empty("The state of an empty sequence restored, with a stream per sequence")
-def empty_state_stream(bench: Bench) -> Outcome:
+def empty_state_stream(tested: ModelUnderTest) -> Outcome:
     """Two sequences, not unified; restore an empty one's state over the first; go on with both."""
-    return _emptied(bench, SPLIT)
+    return _emptied(tested, SPLIT)
 
 
 PROBES = probes_in(vars())

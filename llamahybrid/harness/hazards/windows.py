@@ -6,7 +6,7 @@ from functools import partial
 
 from llamahybrid.harness.hazards.case import CONTROL, GEMMA3, MENDED, Model, on, probe, probes_in
 from llamahybrid.harness.hazards.context import PARTIAL, TWO, Context, load_range, save_range
-from llamahybrid.harness.hazards.model import Bench
+from llamahybrid.harness.hazards.model import ModelUnderTest
 from llamahybrid.harness.hazards.outcome import (
     NotApplicable,
     Outcome,
@@ -25,10 +25,10 @@ _GEMMA2 = Model("gemma2", 16)
 _SMALL = {"swa_full": False, "n_ubatch": 32}
 
 
-def _grown(bench: Bench) -> Context:
+def _grown(tested: ModelUnderTest) -> Context:
     """400 tokens with a window whose first contents have long been overwritten."""
-    bench.need_window()
-    return bench.context(**_SMALL).grown(400, chunk=32)
+    tested.need_window()
+    return tested.context(**_SMALL).grown(400, chunk=32)
 
 
 _window = partial(
@@ -44,9 +44,9 @@ _window = partial(
     says="seq_rm to 100 of 400 tokens returned false",
     patches=("0012",),
 )
-def cut_behind_window(bench: Bench) -> Outcome:
+def cut_behind_window(tested: ModelUnderTest) -> Outcome:
     """swa_full=False; 400 tokens in batches of 32; cut to 100, of all sequences and of the first; go on."""
-    context = _grown(bench)
+    context = _grown(tested)
     if context.rm(-1, 100, -1):
         return went_on(context.goes_on(100), "seq_rm of all to 100 of 400 tokens returned true")
     return cut(context, 100, 400)
@@ -61,9 +61,9 @@ def cut_behind_window(bench: Bench) -> Outcome:
     patches=(),
     also=on(Verdict.EXACT, _GEMMA2),
 )
-def cut_inside_window(bench: Bench) -> Outcome:
+def cut_inside_window(tested: ModelUnderTest) -> Outcome:
     """swa_full=False; 400 tokens in batches of 32; cut to 398; go on."""
-    return cut(_grown(bench), 398, 400)
+    return cut(_grown(tested), 398, 400)
 
 
 @_window(
@@ -75,21 +75,21 @@ def cut_inside_window(bench: Bench) -> Outcome:
     patches=(),
     also=on(Verdict.EXACT, _GEMMA2),
 )
-def window_restored(bench: Bench) -> Outcome:
+def window_restored(tested: ModelUnderTest) -> Outcome:
     """Snapshot at 100 tokens, grow to 400, restore the snapshot, cut at 100, go on."""
-    bench.need_window()
-    context = bench.context(**_SMALL).grown(100, chunk=32)
+    tested.need_window()
+    context = tested.context(**_SMALL).grown(100, chunk=32)
     snapshot = context.save(flags=PARTIAL)
     context.feed(100, 400, chunk=32)
     granted(context.goes_back(snapshot, 100), "the snapshot or the cut was refused")
     return went_on(context.goes_on(100), "snapshot and cut were granted")
 
 
-def _window_onto(bench: Bench, held: int) -> Outcome:
+def _window_onto(tested: ModelUnderTest, held: int) -> Outcome:
     """Restore the PARTIAL snapshot of 100 tokens into a context that holds `held`, go on at 100."""
-    bench.need_window()
-    snapshot = bench.context(**_SMALL).grown(100, chunk=32).save(flags=PARTIAL)
-    context = bench.context(**_SMALL).grown(held, chunk=32)
+    tested.need_window()
+    snapshot = tested.context(**_SMALL).grown(100, chunk=32).save(flags=PARTIAL)
+    context = tested.context(**_SMALL).grown(held, chunk=32)
     granted(context.load(snapshot, flags=PARTIAL), "the snapshot was refused")
     return went_on(context.goes_on(100), f"the snapshot was restored beside {held} tokens of attention")
 
@@ -99,9 +99,9 @@ def _window_onto(bench: Bench, held: int) -> Outcome:
     sound="refuses to decode: the layers without a window have nothing",
     says="the snapshot was restored beside 0 tokens of attention; the next decode returned -2",
 )
-def window_without_attention(bench: Bench) -> Outcome:
+def window_without_attention(tested: ModelUnderTest) -> Outcome:
     """swa_full=False; restore the PARTIAL snapshot of 100 tokens into an empty context; go on at 100."""
-    return _window_onto(bench, 0)
+    return _window_onto(tested, 0)
 
 
 @_window(
@@ -109,9 +109,9 @@ def window_without_attention(bench: Bench) -> Outcome:
     sound="refuses to decode: the layers without a window lack tokens",
     says="the snapshot was restored beside 50 tokens of attention; the next decode returned -2",
 )
-def window_ahead_of_attention(bench: Bench) -> Outcome:
+def window_ahead_of_attention(tested: ModelUnderTest) -> Outcome:
     """swa_full=False; restore the PARTIAL snapshot of 100 tokens where 50 are live; go on at 100."""
-    return _window_onto(bench, 50)
+    return _window_onto(tested, 50)
 
 
 @_window(
@@ -122,15 +122,15 @@ def window_ahead_of_attention(bench: Bench) -> Outcome:
     patches=("0015", "0025"),
     also=on(Verdict.NOT_APPLICABLE, _GEMMA2),
 )
-def range_without_window(bench: Bench) -> Outcome:
+def range_without_window(tested: ModelUnderTest) -> Outcome:
     """swa_full=False; restore the range [0, 100) into an empty context; go on at 100; start at 0.
 
     If both are refused, restore the PARTIAL snapshot of 100 tokens and go on; remove all and start again.
     """
-    bench.need_window()
-    donor = bench.context(**_SMALL).grown(100, chunk=32)
+    tested.need_window()
+    donor = tested.context(**_SMALL).grown(100, chunk=32)
     part, snapshot = save_range(donor, 0, 100), donor.save(flags=PARTIAL)
-    context = bench.context(**_SMALL)
+    context = tested.context(**_SMALL)
     granted(load_range(context, part, 0, 100), "the range was refused")
     statuses = []
     for begin, text in ((100, 0), (0, 1)):
@@ -151,13 +151,13 @@ def range_without_window(bench: Bench) -> Outcome:
     sound="refuses to decode: the window before the copy's end is gone",
     says="both copies were refused, the original goes on",
 )
-def copy_behind_window(bench: Bench) -> Outcome:
+def copy_behind_window(tested: ModelUnderTest) -> Outcome:
     """swa_full=False; 400 tokens in batches of 32; copy their first 100 to another sequence; go on there.
 
     Then the same with 150; then go on with the original. The window cache holds the last 256.
     """
-    bench.need_window()
-    context = bench.context(**_SMALL, **TWO).grown(400, chunk=32)
+    tested.need_window()
+    context = tested.context(**_SMALL, **TWO).grown(400, chunk=32)
 
     def copied(end: int) -> Outcome:
         context.cp(0, 1, 0, end)
@@ -179,13 +179,13 @@ def copy_behind_window(bench: Bench) -> Outcome:
     patches=("0027",),
     also=on(Verdict.WRONG, _GEMMA2, Model("deepseek4", 16)),
 )
-def empty_window_restored(bench: Bench) -> Outcome:
+def empty_window_restored(tested: ModelUnderTest) -> Outcome:
     """swa_full=False; 400 tokens; restore an empty sequence's PARTIAL state, cut to 100, go on.
 
     If that is refused, restore the PARTIAL snapshot of 100 tokens and go on.
     """
-    bench.need_attention()  # not a window: llama_model_n_swa is 0 for deepseek4
-    context = bench.context(**_SMALL)
+    tested.need_attention()  # not a window: llama_model_n_swa is 0 for deepseek4
+    context = tested.context(**_SMALL)
     nothing = context.save(flags=PARTIAL)
     context.grown(100, chunk=32)
     snapshot = context.save(flags=PARTIAL)

@@ -16,6 +16,8 @@ from llamahybrid.harness.report import (
     WorkloadFigures,
 )
 
+NOT_RUN = "it did not run: "
+"""Prefix of the detail of a workload that did not run."""
 HAZARD = "hazard:"
 """Prefix of the names of native hazards."""
 
@@ -36,7 +38,7 @@ _KNOWN: Mapping[str, tuple[str, str]] = {
     ),
     "reports-what-it-reused": ("reports reused tokens correctly", "reports tokens as reused that were not"),
     "memory-flat": ("memory does not grow from request to request", "memory grows with each request"),
-    "runs": ("runs every workload", "did not run every workload"),
+    "runs": ("runs", "does not run"),
     "hits": ("reuses a prompt that goes on", "decodes a prompt that goes on again: the cache does not hit"),
     "restores-a-prefix": (
         "restores prefixes of the prompt only",
@@ -153,6 +155,9 @@ def _summed(target: TargetFigures, name: str) -> Sentence:
     result = worst(verdict.outcome for _, verdict in found)
     counted = [pair for pair in found if pair[1].outcome == result]
     text = described(name, result)
+    if name == "runs":
+        text = f"{_number(len(found), 'workload')} did not run: {found[0][1].detail.removeprefix(NOT_RUN)}"
+        return Sentence(result, _ended(text))
     if result == "cannot tell" and len(counted) < len(found):  # ok in the other workloads
         text = (
             f"{described(name, 'ok')} in {len(found) - len(counted)} of {_number(len(found), 'workload')}; "

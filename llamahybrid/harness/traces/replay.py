@@ -10,8 +10,8 @@ from llamahybrid.errors import LlamaHybridError, ReportError
 from llamahybrid.files import distinct_names
 from llamahybrid.harness import figures
 from llamahybrid.harness.collecting import Collector, Progress
-from llamahybrid.harness.report import Report, WorkloadFigures
-from llamahybrid.harness.runner import Player
+from llamahybrid.harness.report import Report, WorkloadFigures, whose
+from llamahybrid.harness.runner import RequestResult, Told, WorkloadRunner
 from llamahybrid.harness.targets.base import Ask, ModelFile, Session, Shape, Target
 from llamahybrid.harness.traces.hashing import stand_in
 from llamahybrid.harness.traces.trace import Trace, chats, read
@@ -55,10 +55,15 @@ def replay(
     def play() -> bool:
         for number, (target, model, name) in enumerate(steps):
             on = f"{model.name}: " if model is not None and len(models) > 1 else ""
-            progress(f"{target.name}: {on}{name}", number, len(steps))
+            title = f"{target.name}: {on}{name}"
+            progress(title, number, len(steps))
+
+            def told(result: RequestResult, title: str = title, done: int = number) -> None:
+                progress(f"{title}, {whose(result.chat)}, turn {result.turn + 1}", done, len(steps))
+
             try:
                 with target.open(model, Shape(n_ctx or needed_context(traces[name]))) as session:
-                    results.put(target, played(session, name, traces[name]), model)
+                    results.put(target, played(session, name, traces[name], told), model)
             except LlamaHybridError as error:
                 results.fail(target, f"{on}{name}: {error}")
             if number + 1 == len(steps) or steps[number + 1][0] is not target:
@@ -68,9 +73,9 @@ def replay(
     return results.run(play)
 
 
-def played(session: Session, name: str, trace: Trace) -> WorkloadFigures:
-    """Play a trace in an open session. Raises TargetError."""
-    player = Player(session)
+def played(session: Session, name: str, trace: Trace, told: Told = lambda result: None) -> WorkloadFigures:
+    """Play a trace in an open session; `told` is called with each request. Raises TargetError."""
+    player = WorkloadRunner(session, told)
     for chat, entry in zip(chats(trace.entries), trace.entries, strict=True):
         player.ask(suited(session, entry.ask, trace.hashed), chat)
     checked = figures.checks(session, player.played)

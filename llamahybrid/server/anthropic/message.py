@@ -1,4 +1,4 @@
-"""Messages: what a chat says as the content blocks and events of Anthropic's."""
+"""The answer of a chat as Anthropic's message: content blocks, and the events of a stream."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _STARTS: dict[str, Chunk] = {
 
 
 class Blocks:
-    """The content blocks of one answer, and the events that tell of them."""
+    """The content blocks of one answer, and the events that report them."""
 
     def __init__(self) -> None:
         self.content: list[Chunk] = []
-        """The last one is complete once it is closed."""
+        """The last block is complete once it is closed."""
         self._open = False
         self._call: int | None = None
         """Index of the call that the last block is."""
@@ -33,7 +33,7 @@ class Blocks:
         """The arguments of each call are JSON."""
 
     def add(self, delta: Chunk) -> Iterator[Chunk]:
-        """The events of a delta of a chat, or of all its message."""
+        """Yield the events of a delta of a chat, or of a whole message."""
         for name, kind in (("reasoning_content", "thinking"), ("content", "text")):
             if text := delta.get(name):
                 if not self._open or self.content[-1]["type"] != kind:
@@ -51,7 +51,7 @@ class Blocks:
                 yield self._delta({"type": "input_json_delta", "partial_json": text})
 
     def close(self) -> Iterator[Chunk]:
-        """The events that end the last block."""
+        """Yield the events that end the last block."""
         if not self._open:
             return
         self._open = False
@@ -76,7 +76,7 @@ class Blocks:
 
 
 def _input(arguments: str) -> tuple[Chunk, bool]:
-    """The input of a call, and whether its arguments are the JSON of one."""
+    """Return the input of a call, and True if its arguments are a JSON object."""
     try:
         found = json.loads(arguments or "{}")
     except (ValueError, RecursionError):
@@ -85,7 +85,7 @@ def _input(arguments: str) -> tuple[Chunk, bool]:
 
 
 class Telling:
-    """Tells the answer to one request, in that request's thread."""
+    """Makes the message of one request, in that request's thread."""
 
     def __init__(self, llm: Llama, asked: MessagesRequest, alias: str) -> None:
         self._llm = llm
@@ -95,7 +95,7 @@ class Telling:
         self._blocks = Blocks()
 
     def make(self, create: Create, **options: Any) -> Chunk | Generator[Chunk, None, None]:
-        """The message, or its events, of what `create` makes: a chat completion, or the chunks of one."""
+        """Return the message, or its events, of what `create` makes: a chat completion or its chunks."""
         with self._heard.listening():
             made = create(**options)
         return self._events(made) if options["stream"] else self._whole(made)
@@ -130,14 +130,14 @@ class Telling:
         return self._blocks.add(delta) if self._asked.max_tokens else iter(())
 
     def _begun(self, number: str) -> Chunk:
-        """The message so far."""
+        """Return the message at its start."""
         return {
             **{"id": f"msg_{number}", "type": "message", "role": "assistant", "model": self._alias},
             **{"content": [], "stop_reason": None, "stop_sequence": None, "usage": self._usage()},
         }
 
     def _usage(self) -> Chunk:
-        """Tokens that were decoded are input; nothing extra is paid for what is kept of them."""
+        """Return the usage: decoded tokens are input, and no token counts as cache creation."""
         told = usage_so_far(self._llm)
         cached = told.get("prompt_tokens_details", {}).get("cached_tokens", 0)
         return {
@@ -148,12 +148,12 @@ class Telling:
         }
 
     def _stop(self, reason: str | None) -> Chunk:
-        """Why the answer ended, from why the chat did."""
+        """Return the stop reason by the finish reason of the chat."""
         used, cut = usage_so_far(self._llm), "max_tokens"
         full = used["total_tokens"] >= self._llm.n_ctx() - 1
         if full and used["completion_tokens"] < self._asked.max_tokens:
             cut = "model_context_window_exceeded"
-        if reason in ("tool_calls", "function_call"):  # upstream says so of calls that are cut off, too
+        if reason in ("tool_calls", "function_call"):  # upstream, also for truncated calls
             return {"stop_reason": "tool_use" if self._blocks.whole else cut, "stop_sequence": None}
         if reason == "length":
             return {"stop_reason": cut, "stop_sequence": None}

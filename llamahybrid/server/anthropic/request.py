@@ -1,4 +1,4 @@
-"""Requests: from `/v1/messages` and its token counts to the chat that they mean."""
+"""Requests of `/v1/messages` and of its token counts, and the chats that they become."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from llamahybrid.server.request_fields import Route
 from llamahybrid.server.settings import in_one_line
 
 _BILLING = re.compile(r"x-anthropic-billing-header:(\s*\w+=[^;\n]*;)+\s*")
-"""Claude Code's first words, for Anthropic's servers. `cch` is another one in each request, so that nothing
-behind it would be found in the cache (llama.cpp, tools/server/server-chat.cpp, and its PR 21793)."""
+"""Claude Code's first words, for Anthropic's servers. `cch` changes with each request, and no cached prompt
+would match behind it (llama.cpp, tools/server/server-chat.cpp, and its PR 21793)."""
 
 _EFFORTS = {"xhigh": "high", "max": "high"}
-"""Efforts that templates do not know."""
+"""Efforts that chat templates do not know."""
 
 _SAME = {"model", "stream", "temperature", "top_p", "top_k", "min_p", "repeat_penalty", "seed", "cache_salt"}
 _SAME |= {"chat_template_kwargs", "grammar"}
-"""Fields that chats have, too."""
+"""Fields that pass through to the chat."""
 
 
 class CountTokensRequest(BaseModel):
@@ -53,7 +53,7 @@ class CountTokensRequest(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _bounded(cls, said: Any) -> Any:
-        """Leave nulls out. Raise ValueError for more messages than are looked at one by one."""
+        """Leave out nulls. Raise ValueError for too many messages."""
         if not isinstance(said, dict):
             return said
         require_few(said.get("messages"))
@@ -70,10 +70,10 @@ class CountTokensRequest(BaseModel):
         return self
 
     def chat(self) -> ChatCompletionRequest:
-        """Return the chat. Raises ValueError for one that cannot be."""
+        """Return the chat. Raises ValueError for an impossible one."""
         given = self.model_fields_set & _SAME & type(self).model_fields.keys()
         said: dict[str, Any] = {name: getattr(self, name) for name in given}
-        said.setdefault("repeat_penalty", 1.0)  # Anthropic's have none, and upstream's default is 1.1
+        said.setdefault("repeat_penalty", 1.0)  # Anthropic has no such penalty; upstream's default is 1.1
         said["messages"] = normalized([*_system(self.system), *_chat_messages(self.messages)])
         if isinstance(self.messages[-1], types.AssistantMessage):
             said["continue_final_message"] = True
@@ -129,7 +129,7 @@ class MessagesRequest(CountTokensRequest):
 
     @property
     def stops(self) -> list[str]:
-        """The stop sequences that say something."""
+        """The stop sequences that are not empty."""
         return [stop for stop in self.stop_sequences if stop]
 
     def _bounds(self) -> dict[str, Any]:
@@ -137,7 +137,7 @@ class MessagesRequest(CountTokensRequest):
 
 
 def _parts(messages: Any) -> list[Any]:
-    """The parts of messages, as they come."""
+    """Return the parts of messages before validation."""
     listed = messages if isinstance(messages, list) else ()
     contents = [each.get("content") for each in listed if isinstance(each, dict)]
     return [part for content in contents if isinstance(content, list) for part in content]
@@ -163,7 +163,7 @@ def _chat_messages(messages: Sequence[types.Message]) -> Iterator[dict[str, Any]
 
 
 def _user(blocks: Sequence[types.UserBlock]) -> Iterator[dict[str, Any]]:
-    """The messages that a user's blocks are: each result of a call is one of its own."""
+    """Yield the messages of a user's blocks; each result of a call is a message of its own."""
     parts: list[dict[str, Any]] = []
     for block in blocks:
         if not isinstance(block, types.ToolResultBlock):

@@ -1,7 +1,7 @@
 """Types of Anthropic's requests, as the `anthropic` package has them (message_create_params.py).
 
-A text as content is one block of text. Blocks and tools of other types, those that Anthropic's own servers
-run among them, are 400; fields of a block that are not listed change nothing.
+A text as content is one block of text. Blocks and tools of other types, as those that Anthropic's servers
+run, get 400; other fields of a block are ignored.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from llamahybrid.server.options import First
 
 
 class CacheControl(BaseModel):
-    """A hint where to checkpoint. Without effect: each message's start has a checkpoint anyway."""
+    """A hint for checkpoints. Without effect: each message's start has a checkpoint."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] = "5m"
@@ -57,7 +57,7 @@ class ImageBlock(Block):
 
 
 class ThinkingBlock(Block):
-    """Thinking of an earlier answer; the signature is not looked at."""
+    """Thinking of an earlier answer; the signature is ignored."""
 
     type: Literal["thinking"]
     thinking: str
@@ -92,7 +92,7 @@ Pictured: TypeAlias = Annotated[list[Annotated[TextBlock | ImageBlock, _ByType]]
 
 
 class ToolResultBlock(Block):
-    """The result of a call; `is_error` changes nothing, the content says so."""
+    """The result of a call; `is_error` is ignored."""
 
     type: Literal["tool_result"]
     tool_use_id: str
@@ -157,7 +157,7 @@ class ToolChoice(BaseModel):
 
 
 class Thinking(BaseModel):
-    """Thinking on or off, and how many tokens of it, where the chat template shows how it is written."""
+    """Thinking on or off, and its budget, if the chat template has markers of thinking."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = Field(default=None, ge=0, le=1 << 30)

@@ -1,4 +1,4 @@
-"""Requests of `/completion` and `/infill`, and the completions that they mean."""
+"""Requests of `/completion` and `/infill`, and the completions that they become."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ _OFF: dict[str, dict[str, Any]] = {
 
 _SAME = {"typical_p": "typ_p", "temp": "temperature"}
 _IDLE = ("infill",)
-"""Samplers that there are not here; a request that names one is answered without it."""
+"""Unknown samplers that a request may name without effect."""
 
 WINDOW = 2048
-"""Tokens of prefix and suffix, at most, where batches are smaller: llama-server's default batch."""
+"""Most tokens of prefix and suffix if batches are smaller: llama-server's default batch."""
 
 MOST_LETTERS = 32
-"""Of a token, when a text is cut to what has room."""
+"""Letters of a token, an upper estimate for cutting texts."""
 
 SNIP = "\n\n--- snip ---\n\n"
 """Between chunks of other files, for a model without a token for it."""
 
 
 class LlamaServerRequest(BaseModel):
-    """`/completion`. Options that it has from completions are looked at when it becomes one."""
+    """`/completion`. Options of completions are validated when it becomes one."""
 
     model_config = ConfigDict(allow_inf_nan=False, extra="allow")  # of what is no field, see require_known
     route: ClassVar = Route.COMPLETION
@@ -68,7 +68,7 @@ class LlamaServerRequest(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _one_bound(cls, said: Any) -> Any:
-        """`max_tokens` is another name of `n_predict`, which counts where both are given, as there."""
+        """Take `max_tokens` as another name of `n_predict`, which has priority, as in llama-server."""
         if isinstance(said, dict):
             said = without_nulls(said)
             most = said.pop("max_tokens", -1)
@@ -77,12 +77,12 @@ class LlamaServerRequest(BaseModel):
 
     @property
     def stops(self) -> list[str]:
-        """The stop strings that say something."""
+        """The stop strings that are not empty."""
         given = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return [stop for stop in given if isinstance(stop, str) and stop]
 
     def completion(self) -> CompletionRequest:
-        """The completion that this means. Raises ValueError where there is none."""
+        """Return the completion. Raises ValueError for an impossible one."""
         own = type(self).model_fields.keys() - {"model", "prompt", "stop"}
         given = {name: value for name, value in self.model_dump().items() if name not in own}
         given = {name: v for name, v in given.items() if effect(self.route, name) is not Effect.NONE}
@@ -132,7 +132,7 @@ class InfillRequest(LlamaServerRequest):
 
 
 def infill_prompt(llm: Llama, asked: InfillRequest) -> list[int]:
-    """The prompt, as llama-server makes it (server-common.cpp, format_prompt_infill).
+    """Return the prompt, as llama-server (server-common.cpp, format_prompt_infill).
 
     Prefix and suffix share a batch, at least `WINDOW` tokens, three to one; other files have the rest of the
     context. Raises Refusal for a model without tokens for it.

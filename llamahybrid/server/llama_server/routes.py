@@ -1,27 +1,28 @@
-"""llama-server's routes: `/completion`, `/infill`, `/props`, `/tokenize`, `/detokenize` and
+"""llama-server's routes: `/completion`, `/infill`, `/embedding`, `/props`, `/tokenize`, `/detokenize` and
 `/apply-template`."""
 
 from __future__ import annotations
 
 from pathlib import PurePath
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import llama_cpp
+import numpy as np
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 from starlette.responses import Response
 
 from llamahybrid.client.chat_template import template_of
 from llamahybrid.llama import Llama
 from llamahybrid.server.answer import EventAnswer
-from llamahybrid.server.bodies import ChatCompletionRequest, CompletionRequest, Tokens
-from llamahybrid.server.errors import bad
+from llamahybrid.server.bodies import ChatCompletionRequest, CompletionRequest, EmbeddingRequest, Tokens
+from llamahybrid.server.errors import require_tokens
 from llamahybrid.server.llama_server.request import InfillRequest, LlamaServerRequest
 from llamahybrid.server.llama_server.told import ContentProgress, Telling
 from llamahybrid.server.options import MOST_TOKENS, First
 from llamahybrid.server.prompts import chat_prompt
 from llamahybrid.server.request_fields import require_known
-from llamahybrid.server.routes import SECURED, InService
+from llamahybrid.server.routes import SECURED, InService, embed
 from llamahybrid.server.service import Retell, Service
 from llamahybrid.server.settings import in_one_line
 
@@ -33,7 +34,7 @@ _DEFAULTS = (
     *("dry_sequence_breakers", "xtc_probability", "xtc_threshold", "top_n_sigma", "dynatemp_range"),
     *("dynatemp_exponent", "mirostat_tau", "mirostat_eta", "ignore_eos"),
 )
-"""Options that `/props` tells the defaults of."""
+"""Options whose defaults `/props` returns."""
 
 
 class FormAnswer(EventAnswer):
@@ -47,7 +48,7 @@ class FormAnswer(EventAnswer):
 @router.post("/completion", response_model=None)
 @router.post("/completions", include_in_schema=False, response_model=None)
 async def create_completion(request: Request, body: LlamaServerRequest, service: InService) -> Response:
-    """Go on with a prompt."""
+    """Continue a prompt."""
     return await _answer(request, body, service)
 
 
@@ -63,6 +64,49 @@ async def _answer(request: Request, asked: LlamaServerRequest, service: Service)
 
     require_known(asked, service.settings.ignore_unknown_fields)
     return await service.answer(request, asked.completion(), prepare, FormAnswer)
+
+
+class LlamaServerEmbeddingRequest(EmbeddingRequest):
+    """`/embedding`, also named `/embeddings`."""
+
+    encoding_format: Literal["float"] = "float"
+    embd_normalize: int = Field(
+        default=2,
+        ge=-1,
+        le=100,
+        description="Norm of pooled vectors. -1: none, 0: largest absolute value, 1: taxicab, 2: Euclidean; "
+        "more: p-norm.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _content_is_input(cls, said: Any) -> Any:
+        if isinstance(said, dict) and said.get("content") is not None:
+            said = {"input": said["content"], **said}
+            del said["content"]
+        return said
+
+
+@router.post("/embedding")
+@router.post("/embeddings", include_in_schema=False)
+async def create_embedding(
+    request: Request, body: LlamaServerEmbeddingRequest, service: InService
+) -> list[dict[str, Any]]:
+    """Embed texts; without pooling the vectors of all tokens, as the model gives them."""
+    made = await embed(request, body, service)
+    return [
+        {"index": each["index"], "embedding": vectors_of(each["embedding"], body.embd_normalize)}
+        for each in made["data"]
+    ]
+
+
+def vectors_of(embedding: list[Any], norm: int) -> list[Any]:
+    """Return the vectors of a text as llama-server (common.cpp, common_embd_normalize)."""
+    if norm < 0 or (embedding and isinstance(embedding[0], list)):
+        return embedding if embedding and isinstance(embedding[0], list) else [embedding]
+    vector = np.asarray(embedding, np.float64)
+    size = np.abs(vector).max() / 32760 if norm == 0 else np.linalg.norm(vector, norm)
+    return [(vector / size if size else 0 * vector).tolist()]
 
 
 class TokenizeRequest(BaseModel):
@@ -84,13 +128,14 @@ class DetokenizeRequest(BaseModel):
 
 @router.post("/tokenize")
 async def tokenize(body: TokenizeRequest, service: InService) -> dict[str, list[Any]]:
-    """The tokens of a text, or of texts and tokens in turn."""
+    """Return the tokens of a text, or of a list of texts and tokens."""
 
     def work(llm: Llama) -> list[Any]:
         made: list[int] = []
         for number, part in enumerate([body.content] if isinstance(body.content, str) else body.content):
             if isinstance(part, int):
-                made += require_tokens(llm, [part])
+                require_tokens(llm.n_vocab(), [part], "tokens")
+                made.append(part)
             else:
                 bos = body.add_special and number == 0
                 made += llm.tokenize(part.encode("utf-8"), add_bos=bos, special=body.parse_special)
@@ -101,24 +146,18 @@ async def tokenize(body: TokenizeRequest, service: InService) -> dict[str, list[
 
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeRequest, service: InService) -> dict[str, str]:
-    """The text of tokens."""
+    """Return the text of tokens."""
 
     def work(llm: Llama) -> str:
-        text = llm.detokenize(require_tokens(llm, body.tokens), special=True)
+        require_tokens(llm.n_vocab(), body.tokens, "tokens")
+        text = llm.detokenize(body.tokens, special=True)
         return text.decode("utf-8", errors="replace")
 
     return {"content": await service.use(body.model, work)}
 
 
-def require_tokens(llm: Llama, tokens: list[int]) -> list[int]:
-    """Return the tokens. Raises Refusal for ids outside the vocabulary."""
-    if any(not 0 <= token < llm.n_vocab() for token in tokens):
-        raise bad(f"token ids lie in [0, {llm.n_vocab()})", "tokens")
-    return tokens
-
-
 def piece(llm: Llama, token: int) -> str | list[int]:
-    """The text of a token; its bytes where they are none."""
+    """Return the text of a token; its bytes if they are no UTF-8."""
     spelt = llm.detokenize([token], special=True)
     try:
         return spelt.decode("utf-8")
@@ -128,7 +167,7 @@ def piece(llm: Llama, token: int) -> str | list[int]:
 
 @router.post("/apply-template")
 async def apply_template(body: dict[str, Any], service: InService) -> dict[str, str]:
-    """The prompt that a chat makes; nothing is decoded."""
+    """Return the prompt of a chat, without decoding it."""
     with in_one_line():
         chat = ChatCompletionRequest.model_validate(body)
     require_known(chat, service.settings.ignore_unknown_fields)
@@ -137,7 +176,7 @@ async def apply_template(body: dict[str, Any], service: InService) -> dict[str, 
 
 @router.get("/props")
 async def props(service: InService, model: str | None = None) -> dict[str, Any]:
-    """Properties of the model and the server."""
+    """Return properties of the model and the server."""
     alias = service.models.alias(model)
 
     def work(llm: Llama) -> dict[str, Any]:

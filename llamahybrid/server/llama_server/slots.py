@@ -1,4 +1,4 @@
-"""`/slots`: what each slot of a model does, in llama-server's form.
+"""`/slots`: the state of each slot of a model, in llama-server's form.
 
 As `server_slot::to_json` of tools/server/server-context.cpp, without `params`, and with `state` and `n_past`.
 """
@@ -14,13 +14,13 @@ from llamahybrid.core.request import NO_LIMIT
 from llamahybrid.core.slots import Slot
 from llamahybrid.llama import Llama
 from llamahybrid.memory.fingerprint import salt_tag
-from llamahybrid.prompt_cache.base import Tokens
+from llamahybrid.server.cache_page import text_of
 from llamahybrid.server.errors import later
 from llamahybrid.server.routes import SECURED, InService
 from llamahybrid.server.viewers import Viewer, tag_of
 
 SHOW_TEXT = "LLAMA_SERVER_SLOTS_DEBUG"
-"""The environment variable by which an operator has llama-server show prompts and answers: a number but 0."""
+"""llama-server's environment variable for showing prompts and answers: a number other than 0."""
 
 router = APIRouter(dependencies=SECURED, tags=["llama-server"])
 
@@ -29,9 +29,9 @@ router = APIRouter(dependencies=SECURED, tags=["llama-server"])
 async def slots(
     request: Request, service: InService, fail_on_no_slot: str = "", model: str | None = None
 ) -> list[dict[str, Any]]:
-    """Return the state of each slot of a model; of other tenants' requests only that they run.
+    """Return the state of each slot of a model; only the use of a slot for other tenants' requests.
 
-    `model`: an alias; None for the open model that was used last. An empty list where it is not open.
+    `model`: an alias; None for the open model that was used last. An empty list if it is not open.
     """
     viewer = service.viewers.of(getattr(request.state, "api_key", None))
     alias = None if model is None else service.models.alias(model)
@@ -43,7 +43,7 @@ async def slots(
 
 
 def slots_told(llm: Llama, viewer: Viewer, running: int) -> list[dict[str, Any]]:
-    """All slots; of a model of embeddings alone one, in use where any request runs."""
+    """Return all slots; a model of embeddings has one, in use if any request runs."""
     common = {"n_ctx": llm.n_ctx(), "speculative": bool(llm.draft_model)}
     if not llm.slots.all:
         return [{"id": 0, **common, "is_processing": running > 0, "state": _state(running > 0)}]
@@ -70,7 +70,9 @@ def _told(llm: Llama, slot: Slot, viewer: Viewer, text: bool) -> dict[str, Any]:
     progress = None if request is None else request.progress
     reads = text and (not tag or viewer.reads(tag))
     if request is None or progress is None:
-        return {**told, "prompt": _text(llm, live), "generated": ""} if reads and not busy else told
+        return (
+            {**told, "prompt": text_of(llm, live.tolist()), "generated": ""} if reads and not busy else told
+        )
     plan, most = progress.plan, request.most
     decoded = max(progress.generated, len(progress.said))
     done = max(plan.cached, progress.reached) if progress.prefilling else plan.total
@@ -89,13 +91,5 @@ def _told(llm: Llama, slot: Slot, viewer: Viewer, text: bool) -> dict[str, Any]:
     }
     if reads:
         said = live[plan.total if tag_of(name) == tag else len(live) :]
-        told |= {"prompt": _text(llm, progress.prompt), "generated": _text(llm, said)}
+        told |= {"prompt": text_of(llm, progress.prompt.tolist()), "generated": text_of(llm, said.tolist())}
     return told
-
-
-def _text(llm: Llama, ids: Tokens) -> str:
-    known = [
-        token for token in ids.tolist() if 0 <= token < llm.n_vocab()
-    ]  # others stand for images and sound
-    text: bytes = llm._model.detokenize(known, special=True)
-    return text.decode("utf-8", errors="replace")

@@ -1,4 +1,4 @@
-"""Told: completions in llama-server's form (server-task.cpp, to_json_non_oaicompat)."""
+"""Completions in llama-server's form (server-task.cpp, to_json_non_oaicompat)."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from llamahybrid.server.usage import reports_so_far, timings, usage_so_far
 
 
 class Telling:
-    """Tells the answer to one request, in that request's thread."""
+    """Makes the answer to one request, in that request's thread."""
 
     def __init__(
         self, llm: Llama, asked: LlamaServerRequest, completion: CompletionRequest, alias: str
     ) -> None:
-        """`completion`: what is asked for, without its prompt where that depends on the model."""
+        """`completion`: the request as a completion, without a prompt if that depends on the model."""
         self._llm = llm
         self._asked = asked
         self._completion = completion
@@ -32,14 +32,14 @@ class Telling:
         self._text = ""
 
     def make(self, create: Create, stream: bool) -> Chunk | Generator[Chunk, None, None]:
-        """The answer, or what a stream tells of it, of the chunks that `create` makes."""
+        """Return the answer, or the events of a stream, of the chunks of `create`."""
         self._asked.prepare(self._llm, self._completion)
         with self._heard.listening():
             chunks = create(stream=True)
         told = self._events(chunks)
         if stream:
             return told
-        *parts, last = told  # so that it ends as a stream does
+        *parts, last = told  # so that both end alike
         last["content"] = self._text
         last["tokens"] = [token for part in parts for token in part["tokens"]]
         return selected(last, self._asked.response_fields)
@@ -70,7 +70,7 @@ class Telling:
         }
 
     def _piece(self, text: str, seconds: float) -> tuple[str, bool]:
-        """The part of a piece that belongs to the answer, and whether that ends there."""
+        """Return the part of a piece that belongs to the answer, and True if the answer ends there."""
         before, self._text = len(self._text), self._text + text
         late = 0 < self._asked.t_max_predict_ms < 1e3 * seconds and "\n" in text
         end = indented_end(self._text, self._asked.n_indent)
@@ -87,7 +87,7 @@ class Telling:
 
 
 class ContentProgress(Progress):
-    """How far a prompt is, in the form of these chunks."""
+    """Progress of a prompt in the form of these chunks."""
 
     def chunk(self, progress: PromptProgress) -> Chunk:
         """See `Progress.chunk`."""
@@ -95,7 +95,7 @@ class ContentProgress(Progress):
         return {"index": 0, "id_slot": -1, **nothing, "prompt_progress": numbers(progress)}
 
     def into(self, chunks: Generator[Chunk, None, None]) -> Generator[Chunk, None, None]:
-        """See `Progress.into`; they have no ids."""
+        """Return the chunks as they are: they have no ids."""
         return chunks
 
 

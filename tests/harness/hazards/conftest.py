@@ -1,4 +1,4 @@
-"""Benches on tiny models, and the results of all selected probes."""
+"""Tiny models under test, and the results of all selected probes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from llamahybrid.engine.bindings import stock
 from llamahybrid.harness.hazards import runner
 from llamahybrid.harness.hazards.catalogue import PROBES
 from llamahybrid.harness.hazards.context import Context
-from llamahybrid.harness.hazards.model import Bench, lib
+from llamahybrid.harness.hazards.model import ModelUnderTest, lib
 
 Results: TypeAlias = Mapping[tuple[str, object], runner.Result]
 
 
-class FreedBench(Bench):
-    """A bench whose contexts can be freed."""
+class FreedModel(ModelUnderTest):
+    """A model under test that can be freed with its contexts."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -39,12 +39,12 @@ class FreedBench(Bench):
 
 
 @pytest.fixture
-def bench(tiny_model: Callable[..., Path]) -> Iterator[Callable[[str], Bench]]:
-    """`bench(arch)`: a bench for a tiny model, freed after the test."""
-    made: list[FreedBench] = []
+def tested(tiny_model: Callable[..., Path]) -> Iterator[Callable[[str], ModelUnderTest]]:
+    """`tested(arch)`: a tiny model under test, freed after the test."""
+    made: list[FreedModel] = []
 
-    def make(arch: str) -> Bench:
-        made.append(FreedBench(str(tiny_model(arch))))
+    def make(arch: str) -> ModelUnderTest:
+        made.append(FreedModel(str(tiny_model(arch))))
         return made[-1]
 
     with quiet():

@@ -11,19 +11,19 @@ from llamahybrid.harness.hazards.catalogue import PROBES, find
 from llamahybrid.harness.hazards.outcome import Outcome, Verdict, wrong
 
 
-def test_every_probe_of_every_family_is_listed_once_and_explains_itself() -> None:
+def test_every_probe_is_listed_once_and_described() -> None:
     families = [value.PROBES for value in vars(catalogue).values() if hasattr(value, "PROBES")]
     assert sum(map(len, families)) == len({probe.id for probe in PROBES}) == len(PROBES)
     assert all(probe.title and probe.done and probe.site and probe.sound for probe in PROBES)
 
 
-def test_a_probe_is_found_by_its_id() -> None:
+def test_probe_is_found_by_its_id() -> None:
     assert [find(probe.id) for probe in PROBES] == list(PROBES)
     with pytest.raises(ValueError, match="no probe called nonsense; there are: rollback-one-batch, "):
         find("nonsense")
 
 
-def test_what_stock_does_wrong_names_its_patch_and_is_mended() -> None:
+def test_faults_of_stock_have_a_patch_that_fixes_them() -> None:
     numbers = set(series.sets(sdist.PIN.version))
     for probe in PROBES:
         assert set(probe.patches) <= numbers
@@ -36,7 +36,7 @@ def test_what_stock_does_wrong_names_its_patch_and_is_mended() -> None:
             assert probe.patches, probe.id
 
 
-def test_stock_is_far_from_sound() -> None:
+def test_catalogue_has_faults_for_each_patch() -> None:
     verdicts = [probe.stock for probe in PROBES]
     assert verdicts.count(Verdict.WRONG) >= 15
     assert verdicts.count(Verdict.DIED) >= 8
@@ -45,7 +45,7 @@ def test_stock_is_far_from_sound() -> None:
     }
 
 
-def test_a_probe_knows_its_models_and_says_what_is_done() -> None:
+def test_probe_is_made_of_a_function() -> None:
     @case.probe(
         "title",
         site="x.cpp: f",
@@ -55,14 +55,14 @@ def test_a_probe_knows_its_models_and_says_what_is_done() -> None:
         also=on(Verdict.WRONG, "jamba", LLAMA),
         otherwise={LLAMA: (Verdict.EXACT, "yes")},
     )
-    def what_is_done(bench: object) -> Outcome:
+    def do_this(tested: object) -> Outcome:
         """Do this,
         then that.
         """
         return wrong("")
 
-    made = what_is_done
-    assert (made.id, made.stock, made.patched) == ("what-is-done", Verdict.DIED, Verdict.REFUSED)
+    made = do_this
+    assert (made.id, made.stock, made.patched) == ("do-this", Verdict.DIED, Verdict.REFUSED)
     assert probes_in(locals()) == (made, made)
     assert made.done == "Do this, then that."
     assert made.known == {QWEN35: Verdict.DIED, Model("jamba"): Verdict.WRONG, LLAMA: Verdict.WRONG}
@@ -72,7 +72,7 @@ def test_a_probe_knows_its_models_and_says_what_is_done() -> None:
     ]
 
 
-def test_a_models_name_tells_its_sizes() -> None:
+def test_model_name_has_its_sizes() -> None:
     assert [model.name for model in (LLAMA, GEMMA3, Model("qwen35", embd=192))] == [
         "llama",
         "gemma3-window16",

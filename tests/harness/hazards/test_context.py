@@ -8,7 +8,7 @@ import pytest
 
 from llamahybrid.harness.hazards.batches import batch_of_several
 from llamahybrid.harness.hazards.context import ABORTED, PARTIAL, TWO, Context, Item
-from llamahybrid.harness.hazards.model import Bench
+from llamahybrid.harness.hazards.model import ModelUnderTest
 from llamahybrid.harness.hazards.outcome import Gap, NotApplicable, Verdict
 from llamahybrid.harness.hazards.steps import stop
 
@@ -25,10 +25,10 @@ from llamahybrid.harness.hazards.steps import stop
         ("bert", {"hybrid", "recurrent", "window", "planes", "M-RoPE", "memory"}),
     ],
 )
-def test_what_cannot_happen_with_a_model_is_not_applicable(
-    bench: Callable[[str], Bench], arch: str, refused: set[str]
+def test_requirement_that_a_model_lacks_is_not_applicable(
+    tested: Callable[[str], ModelUnderTest], arch: str, refused: set[str]
 ) -> None:
-    model = bench(arch)
+    model = tested(arch)
     needs: dict[str, Callable[[], object]] = {
         "hybrid": model.need_hybrid,
         "recurrent": model.need_recurrent,
@@ -49,8 +49,10 @@ def test_what_cannot_happen_with_a_model_is_not_applicable(
     assert found == refused
 
 
-def test_what_goes_on_is_compared_with_a_run_that_saw_nothing_else(bench: Callable[[str], Bench]) -> None:
-    model = bench("jamba")
+def test_logits_are_compared_with_a_clean_run(
+    tested: Callable[[str], ModelUnderTest],
+) -> None:
+    model = tested("jamba")
     context = model.context().grown(8)
     found = context.goes_on(8)
     assert isinstance(found, Gap)
@@ -63,11 +65,11 @@ def test_what_goes_on_is_compared_with_a_run_that_saw_nothing_else(bench: Callab
     assert context.rm(0, -1, -1)
     found = context.goes_on_after_refusal(11)
     assert isinstance(found, Gap)
-    assert found.exact, "what was dropped is not missed"
+    assert found.exact, "the dropped state is not compared"
 
 
-def test_a_decode_stops_at_the_poll_that_is_named(bench: Callable[[str], Bench]) -> None:
-    context = bench("llama").context()
+def test_decode_stops_at_the_given_poll(tested: Callable[[str], ModelUnderTest]) -> None:
+    context = tested("llama").context()
     once = context.polls_of(lambda: context.feed(0, 8))
     assert once > 1
     assert context.stopped(1, lambda: context.feed(8, 16)) == ABORTED
@@ -76,8 +78,8 @@ def test_a_decode_stops_at_the_poll_that_is_named(bench: Callable[[str], Bench])
     assert context.stopped(once + 1, lambda: context.feed(end, end + 8)) == 0, "there is no such poll"
 
 
-def test_each_sequence_holds_the_text_of_its_number(bench: Callable[[str], Bench]) -> None:
-    context = bench("jamba").context(**TWO).filled({1: 6, 0: 8})
+def test_each_sequence_has_its_own_text(tested: Callable[[str], ModelUnderTest]) -> None:
+    context = tested("jamba").context(**TWO).filled({1: 6, 0: 8})
     assert context.last_of() == [7, 5]
     for seq, length in ((0, 8), (1, 6)):
         found = context.goes_on(length, seq, text=seq)
@@ -85,8 +87,8 @@ def test_each_sequence_holds_the_text_of_its_number(bench: Callable[[str], Bench
         assert found.exact
 
 
-def test_a_snapshot_is_gone_back_to(bench: Callable[[str], Bench]) -> None:
-    context = bench("jamba").context().grown(8)
+def test_snapshot_is_restored(tested: Callable[[str], ModelUnderTest]) -> None:
+    context = tested("jamba").context().grown(8)
     snapshot = context.save(flags=PARTIAL)
     assert context.feed(8, 12) == 0
     assert not context.rm(0, 8, -1), "a hybrid cannot forget"
@@ -97,8 +99,10 @@ def test_a_snapshot_is_gone_back_to(bench: Callable[[str], Bench]) -> None:
     assert found.exact
 
 
-def test_a_decode_that_was_to_be_stopped_and_was_not_tells_nothing(bench: Callable[[str], Bench]) -> None:
-    context = bench("llama").context()
+def test_decode_that_was_not_stopped_is_an_error(
+    tested: Callable[[str], ModelUnderTest],
+) -> None:
+    context = tested("llama").context()
     polls = context.polls_of(lambda: context.feed(0, 8))
     stop(context, polls, 0.5, lambda: context.feed(8, 16))
     end = context.last() + 1
@@ -107,7 +111,7 @@ def test_a_decode_that_was_to_be_stopped_and_was_not_tells_nothing(bench: Callab
 
 
 def _decoding(patch: pytest.MonkeyPatch, shared: Callable[[Callable[..., int], list[Item]], int]) -> None:
-    """`shared` decodes batches of several sequences, given the native way to."""
+    """Let `shared` decode batches of several sequences."""
     native = Context.decode
 
     def decode(context: Context, items: Iterable[Item]) -> int:
@@ -119,8 +123,8 @@ def _decoding(patch: pytest.MonkeyPatch, shared: Callable[[Callable[..., int], l
     patch.setattr(Context, "decode", decode)
 
 
-def test_the_last_two_of_three_are_decoded_together_twice(
-    bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch
+def test_last_two_of_three_sequences_are_decoded_together_twice(
+    tested: Callable[[str], ModelUnderTest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches: list[list[Item]] = []
 
@@ -129,26 +133,26 @@ def test_the_last_two_of_three_are_decoded_together_twice(
         return native(rows)
 
     _decoding(monkeypatch, noted)
-    llama = bench("llama")
+    llama = tested("llama")
     assert batch_of_several.run(llama).verdict is Verdict.EXACT
     assert batches == [[(llama.token(at, seq), at, (seq,)) for seq in (1, 2)] for at in (12, 13)]
 
 
 @pytest.mark.parametrize("arch", ["llama", "jamba"])
-def test_sequences_that_are_mixed_up_are_seen(
-    bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch, arch: str
+def test_mixed_up_sequences_are_wrong(
+    tested: Callable[[str], ModelUnderTest], monkeypatch: pytest.MonkeyPatch, arch: str
 ) -> None:
     def swapped(native: Callable[..., int], rows: list[Item]) -> int:
         (one, at, first), (two, _, second) = rows
         return native([(two, at, first), (one, at, second)])
 
     _decoding(monkeypatch, swapped)
-    assert batch_of_several.run(bench(arch)).verdict is Verdict.WRONG
+    assert batch_of_several.run(tested(arch)).verdict is Verdict.WRONG
 
 
-def test_a_batch_that_is_not_decoded_tells_nothing(
-    bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch
+def test_batch_that_fails_is_an_error(
+    tested: Callable[[str], ModelUnderTest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _decoding(monkeypatch, lambda native, rows: 1)
     with pytest.raises(RuntimeError, match="llama_decode returned 1 for a batch of 2 sequences"):
-        batch_of_several.run(bench("llama"))
+        batch_of_several.run(tested("llama"))

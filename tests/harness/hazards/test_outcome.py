@@ -1,4 +1,4 @@
-"""What is made of what was seen: a verdict, and words for it."""
+"""Verdicts on gaps and statuses."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NONE, FAR, LOST = Gap(0.0, 10.0), Gap(1.0, 10.0), Gap(math.inf, 10.0)
         (-1, Outcome(Verdict.REFUSED, "yes; the next decode returned -1")),
     ],
 )
-def test_who_says_yes_must_go_on_right_or_not_at_all(gap: Gap | int, outcome: Outcome) -> None:
+def test_accepted_call_is_exact_wrong_or_refused(gap: Gap | int, outcome: Outcome) -> None:
     assert went_on(gap, "yes") == outcome
 
 
@@ -47,11 +47,11 @@ def test_who_says_yes_must_go_on_right_or_not_at_all(gap: Gap | int, outcome: Ou
         (1, Outcome(Verdict.REFUSED, "no; the live state was lost, the next decode returned 1")),
     ],
 )
-def test_who_says_no_must_leave_what_was_there_or_drop_it(gap: Gap | int, outcome: Outcome) -> None:
+def test_refused_call_keeps_or_drops_the_live_state(gap: Gap | int, outcome: Outcome) -> None:
     assert refused(gap, "no") == outcome
 
 
-def test_the_first_that_is_not_sound_counts_and_ends_it() -> None:
+def test_first_unsound_outcome_ends_the_probe() -> None:
     def tried() -> Iterator[Outcome]:
         yield Outcome(Verdict.EXACT)
         yield wrong("bad")
@@ -62,7 +62,7 @@ def test_the_first_that_is_not_sound_counts_and_ends_it() -> None:
         all_sound([])
 
 
-def test_the_last_that_is_sound_shows_the_largest_difference() -> None:
+def test_last_sound_outcome_has_the_largest_difference() -> None:
     before = [Outcome(Verdict.EXACT, "a", 0.2), Outcome(Verdict.EXACT, "b", 0.1)]
     assert all_sound([*before, Outcome(Verdict.REFUSED, "c")]) == Outcome(Verdict.REFUSED, "c", 0.2)
     assert all_sound([*before, Outcome(Verdict.EXACT, "c", 0.0)]) == Outcome(Verdict.EXACT, "c", 0.0)
@@ -70,12 +70,12 @@ def test_the_last_that_is_sound_shows_the_largest_difference() -> None:
 
 
 @pytest.mark.parametrize("verdict", list(Verdict))
-def test_an_outcome_survives_the_way_to_its_parent(verdict: Verdict) -> None:
+def test_outcome_survives_json(verdict: Verdict) -> None:
     outcome = Outcome(verdict, "said", 0.5)
     assert Outcome.from_json(outcome.as_json()) == outcome
 
 
-def test_a_gap_is_judged_by_the_range_of_a_clean_row() -> None:
+def test_gap_is_relative_to_the_range_of_a_clean_row() -> None:
     row = np.array([0, 100], np.float32)
     assert gap(row + np.float32(0.005), row).exact
     assert not gap(row + np.float32(0.05), row).exact
@@ -85,7 +85,11 @@ def test_a_gap_is_judged_by_the_range_of_a_clean_row() -> None:
         gap(row, np.ones(2, np.float32))
 
 
-def test_what_a_probe_rests_on_is_granted_or_ends_it() -> None:
+def test_refused_requirement_ends_the_probe() -> None:
     granted(True, "no window")
     with pytest.raises(Refused, match="no window"):
         granted(False, "no window")
+
+
+def test_dying_and_wrong_verdicts_are_not_sound() -> None:
+    assert not any(v.sound for v in (Verdict.DIED, Verdict.WRONG, Verdict.FAILED))

@@ -29,42 +29,42 @@ def child(code: str, seconds: float = 20.0) -> Outcome:
     return runner.supervise([sys.executable, "-c", code], os.environ, seconds)
 
 
-def test_a_crashing_child_is_a_result() -> None:
+def test_crash_of_a_child_is_an_outcome() -> None:
     outcome = child(
         "import os, sys; sys.stderr.write('a/b.cpp:7: last words\\n'); sys.stderr.flush(); os.abort()"
     )
     assert outcome == Outcome(Verdict.DIED, "SIGABRT: b.cpp:7: last words")
 
 
-def test_a_hanging_child_is_killed() -> None:
+def test_hanging_child_is_killed() -> None:
     outcome = child("import time; time.sleep(600)", seconds=0.5)
     assert outcome.verdict is Verdict.DIED
     assert outcome.detail.startswith("hung")
 
 
 @pytest.mark.parametrize("code", ["raise ValueError('no setup')", "pass", "print('{}')", "print('7')"])
-def test_a_child_without_an_outcome_is_no_pass(code: str) -> None:
+def test_child_without_an_outcome_failed(code: str) -> None:
     assert child(code).verdict is Verdict.FAILED
 
 
-def test_a_child_may_talk_before_its_outcome() -> None:
+def test_other_output_of_a_child_is_ignored() -> None:
     outcome = Outcome(Verdict.WRONG, "said yes", 0.5)
     assert child(f"print('noise'); print({json.dumps(outcome.as_json())!r})") == outcome
 
 
-def test_no_library_is_a_typed_error(tmp_path: Path) -> None:
+def test_missing_library_is_a_typed_error(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "libllama.so"):
         with pytest.raises(EngineError, match="no libllama"):
             runner.library(path)
 
 
-def test_a_file_that_is_no_library_is_a_typed_error(tmp_path: Path) -> None:
+def test_malformed_library_is_a_typed_error(tmp_path: Path) -> None:
     (tmp_path / "libllama.so").write_bytes(b"not a library")
     with pytest.raises(EngineError, match="cannot be loaded"):
         runner.library(tmp_path / "libllama.so")
 
 
-def test_an_unknown_architecture_is_a_typed_error(stock_library: runner.Library) -> None:
+def test_unknown_architecture_is_a_typed_error(stock_library: runner.Library) -> None:
     with pytest.raises(UnknownArchitecture):
         runner.run(PROBES[:1], stock_library, arch="nonsense")
 
@@ -80,7 +80,6 @@ def test_results_come_in_the_order_of_the_probes_on_the_models_asked_for(
         return tmp_path / model.name
 
     monkeypatch.setattr(runner, "_make", make)
-    # for a child, what says its arguments
     script = (
         "import json, sys; print(json.dumps({'verdict': 'exact', 'detail': sys.argv[1:], 'difference': 0}))"
     )
@@ -100,9 +99,7 @@ def test_results_come_in_the_order_of_the_probes_on_the_models_asked_for(
     assert other.model == Model("jamba")
 
 
-def test_who_ends_a_run_does_not_wait_for_a_probe_that_hangs(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_interrupt_does_not_wait_for_a_hanging_probe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A child that says it runs has its files in the run's folder, and hangs; then Ctrl-C."""
     script = "import os, sys, tempfile, time; tempfile.mkdtemp(); time.sleep(100)"
     monkeypatch.setattr(runner, "_CHILD", (sys.executable, "-c", script))
@@ -136,7 +133,7 @@ def test_who_ends_a_run_does_not_wait_for_a_probe_that_hangs(
     assert not runner._running
 
 
-def test_a_hazard_whose_patch_an_engine_was_built_without_is_expected() -> None:
+def test_hazard_without_its_patch_is_expected() -> None:
     probe = find("nan-in-attention")
     result = runner.Result(probe, probe.model, Outcome(probe.stock), 0.0)
     assert runner.cure(probe) == "hardening"
@@ -162,7 +159,7 @@ def last_line(*arguments: object, **environment: str) -> dict[str, object]:
     return dict(json.loads(run.stdout.splitlines()[-1]))
 
 
-def test_without_a_probe_it_says_which_library_the_folder_has(tmp_path: Path) -> None:
+def test_child_without_a_probe_describes_its_library(tmp_path: Path) -> None:
     libraries = stock()
     assert libraries is not None
     (tmp_path / "lib").symlink_to(libraries)
@@ -171,21 +168,21 @@ def test_without_a_probe_it_says_which_library_the_folder_has(tmp_path: Path) ->
     assert "CPU" in str(said["system"])
 
 
-def test_what_cannot_happen_is_said_and_is_no_failure(tiny_model: Callable[..., Path]) -> None:
+def test_probe_that_does_not_apply_is_no_failure(tiny_model: Callable[..., Path]) -> None:
     said = last_line("rollback-twice", tiny_model("jamba"), 0)
     assert said["verdict"] == Verdict.NOT_APPLICABLE.value
     assert "rollback planes" in str(said["detail"])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory can be limited on Linux only")
-def test_memory_runs_out_when_told_to_and_only_then() -> None:
+def test_memory_is_limited_within_the_block() -> None:
     with memory_left(64 << 20), pytest.raises(MemoryError):
         np.empty(1 << 30, np.uint8)
     assert np.empty(1 << 30, np.uint8).nbytes == 1 << 30
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="peak memory is not known there")
-def test_the_peak_is_what_was_held_at_most() -> None:
+def test_peak_memory_includes_freed_memory() -> None:
     before = peak_memory()
     np.ones(256 << 20, np.uint8)
     assert peak_memory() >= min(before, 256 << 20)

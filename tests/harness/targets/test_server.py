@@ -51,7 +51,7 @@ def program(folder: Path, text: str) -> Path:
 
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModelFile:
-    """One of which all is known, so that no llama.cpp has to open it."""
+    """A model with given properties, which no llama.cpp has to open."""
     about = (Vocabulary((1, 2), None, None), False, 77)
     monkeypatch.setattr(ServerTarget, "_about", lambda self, model: about)
     return ModelFile("it", tmp_path / "it.gguf", server=["--of-the-model"])

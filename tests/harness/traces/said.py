@@ -1,4 +1,4 @@
-"""What the tests of traces say, and a trace of it."""
+"""Messages for tests of traces, and a trace of them."""
 
 from __future__ import annotations
 

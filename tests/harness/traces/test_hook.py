@@ -45,7 +45,7 @@ def kind(monkeypatch: pytest.MonkeyPatch) -> type[Talker]:
 
 @pytest.fixture
 def at_exit(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[], None]]]:
-    """What is to be called as the process ends; it is called as the test does."""
+    """Functions registered for the end of the process, called at the end of the test."""
     noted: list[Callable[[], None]] = []
     monkeypatch.setattr(atexit, "register", noted.append)
     yield noted

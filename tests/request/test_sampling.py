@@ -10,7 +10,7 @@ from llama_cpp import LlamaGrammar, LogitsProcessorList
 from llama_cpp.llama_speculative import LlamaDraftModel
 
 from llamahybrid import Llama
-from llamahybrid.capi.sampling import require_grammar
+from llamahybrid.capi.gbnf import require_grammar
 from llamahybrid.errors import LlamaHybridError
 from tests.lab.draft_fuzz import EveryDraft
 
@@ -109,7 +109,10 @@ def test_a_grammar_that_leads_nowhere_is_an_error_and_not_the_end(tiny_model, en
 
 
 @pytest.mark.parametrize("how", SETTINGS)
-def test_a_grammar_s_tokens_are_upstream_s(tiny_model, llm, how):
+@pytest.mark.parametrize("prompt_cache", [True, False])
+def test_a_grammar_s_tokens_are_upstream_s(tiny_model, how, prompt_cache):
+    options = {"n_ctx": 256, "n_threads": 1, "verbose": False, "seed": 5}
+
     def said(of):
         made = LlamaGrammar.from_string("root ::= [a-z]+", verbose=False)
         of.reset()
@@ -117,11 +120,15 @@ def test_a_grammar_s_tokens_are_upstream_s(tiny_model, llm, how):
         sampler = of._init_sampler(grammar=made, **SETTINGS[how])
         return [sampler.sample(of._ctx) for _ in range(20)]
 
-    with closing(llama_cpp.Llama(llm.model_path, n_ctx=256, n_threads=1, verbose=False, seed=5)) as stock:
+    path = str(tiny_model("llama"))
+    with (
+        closing(llama_cpp.Llama(path, **options)) as stock,
+        closing(Llama(path, prompt_cache=prompt_cache, **options)) as llm,
+    ):
         assert said(llm) == said(stock)
 
 
-def test_a_processor_is_shown_what_precedes_its_token_and_no_guesses(tiny_model):
+def test_processor_is_shown_preceding_tokens_and_no_guesses(tiny_model):
     """Upstream shows the whole draft: what is forced, say a form to fill in, then depends on the guesses."""
     options = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
     said = []

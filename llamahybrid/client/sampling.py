@@ -1,0 +1,210 @@
+"""RowSampler: upstream's sampler, checked, over copied rows of logits.
+
+The output rows of a context belong to its last batch, so a row is copied for a caller's thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+from weakref import ref
+
+import numpy as np
+from llama_cpp import llama_cpp
+from llama_cpp._internals import LlamaSampler
+
+from llamahybrid.capi.calls import Logits
+from llamahybrid.capi.gbnf import require_grammar
+from llamahybrid.capi.samplers import WithSamplers, insert
+from llamahybrid.client.json_schema import Constraint, SchemaGrammar
+from llamahybrid.client.thought import ThoughtLimit
+from llamahybrid.errors import LlamaHybridError
+
+_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+"""llama_token_data (include/llama.h)."""
+
+
+class Processors:
+    """A caller's logits processors, called with the tokens before the sampled one.
+
+    Upstream passes all decoded tokens, a draft's later guesses included, so that the length of drafts would
+    change answers.
+    """
+
+    def __init__(self, given: Iterable[Any]) -> None:
+        self.row = -1
+        """The token whose logits are processed, counted from the last decoded one, -1."""
+        self._given = given
+
+    def __iter__(self) -> Iterator[Callable[[Any, Any], Any]]:
+        return (partial(self._process, each) for each in self._given)
+
+    def _process(self, processor: Callable[[Any, Any], Any], ids: Any, scores: Any) -> Any:
+        return processor(ids[: self.row + 1] if self.row < -1 else ids, scores)
+
+
+class RowSampler(LlamaSampler):  # type: ignore[misc]
+    """A `LlamaSampler` over copied rows of logits, or over those of the context.
+
+    Raises where the library ends the process: without logits (src/llama-sampler.cpp, llama_sampler_sample),
+    and where a grammar allows no token.
+    """
+
+    processors: Processors | None = None
+    constraint: Constraint | None = None
+    limits: ThoughtLimit | None = None
+    _model: ref[Any] | None = None
+    _candidates: Any = None
+    _ids: Any = None
+    _grammar: bool = False
+
+    @classmethod
+    def over(cls, sampler: LlamaSampler, model: Any, grammar: bool) -> RowSampler:
+        """Turn a sampler that upstream made into one, in place; `grammar`: it has one.
+
+        `model.last_row(index)` gives copied rows; None: `sample` reads rows of the context.
+        """
+        sampler.__class__ = cls
+        assert isinstance(sampler, cls)
+        sampler._model = None if model is None else ref(model)  # weak: no reference cycle
+        sampler._grammar = grammar
+        return sampler
+
+    def limit(self, limits: ThoughtLimit) -> None:
+        """Set the limits of an answer; a grammar or constraint holds where `limits.free` is False."""
+        self.limits = limits
+        if self.constraint is not None:
+            self.constraint.waits = lambda: limits.free
+
+    @property
+    def calls_back(self) -> bool:
+        """The sampler calls the caller's code for each token."""
+        return self.processors is not None or bool(self.custom_samplers)
+
+    def sample(self, ctx: Any, idx: int = -1) -> int:
+        """Sample and accept a token, as `LlamaSampler.sample`.
+
+        Raises LlamaHybridError without logits, and where a grammar or constraint allows no token: a
+        constraint runs in a ctypes callback, which drops exceptions.
+        """
+        token = self._forced()
+        if token is None:
+            if self.processors is not None:
+                self.processors.row = idx
+            token = self._sampled(ctx, self._place(ctx, idx))
+            if self.constraint is not None and (why := self.constraint.error):
+                raise LlamaHybridError(f"the answer cannot go on as its JSON schema says: {why}")
+        return self._took(token)
+
+    def sample_at(self, ctx: Any, place: int | Logits) -> int:
+        """Sample and accept a token from a row of the context, by its index, or from a copy.
+
+        Raises LlamaHybridError as `sample`. A grammar allows no token for `[b-a]` and for text that the
+        vocabulary cannot spell: the library accepts one nevertheless, and ends the process
+        (src/llama-grammar.cpp, llama_grammar_accept_token).
+        """
+        token = self._forced()
+        return self._took(self._sampled(ctx, place) if token is None else token)
+
+    def _place(self, ctx: Any, idx: int) -> int | Logits:
+        """The row to sample from: a copy, or the index of a row of the context."""
+        if self._model is None:
+            return idx
+        model = self._model()
+        if model is None or not ctx.ctx:
+            raise LlamaHybridError("there are no logits to sample from: the model is closed")
+        row: Logits = model.last_row(idx)
+        return row
+
+    def _forced(self) -> int | None:
+        """The token that the limits demand, accepted by all samplers but a grammar; None: any."""
+        token = None if self.limits is None else self.limits.next()
+        if token is not None:
+            for part in self._parts():
+                llama_cpp.llama_sampler_accept(part, token)
+        return token
+
+    def _took(self, token: int) -> int:
+        if self.limits is not None:
+            self.limits.took(token)
+        return token
+
+    def _parts(self) -> Iterator[Any]:
+        """The samplers of the chain without a grammar."""
+        nameless = {index for index, _ in self.custom_samplers}
+        for index in range(llama_cpp.llama_sampler_chain_n(self.sampler)):
+            part = llama_cpp.llama_sampler_chain_get(self.sampler, index)
+            if index in nameless or llama_cpp.llama_sampler_name(part) != b"grammar":
+                yield part
+
+    def _sampled(self, ctx: Any, place: int | Logits) -> int:
+        if isinstance(place, np.ndarray):
+            return self._sample_from(place)
+        if not ctx.ctx or not (first := llama_cpp.llama_get_logits_ith(ctx.ctx, place)):
+            raise LlamaHybridError("there are no logits to sample from: eval a token first")
+        if not self._grammar:
+            return int(LlamaSampler.sample(self, ctx, place))
+        n_vocab = int(llama_cpp.llama_vocab_n_tokens(ctx.model.vocab))
+        return self._sample_from(np.ctypeslib.as_array(first, (n_vocab,)))
+
+    def _sample_from(self, row: Logits) -> int:
+        """Sample from a row as llama_sampler_sample does from one of the context (src/llama-sampler.cpp)."""
+        if self._candidates is None or len(self._candidates) != len(row):
+            self._candidates = np.zeros(len(row), _CANDIDATE)
+            self._ids = np.arange(len(row), dtype=np.int32)
+        candidates = self._candidates
+        candidates["id"] = self._ids
+        candidates["logit"] = row
+        candidates["p"] = 0
+        first = ctypes.cast(candidates.ctypes.data, ctypes.POINTER(llama_cpp.llama_token_data))
+        array = llama_cpp.llama_token_data_array(data=first, size=len(row), selected=-1, sorted=False)
+        free = self._grammar and self.limits is not None and self.limits.free
+        samplers = list(self._parts()) if free else [self.sampler]
+        for each in samplers:
+            llama_cpp.llama_sampler_apply(each, ctypes.byref(array))
+        chosen = array.data[array.selected]
+        if self._grammar and not math.isfinite(chosen.logit):
+            raise LlamaHybridError("the grammar leads nowhere: it allows no token here")
+        token = int(chosen.id)
+        for each in samplers:
+            llama_cpp.llama_sampler_accept(each, token)
+        return token
+
+
+def sampler_for(llm: Any, make: Callable[..., LlamaSampler], *args: Any, **kwargs: Any) -> RowSampler:
+    """Return the sampler that `make(*args, **kwargs)`, upstream's `_init_sampler`, gives, checked.
+
+    Raises ValueError for a grammar that cannot be read, ModelClosed.
+    """
+    llm._calls.require_open()
+    constraint: Constraint | None = None
+    given, more = kwargs.get("logits_processor"), None
+    if isinstance(given, WithSamplers):
+        more, given = given.samplers, given.processors
+    if (grammar := kwargs.get("grammar")) is not None:
+        if isinstance(grammar, SchemaGrammar):  # a JSON schema: enforced by a processor instead of rules
+            constraint = grammar.constraint(llm)
+            given = [*(given or ()), constraint]
+            kwargs["grammar"] = grammar = None
+        else:
+            llm._calls.run(require_grammar, llm._model.vocab, grammar)
+    kwargs["logits_processor"] = processors = None if given is None else Processors(given)
+    sampler = llm._calls.run(partial(make, *args, **kwargs))
+    if more is not None:
+        insert(llm, sampler, more, kwargs)
+    copies = None if llm.requests.loop is None else llm
+    checked = RowSampler.over(sampler, copies, grammar is not None)
+    checked.processors, checked.constraint = processors, constraint
+    return checked
+
+
+def sampled(llm: Any, sample: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
+    """Return the token that `llm.sample` gives; drop the sampler of a call that failed."""
+    try:
+        return int(llm._calls.run(partial(sample, *args, **kwargs)))
+    except LlamaHybridError:
+        llm._sampler = None  # upstream would use it for the next call, too
+        raise

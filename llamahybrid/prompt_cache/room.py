@@ -1,0 +1,294 @@
+"""The bytes of a store in RAM: one tree, one lock, one budget, and eviction when room is needed.
+
+Checkpoints and attention segments, buffers idle and handed out, tree nodes and pins all count toward one
+account. From any thread; calls from inside (a finaliser, a signal handler) are answered as by an empty
+store, see `guard`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from llamahybrid.prompt_cache.base import Bytes, CacheStats, Tokens
+from llamahybrid.prompt_cache.eviction import Eviction, Tail, bytes_to_stay
+from llamahybrid.prompt_cache.guard import SLICE_SECONDS, Guard, guarded, in_slices
+from llamahybrid.prompt_cache.nodes import Entry, Match
+from llamahybrid.prompt_cache.pins import Pins, Prefixes
+from llamahybrid.prompt_cache.ram import Account, new_buffer
+from llamahybrid.prompt_cache.tree import Tree
+
+RESTARTED = "an exception came while the prompt cache was changed; its content in RAM is gone"
+
+
+@dataclass
+class Counts:
+    """Counters of a store; see `CacheStats`."""
+
+    hits: int = 0
+    misses: int = 0
+    tokens_saved: int = 0
+    evictions: int = 0
+    refused: int = 0
+    damaged: int = 0
+    """Damaged segments, without those that the present tree counts."""
+
+
+class Room:
+    """A tree of checkpoints and segments within a byte budget."""
+
+    def __init__(self, limit: int, eviction: Eviction) -> None:
+        """`limit`: bytes."""
+        self.guard = Guard(self._restart, RESTARTED)
+        self.account = Account(limit)
+        self.eviction = eviction
+        self.counts = Counts()
+        self.prefixes = Prefixes()
+        """Prefixes that the user pinned."""
+        self._begin()
+
+    def _begin(self) -> None:
+        self.tree = Tree()
+        self.pins = Pins()
+        self.doomed: set[Entry] = set()
+        """Checkpoints in use that are no longer in the tree."""
+        self.kept: set[Entry] = set()
+        """Checkpoints in the tree that the user pinned."""
+
+    def _restart(self) -> None:
+        """Begin with nothing, after half a change. Checkpoints of plans count until they are collected."""
+        for entry in self.pins.entries():
+            self.account.reserve(entry.checkpoint.snapshot)
+        requests, damaged = self.tree.requests, self.tree.damaged
+        self._begin()
+        self.tree.requests, self.tree.damaged = requests, damaged
+        self.prefixes = self.prefixes.copy()
+        self.account.free_all()
+        self.account.excess = 0
+
+    # -- buffers -----------------------------------------------------------------------------------
+
+    def buffer(self, n_bytes: int) -> Bytes:
+        """Return a buffer of exactly `n_bytes`, shape (n_bytes,), contents undefined, to fill and `admit`.
+
+        The budget counts a buffer until it is admitted or collected. A buffer that pins leave no room for is
+        not counted, and `admit` refuses it.
+        """
+        in_slices(partial(self._make_way, n_bytes))
+        fits, buffer = self._reuse(n_bytes)
+        if not fits:
+            return new_buffer(n_bytes)
+        return self._reserved(new_buffer(n_bytes)) if buffer is None else buffer
+
+    @guarded(False)
+    def _make_way(self, n_bytes: int, seconds: float) -> bool:
+        """Evict for one buffer, which may take thousands of checkpoints; True if more have to go."""
+        return self.make_room(n_bytes, reuse=n_bytes, seconds=seconds) is None
+
+    @guarded((False, None))
+    def _reuse(self, n_bytes: int) -> tuple[bool, Bytes | None]:
+        """Return whether a buffer fits, and an idle one, if there is one."""
+        fits = bool(self.make_room(n_bytes, reuse=n_bytes))
+        buffer = self.account.reuse(n_bytes) if fits else None
+        return fits, None if buffer is None else self.account.reserve(buffer)
+
+    @guarded(lambda buffer: buffer)
+    def _reserved(self, buffer: Bytes) -> Bytes:
+        return self.account.reserve(buffer)
+
+    # -- room --------------------------------------------------------------------------------------
+
+    def used(self) -> int:
+        """Return the bytes that count toward the budget now."""
+        doomed = sum(e.nbytes for e in self.doomed)
+        return self.tree.nbytes + doomed + self.account.nbytes + self.prefixes.nbytes
+
+    def staying(self, path: Match | None = None) -> int:
+        """Return the bytes that no eviction frees: in use, handed out, or pinned by the user."""
+        held = bytes_to_stay(self.pins.entries() | self.kept, path)
+        return held + self.account.reserved_bytes() + self.prefixes.nbytes
+
+    def _cannot_hold(self, need: int, path: Match | None = None) -> bool:
+        """Return whether pins leave no room for `need` bytes, even if everything else went."""
+        limit = self.account.limit
+        return self.used() + need > limit and self.staying(path) + need > limit
+
+    def make_room(
+        self,
+        need: int,
+        path: Match | None = None,
+        *,
+        keep: Collection[Entry] = (),
+        reuse: int | None = None,
+        seconds: float = math.inf,
+    ) -> bool | None:
+        """Free `need` bytes: idle buffers, then by `eviction`'s order; False if that cannot be.
+
+        Nothing is evicted where pins leave no room. `path`: tokens that must stay, with their nodes. `keep`:
+        checkpoints; nothing is evicted once no others are left. `reuse`: an idle buffer of this size is as
+        good as room for one. None: not done after `seconds`.
+        """
+        end, keep = time.monotonic() + seconds, frozenset(keep)
+        self.release_collected()
+        if need > 0 and self._cannot_hold(need, path):
+            return False
+        while (over := self.used() + need - self.account.limit - self.account.excess) > 0:
+            if reuse is not None and self.account.has_idle(reuse):
+                return True
+            if not self._free_some(over, path, keep):
+                return False
+            if time.monotonic() >= end:
+                return None
+        return True
+
+    def _free_some(self, over: int, path: Match | None = None, keep: Collection[Entry] = ()) -> bool:
+        """Free idle buffers, or evict once; False if nothing may be evicted."""
+        if self.account.idle_bytes:
+            self.account.free(over)
+            return True
+        victim = self.eviction.victim(self.tree, path, keep)
+        if isinstance(victim, Entry):
+            self.remove(victim)
+            self.counts.evictions += 1
+        elif isinstance(victim, Tail):
+            self.tree.trim(victim.node, path.needs(victim.node) if path else 0)
+        return victim is not None
+
+    def resize(self, limit: int) -> None:
+        """Set another budget, and evict down to it, a few at a time, so that other threads have the lock."""
+        try:
+            self.account.limit = limit
+            if self._shrink(math.inf if self.guard.inside() else SLICE_SECONDS):
+                in_slices(self._shrink)
+        finally:
+            self.account.excess = 0  # after an interrupt the next `make_room` evicts the rest
+
+    @guarded(False, later=True)
+    def _shrink(self, seconds: float) -> bool:
+        """Evict down to the limit, for `seconds` at most; True if more has to go.
+
+        Until then the account allows the excess: a request makes room for itself alone.
+        """
+        self.release_collected()
+        account, end = self.account, time.monotonic() + seconds
+        account.excess = 0
+        while (over := self.used() - account.limit) > 0 and self._free_some(over):
+            if time.monotonic() >= end:
+                account.excess = max(0, self.used() - account.limit)
+                return account.excess > 0
+        return False
+
+    def remove(self, entry: Entry, *, replaced: bool = False) -> None:
+        """Take a checkpoint out, with the segments that only it needed; an unused buffer goes to the pool.
+
+        `replaced`: another one comes in its place, so the segments stay.
+        """
+        node, above = entry.node, entry.above
+        assert node is not None
+        self.tree.detach(entry)
+        if not replaced:
+            self.tree.prune(node)
+            if above is not None:
+                above.deeper_gone = True
+        self.kept.discard(entry)
+        if entry.pins:
+            self.doomed.add(entry)
+        else:
+            self.account.keep(entry.checkpoint.snapshot)
+
+    # -- pins --------------------------------------------------------------------------------------
+
+    @guarded(later=True)
+    def release(self, user: object) -> None:
+        """Unpin the checkpoint that `user` (a plan) named; harmless when called twice.
+
+        A plan that is collected is released.
+        """
+        self._release(user)
+        self.make_room(0)
+
+    def _release(self, user: object) -> None:
+        entry = self.pins.release(user)
+        if entry is not None:
+            self._unpinned(entry)
+
+    def release_collected(self) -> None:
+        """Release the checkpoints of users that were collected."""
+        for entry in self.pins.release_collected():
+            self._unpinned(entry)
+
+    def _unpinned(self, entry: Entry) -> None:
+        """Let a checkpoint that is out of the tree go with its last user."""
+        if not entry.pins and entry in self.doomed:
+            self.doomed.remove(entry)
+            if entry.recycled:
+                self.account.keep(entry.checkpoint.snapshot)
+
+    @property
+    def pinned(self) -> Sequence[Tokens]:
+        """Prefixes that the user pinned; from any thread."""
+        return self.prefixes.tokens
+
+    @guarded(0, later=True)
+    def pin(self, tokens: Tokens) -> int:
+        """See `PromptCache.pin`."""
+        self.prefixes.add(tokens)
+        entries = self._on(tokens)
+        for entry in entries:
+            self._keep(entry, True)
+        self.make_room(0)
+        return len(entries)
+
+    @guarded(later=True)
+    def unpin(self, tokens: Tokens) -> None:
+        """See `PromptCache.unpin`."""
+        self.prefixes.remove(tokens)
+        self._keep_pinned(tokens)
+        self.make_room(0)
+
+    def _keep_pinned(self, tokens: Tokens) -> None:
+        """Keep only those checkpoints on this path that lie on pinned prefixes, after some were unpinned."""
+        for entry in self._on(tokens):
+            self._keep(entry, self.prefixes.cover(tokens[: entry.position]))
+
+    def _on(self, tokens: Tokens) -> list[Entry]:
+        """Return the checkpoints on a path, of any model."""
+        return [e for name in self.tree.namespaces() for e in self.tree.match(name, tokens).entries()]
+
+    def _keep(self, entry: Entry, pinned: bool) -> None:
+        entry.user_pinned = pinned
+        (self.kept.add if pinned else self.kept.discard)(entry)
+
+    # -- statistics --------------------------------------------------------------------------------
+
+    def _stats(self) -> CacheStats:
+        """See `PromptCache.stats`."""
+        counts, tree = self.counts, self.tree
+        return CacheStats(
+            entries=len(tree),
+            bytes_ram=self.used(),
+            hits=counts.hits,
+            misses=counts.misses,
+            tokens_saved=counts.tokens_saved,
+            evictions=counts.evictions,
+            refused=counts.refused,
+            segments=sum(len(n.segments) for n in tree.oldest_nodes()),
+            extra={
+                "segment_bytes": tree.segment_bytes,
+                "index_bytes": tree.index_bytes,
+                "tokens": tree.token_bytes // 4,
+                "idle_bytes": self.account.idle_bytes,
+                "budget": self.account.limit,
+                "damaged": counts.damaged + tree.damaged,
+                "restarts": self.guard.restarts,
+            },
+        )
+
+    def stats(self) -> CacheStats:
+        """See `PromptCache.stats`; from inside, too: a signal handler may ask."""
+        return self._stats() if self.guard.inside() else self._counted()
+
+    _counted = guarded(changes=False)(_stats)
