@@ -57,8 +57,7 @@ INTERNAL_ERRORS |= {"ReportError", "TargetError", "UnknownArchitecture"}
 HEAD = """\
 # The public names
 
-Made from the docstrings by `python docs/api_page.py`. What is not named here may change with any
-version.
+Made from the docstrings by `python docs/api_page.py`. Other names may change with any version.
 """
 
 _NAMED = re.compile(r"^(?=`\w+`: )", re.MULTILINE)
