@@ -1,7 +1,7 @@
 """The pytest plugin: fixtures that run the harness on a target.
 
-It stands beside the package, not in it: pytest loads it in every session of whoever has llamahybrid, and to
-import llamahybrid decides which library llama_cpp loads. That must happen to those alone who ask for it.
+The module is outside of the package: pytest loads it in every session, and an import of llamahybrid decides
+which library llama_cpp loads, which only users of the fixtures want.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """What is under test."""
+    """Add the options for target and library."""
     group = parser.getgroup("llamahybrid", "prefix reuse (llamahybrid)")
     group.addoption(
         "--llamahybrid-target",
@@ -36,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def llamahybrid_lib(pytestconfig: pytest.Config) -> Path | None:
-    """What `--llamahybrid-lib` names; None: the library that llama_cpp loads by itself."""
+    """The value of `--llamahybrid-lib`; None: the library that llama_cpp loads by itself."""
     lib: Path | None = pytestconfig.getoption("--llamahybrid-lib")
     return lib
 
@@ -81,14 +81,11 @@ def llamahybrid_check(
     """
 
     def check(*workloads: str, arch: str = "qwen35", model: Path | None = None) -> Report:
-        from llamahybrid.harness.check import WORKLOADS, Check
+        from llamahybrid.harness.check import Check, workloads_called
         from llamahybrid.harness.targets.base import ModelFile
 
-        known = {workload.name: workload for workload in WORKLOADS}
-        if unknown := [name for name in workloads if name not in known]:
-            raise ValueError(f"no workload called {', '.join(unknown)}; there are: {', '.join(known)}")
+        chosen = workloads_called(workloads) if workloads else ()
         path = model or llamahybrid_model(arch)
-        chosen = [known[name] for name in workloads]
         return Check([llamahybrid_target], [ModelFile(path.stem, path)], chosen).run()
 
     return check
@@ -98,7 +95,7 @@ def llamahybrid_check(
 def llamahybrid_trace(
     llamahybrid_target: Target, llamahybrid_model: Callable[..., Path]
 ) -> Callable[..., Report]:
-    """`llamahybrid_trace(path, arch="qwen35", model=None)`: a report of a recorded trace, played there.
+    """`llamahybrid_trace(path, arch="qwen35", model=None)`: a report of a recorded trace on the target.
 
     `llamahybrid record` writes traces; `model` is the one that it was recorded on.
     """

@@ -8,18 +8,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamahybrid.harness.report import PROBE, whose
+from llamahybrid.harness.report import PROBE, place
 
 if TYPE_CHECKING:
-    from llamahybrid.harness.report import Report, RequestFigures, TargetFigures, WorkloadFigures
+    from llamahybrid.harness.report import Report, TargetFigures, WorkloadFigures
 
 
 def assert_reuse(report: Report, at_least: float) -> None:
-    """Of the prompt tokens that had been decoded before, this share (0 to 1) was reused, in each workload.
+    """Assert that `at_least` (0 to 1) of the known prompt tokens were reused in each workload.
 
     Raises:
-        AssertionError: less was; a target stopped, or hides what it reused, or reports what is not so; or
-            there was nothing to reuse, so that nothing is shown.
+        AssertionError: fewer were; a target stopped, hides or misreports reused tokens; or there was
+            nothing to reuse.
     """
     for target in _ran(report):
         if all(PROBE in workload.workload for workload in target.workloads):
@@ -29,7 +29,7 @@ def assert_reuse(report: Report, at_least: float) -> None:
             for verdict in workload.verdicts:
                 if (verdict.name, verdict.outcome) == ("reports-what-it-reused", "bad"):
                     raise AssertionError(f"{where}: what it reports is not so: {verdict.detail}")
-            if PROBE not in workload.workload:  # those leave parts that nobody could have kept
+            if PROBE not in workload.workload:  # directed probes have parts that cannot be reused
                 _reused(workload, at_least, where)
 
 
@@ -38,14 +38,14 @@ def _reused(workload: WorkloadFigures, at_least: float, where: str) -> None:
     for request in workload.requests:
         if request.total is None or request.matched is None or request.cached is None:
             raise AssertionError(f"{where}: cannot tell: the target hides what it reused")
-        # The last token of a prompt is decoded even where it is known: its logits are sampled from.
+        # The last token of a known prompt is decoded for its logits.
         most = max(0, min(request.matched, request.total - 1))
         known += most
         reused += min(most, request.cached)
     if not known:
         raise AssertionError(f"{where}: no prompt began as an earlier one did, so there was nothing to reuse")
     if reused < at_least * known:
-        misses = [f"{_turn(request)}: {request.miss}" for request in workload.requests if request.miss]
+        misses = [f"{place(request)}: {request.miss}" for request in workload.requests if request.miss]
         raise AssertionError(
             f"{where}: {reused:,} of {known:,} known tokens were reused ({reused / known:.0%}), "
             f"at least {at_least:.0%} should be" + "".join(f"\n  {miss}" for miss in misses[:5])
@@ -53,18 +53,18 @@ def _reused(workload: WorkloadFigures, at_least: float, where: str) -> None:
 
 
 def assert_same_answer(report: Report, *, allow_unknown: bool = False) -> None:
-    """Each answer is that of a context that reused nothing, or parted where two tokens were as likely.
+    """Assert that each answer is that of a context that reused nothing, or a tie.
 
-    With `allow_unknown`, answers that could not be compared are passed over.
+    With `allow_unknown`, answers that could not be compared are ignored.
 
     Raises:
-        AssertionError: one is not; none, or not each, could be compared; a target stopped.
+        AssertionError: an answer differs; none, or not each, could be compared; a target stopped.
     """
     for target in _ran(report):
         compared = 0
         for workload in target.workloads:
             for request in workload.requests:
-                where = f"{target.name}, {workload.workload}, {_turn(request)}"
+                where = f"{target.name}, {workload.workload}, {place(request)}"
                 if request.answer == "different":
                     raise AssertionError(f"{where}: the answer is not that of a context that reused nothing")
                 if request.answer == "unknown" and not allow_unknown:
@@ -75,12 +75,12 @@ def assert_same_answer(report: Report, *, allow_unknown: bool = False) -> None:
 
 
 def assert_sound(lib: Path | None, *hazards: str) -> None:
-    """No hazard (all, or those of these ids) hits the libllama at `lib`, a file or folder; None: llama_cpp's.
+    """Assert that no hazard (all, or those of these ids) hits the libllama at `lib`; None: llama_cpp's.
 
-    Each is brought about in a process of its own, and may kill that; a minute for all.
+    `lib` is a file or folder. Each hazard runs in a process of its own; all take about a minute.
 
     Raises:
-        AssertionError: one does, or failed to be brought about; or none of them can arise there.
+        AssertionError: a hazard hits, or its probe failed; or none applies there.
         EngineError: `lib` cannot be loaded.
         ValueError: an id is not known.
     """
@@ -100,7 +100,7 @@ def assert_sound(lib: Path | None, *hazards: str) -> None:
 
 
 def _ran(report: Report) -> tuple[TargetFigures, ...]:
-    """The targets, each of which ran to its end and was asked something in each workload."""
+    """Return the targets. Raises AssertionError unless each ran to its end with requests in each workload."""
     for target in report.targets:
         if target.error is not None:
             raise AssertionError(f"{target.name} did not run to its end: {target.error}")
@@ -113,7 +113,3 @@ def _ran(report: Report) -> tuple[TargetFigures, ...]:
     if not report.targets:
         raise AssertionError("there is no target in the report")
     return report.targets
-
-
-def _turn(request: RequestFigures) -> str:
-    return f"{whose(request.chat)}, turn {request.turn + 1}"

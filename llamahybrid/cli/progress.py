@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 Told = Callable[[str, int, int], None]
-"""Hears what runs, how many steps are done, and of how many."""
+"""Called with the running step, the number of finished steps, and of all."""
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def progress() -> Iterator[Told]:
 
 
 def _lines() -> Told:
-    """A line for each step that begins; not for what is told within it."""
+    """Print a line for each step that begins."""
     begun = -1
 
     def told(text: str, done: int, of: int) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from llamahybrid.harness.misses import Past, explain, explain_text, parting
 from llamahybrid.harness.oracle import Exchange, least_decodes
-from llamahybrid.harness.report import RequestFigures, Sameness, Verdict, WorkloadFigures, whose
+from llamahybrid.harness.report import RequestFigures, Sameness, Verdict, WorkloadFigures, place
 from llamahybrid.harness.runner import RequestResult
 from llamahybrid.harness.targets.base import Session
 from llamahybrid.harness.traces.trace import rendered
@@ -166,7 +166,7 @@ def exact_verdict(played: Sequence[RequestResult], checked: Sequence[Checked]) -
     if wrong:
         first, said = wrong[0]
         many = f"{len(wrong)} of {len(checked)} answers are wrong"
-        return Verdict("exact", "bad", f"{many}; {whose(first.chat)}, turn {first.turn + 1}: {said}")
+        return Verdict("exact", "bad", f"{many}; {place(first)}: {said}")
     if unknown:
         return Verdict("exact", "cannot tell", f"{len(unknown)} of {len(checked)} answers: {unknown[0]}")
     ties = sum(same == "tie" for same, _ in checked)
@@ -188,7 +188,7 @@ def reports_verdict(
     """Return the verdict on the numbers of reused tokens that the target reports."""
     name, known = "reports-what-it-reused", False
     for each, figures, (same, _) in zip(played, found, checked, strict=True):
-        reply, where = each.reply, f"{whose(each.chat)}, turn {each.turn + 1}"
+        reply, where = each.reply, place(each)
         if reply.reported is None:
             continue
         if reply.total is not None and not 0 <= reply.reported <= reply.total:
@@ -214,7 +214,7 @@ def prefix_verdict(
     for each, figures, (same, said) in zip(played, found, checked, strict=True):
         known |= figures.matched is not None and figures.cached is not None
         if (over := _over(each, figures)) and same == "different":
-            where = f"{whose(each.chat)}, turn {each.turn + 1}"
+            where = place(each)
             more = f"{over} tokens more were reused than the prompt has in common with anything before"
             return Verdict(name, "bad", f"{where}: {more}; {said}")
     if not known:

@@ -19,7 +19,7 @@ from llamahybrid.harness.report import (
     TargetFigures,
     Verdict,
     WorkloadFigures,
-    whose,
+    place,
 )
 
 Kind: TypeAlias = Literal["worse", "better", "note"]
@@ -180,7 +180,7 @@ def _answers(old: Sequence[RequestFigures], new: Sequence[RequestFigures], say: 
     )
     for kind, text, found in groups:
         if found:
-            first = f"{whose(found[0].chat)}, turn {found[0].turn + 1}"
+            first = place(found[0])
             yield say(kind, f"{len(found)} answers {text}, the first of them of {first}")
 
 
@@ -211,7 +211,7 @@ def _most(old: WorkloadFigures, new: WorkloadFigures) -> str:
     if not grown:
         return ""
     by, request = max(grown, key=lambda each: each[0])
-    return f", most of it at {whose(request.chat)}, turn {request.turn + 1} ({by:+,})" if by > 0 else ""
+    return f", most of it at {place(request)} ({by:+,})" if by > 0 else ""
 
 
 def _same_prompts(old: WorkloadFigures, new: WorkloadFigures) -> bool:

@@ -46,7 +46,7 @@ FILES = (
 TIMES = (1, 2, 7)
 """Which time that a line runs it is interrupted."""
 
-BUDGET = 12_000
+BUDGET = 20_000
 """Bytes: several chats are evicted."""
 
 STUCK_SECONDS = 20

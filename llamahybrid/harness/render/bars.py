@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from llamahybrid.harness.report import RequestFigures, whose
+from llamahybrid.harness.report import RequestFigures, place
 
 
 @dataclass(frozen=True)
@@ -56,4 +56,4 @@ def bar(request: RequestFigures, label: str) -> Bar | None:
 def labels(requests: Sequence[RequestFigures]) -> list[str]:
     """Return names of a workload's requests: the turn, and the chat if there are several."""
     several = len({request.chat for request in requests}) > 1
-    return [f"{whose(r.chat)}, turn {r.turn + 1}" if several else f"turn {r.turn + 1}" for r in requests]
+    return [place(r) if several else f"turn {r.turn + 1}" for r in requests]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from llamahybrid.harness.report import RequestFigures, whose
+from llamahybrid.harness.report import RequestFigures, place
 
 _QUOTED = re.compile(r"""(?<!\w)(?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")""")
 _NUMBER = re.compile(r"\d[\d,]*")
@@ -24,13 +24,13 @@ class Alike:
     @property
     def where(self) -> str:
         """Chat and turn of the first request, within its workload."""
-        first = f"{whose(self.first.chat)}, turn {self.first.turn + 1}"
+        first = place(self.first)
         return first if self.requests == 1 else f"{self.requests} requests alike, the first of them {first}"
 
     @property
     def text(self) -> str:
         """Workload, chat, turn and miss of the first request."""
-        where = f"{self.first.workload}, {whose(self.first.chat)}, turn {self.first.turn + 1}"
+        where = f"{self.first.workload}, {place(self.first)}"
         if self.requests == 1:
             return f"{where}: {self.first.miss}"
         among = "" if self.workloads == 1 else f" of {self.workloads} workloads"

@@ -14,7 +14,7 @@ from llamahybrid.harness.render.sentences import (
     sentence,
     tabled,
 )
-from llamahybrid.harness.report import Outcome, Report, TargetFigures, whose
+from llamahybrid.harness.report import Outcome, Report, TargetFigures, place
 
 _MARKS: dict[Outcome, str] = {"ok": "✅", "bad": "❌", "cannot tell": "❔"}
 _SPECIAL = frozenset("\\`*_{}[]<>()#+!|~$&-")
@@ -60,9 +60,7 @@ def _misses(target: TargetFigures) -> Iterator[str]:
         missed = [request for request in w.requests if request.miss is not None]
         every += len(missed)
         shown = missed if len(missed) <= _MOST_MISSES else missed[: _MOST_MISSES - 1]
-        lines += [
-            f"- {escaped(f'{w.workload}, {whose(r.chat)}, turn {r.turn + 1}: {r.miss}')}" for r in shown
-        ]
+        lines += [f"- {escaped(f'{w.workload}, {place(r)}: {r.miss}')}" for r in shown]
         if len(missed) > len(shown):
             lines.append(f"- {escaped(w.workload)}: and {len(missed) - len(shown)} more, in the JSON report")
     yield from _folded(f"Why tokens were not reused ({every})", lines)

@@ -10,7 +10,7 @@ from llamahybrid.errors import LlamaHybridError, ReportError
 from llamahybrid.files import distinct_names
 from llamahybrid.harness import figures
 from llamahybrid.harness.collecting import Collector, Progress
-from llamahybrid.harness.report import Report, WorkloadFigures, whose
+from llamahybrid.harness.report import Report, WorkloadFigures, place
 from llamahybrid.harness.runner import RequestResult, Told, WorkloadRunner
 from llamahybrid.harness.targets.base import Ask, ModelFile, Session, Shape, Target
 from llamahybrid.harness.traces.hashing import stand_in
@@ -59,7 +59,7 @@ def replay(
             progress(title, number, len(steps))
 
             def told(result: RequestResult, title: str = title, done: int = number) -> None:
-                progress(f"{title}, {whose(result.chat)}, turn {result.turn + 1}", done, len(steps))
+                progress(f"{title}, {place(result)}", done, len(steps))
 
             try:
                 with target.open(model, Shape(n_ctx or needed_context(traces[name]))) as session:
