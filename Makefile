@@ -33,7 +33,7 @@ test-all: lint llama-server ## everything: all architectures, long campaigns, ll
 	lib=$$($(BUILD)) && $(ON) -m patched
 	lib=$$($(BUILD) --hardening) && $(ON) -m "" tests/patches tests/harness/hazards tests/devices tests/test_pytest_plugin.py
 
-mutations: venv ## plants faults in copies of the package, one at a time: which test notices?
+mutations: venv ## plant faults in copies of the package, one at a time, and name the test that fails
 	LLAMAHYBRID_ENGINE=stock $(BIN)/python -m tests.lab.mutations --workers 2
 
 llama-server: venv ## llama-server of the pinned source, stock and patched
@@ -45,17 +45,17 @@ lint: venv ## ruff, mypy, line lengths; hints on wording and subjects
 	$(BIN)/mypy
 	$(BIN)/python -m tests.lab.habits
 
-docs: venv ## write what scripts write of README and docs: measured tables, public names
+docs: venv ## write the measured tables of README and docs, and the page of public names
 	$(BIN)/python docs/api_page.py
 	$(BIN)/python -m benchmarks.figures
 
 integrations: venv ## LangChain, llama-index, outlines, ... each in an environment of its own (ONLY="guidance llm": these)
 	$(BIN)/python -m tests.integrations.environments $(ONLY)
 
-upstream: venv ## is there a newer llama-cpp-python, and what of the patches merges into it
+upstream: venv ## look for a newer llama-cpp-python, and merge the patches into it, without writing them
 	$(BIN)/python -m tests.lab.rebase latest --check
 
-fuzz: venv ## random histories, alone and several at once, threads, interrupts, damaged state, wrong drafts (TIME s each), KILLS killed writers
+fuzz: venv ## campaigns of TIME seconds each: random histories, parallel requests, interrupts, damaged state, drafts; KILLS killed writers
 	$(BIN)/python -m tests.lab.fuzz --seconds $(TIME)
 	$(BIN)/python -m tests.lab.parallel_fuzz --seconds $(TIME)
 	$(BIN)/python -m tests.lab.interrupt_fuzz --seconds $(TIME)
@@ -69,7 +69,7 @@ fuzz: venv ## random histories, alone and several at once, threads, interrupts, 
 	$(BIN)/python -m tests.lab.remote_fuzz --blows 50 --seconds $(TIME)
 	$(BIN)/python -m tests.lab.draft_fuzz --seconds $(TIME)
 
-soak: venv ## one long chat for TIME seconds, watching memory; 500 short ones against their budget; a server under load, hung up on and killed; two models in turn
+soak: venv ## memory of one long chat (TIME seconds) and of 500 short ones; a server under load, hung up on and killed
 	$(BIN)/python -m tests.lab.fuzz --one-life --seconds $(TIME)
 	$(BIN)/python -m tests.lab.footprint
 	$(BIN)/python -m tests.lab.server_load
@@ -78,7 +78,7 @@ bench: venv ## overhead against stock, and what drafts gain
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.speculative
 
-gpu: venv ## with all layers on the GPU: hazards, campaigns, speed; benchmarks/results/gpu-*.json (skipped where there is none)
+gpu: venv ## with all layers on the GPU: hazards, campaigns, speed; benchmarks/results/gpu-*.json (skipped without a GPU)
 	$(BIN)/python -m benchmarks.gpu --seconds $(TIME)
 
 clean: ## remove what the other targets made here (the cache folder keeps the built wheel)

@@ -30,29 +30,34 @@ from llamahybrid.prompt_cache import CacheStats
 
 PAGE = Path(__file__).parent / "reference" / "api.md"
 
+DIAGNOSTICS = {"last", "plan_seconds", "restore_seconds", "unreached"}
+"""Fields of reports for the package itself and its tests."""
+
 HANDED_OUT = (RequestReport, PromptProgress, RequestHandle, CacheStats)
 """Classes that users get and do not make."""
 
 FOR_USERS = {
     llamahybrid.PromptCache: ("ram_bytes", "pin", "unpin", "forget", "clear", "flush", "close", "stats"),
     RequestHandle: ("cancel", "reports"),
+    llamahybrid.ModelDraft: (),
 }
 """Members of a class for its users; the others are for the models that use the class."""
 
-SEAMS = {"drafts", "evaluation", "requests", "runner"}
+SEAMS = {"drafts", "embeds", "evaluation", "requests", "runner"}
 """Members of `Llama` for the package itself and its tests."""
 
-AS_UPSTREAM = {"input_ids", "n_tokens", "scores", "model_params", "context_params", "reset"}
+AS_UPSTREAM = {"__call__", "cache", "context_params", "detokenize", "draft_model", "input_ids"}
+AS_UPSTREAM |= {"model_params", "n_ctx", "n_tokens", "reset", "sample", "scores"}
 """Members of `Llama` that upstream's documentation describes."""
 
-SET_BY_UPSTREAM = {"cache", "context_params", "draft_model"}
-"""Attributes that upstream's constructor sets, and that are properties here."""
+INTERNAL_ERRORS = {"FolderRefused", "RecordError", "RecordGone"}
+INTERNAL_ERRORS |= {"ReportError", "TargetError", "UnknownArchitecture"}
+"""Errors that end as a miss, a warning, or a message of the command line."""
 
 HEAD = """\
 # The public names
 
-Made from the docstrings by `python docs/api_page.py`. What is not named here may change with any
-version.
+Made from the docstrings by `python docs/api_page.py`. Other names may change with any version.
 """
 
 _NAMED = re.compile(r"^(?=`\w+`: )", re.MULTILINE)
@@ -69,8 +74,9 @@ def public_classes() -> list[type]:
     """Every class this page tells of, errors last."""
     named = [getattr(llamahybrid, name) for name in llamahybrid.__all__]
     classes = [thing for thing in named if inspect.isclass(thing)]
-    failures = [c for c in vars(errors).values() if inspect.isclass(c) and c.__module__ == errors.__name__]
-    return [*(c for c in classes if c not in failures), *HANDED_OUT, *failures]
+    every = [c for c in vars(errors).values() if inspect.isclass(c) and c.__module__ == errors.__name__]
+    failures = [c for c in every if c.__name__ not in INTERNAL_ERRORS]
+    return [*(c for c in classes if c not in every), *HANDED_OUT, *failures]
 
 
 def members(owner: type) -> dict[str, Any]:
@@ -168,7 +174,6 @@ def _members(owner: type) -> Iterator[str]:
         chosen = {name: member for name, member in chosen.items() if name not in SEAMS | AS_UPSTREAM}
     theirs = [c for c in owner.__mro__ if c.__module__.startswith("llama_cpp.llama")]
     also = {name for name in chosen if any(name in vars(c) for c in theirs)}
-    also |= SET_BY_UPSTREAM & chosen.keys() if theirs else set()
     for group in (chosen.keys() - also, also):
         if group is also and also:
             yield f"Of `llama_cpp.{theirs[0].__name__}`, with what is different here:\n"
@@ -182,7 +187,8 @@ def _fields(owner: type) -> list[str]:
     if not is_dataclass(owner):
         return []
     texts = described_fields(owner)
-    return ["\n".join(f"- `{f.name}`: {' '.join(texts[f.name].split())}" for f in fields(owner)) + "\n"]
+    shown = [f.name for f in fields(owner) if f.name not in DIAGNOSTICS]
+    return ["\n".join(f"- `{name}`: {' '.join(texts[name].split())}" for name in shown) + "\n"]
 
 
 def _call(name: str, thing: Any) -> str:
