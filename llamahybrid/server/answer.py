@@ -56,7 +56,7 @@ async def unless_gone(receive: Receive, doing: asyncio.Future[Result]) -> Result
     try:
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not doing.done():
-            logger.info("a client hung up")
+            logger.info("a client hung up before the end of its answer")
             raise HungUp
         return doing.result()
     finally:

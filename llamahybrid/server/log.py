@@ -72,7 +72,7 @@ class Background(logging.Handler):
 
 def flush() -> None:
     """Flush the handlers of a server."""
-    for name in ("uvicorn", "uvicorn.access", "llamahybrid"):
+    for name in ("uvicorn", "uvicorn.access", "llamahybrid", "llamahybrid.server"):
         for handler in logging.getLogger(name).handlers:
             if isinstance(handler, Background):
                 handler.flush()
@@ -118,6 +118,7 @@ def configuration() -> dict[str, Any]:
             "uvicorn": {"handlers": ["default"], **level},
             "uvicorn.access": {"handlers": ["access"], **level},
             "llamahybrid": {"handlers": ["plain"]},
+            "llamahybrid.server": {"handlers": ["default"], **level},
             "asyncio": {"handlers": ["plain"]},
         },
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from llamahybrid.server.log import MOST_LINES, Background
-from tests.lab.serving import ServerProcess
+from tests.lab.serving import ServerProcess, wait_until
 
 from .conftest import TinyModel
 
@@ -73,3 +74,18 @@ def test_a_server_without_streams_runs_and_ends_in_order(tiny_model: TinyModel, 
     assert server.client.post("/v1/completions", json=asked).is_success
     server.end(signal.SIGHUP)
     assert sum(file.stat().st_size for file in kept.rglob("*") if file.is_file()) > 10_000
+
+
+def test_client_without_an_answer_leaves_a_line(tiny_model: TinyModel, tmp_path: Path) -> None:
+    """One that shuts its sending side has hung up, as with uvicorn anywhere."""
+    server = ServerProcess(tiny_model("qwen35"), tmp_path / "log")
+    body = b'{"prompt": "Tell me a story. ", "max_tokens": 20000}'
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        connection.sendall(head.encode() + body)
+        wait_until(lambda: server.metrics()["llamacpp:requests_processing"] == 1)
+        connection.shutdown(socket.SHUT_WR)
+        assert connection.recv(1) == b""
+    wait_until(lambda: server.metrics()["llamacpp:requests_processing"] == 0)
+    assert server.end(signal.SIGTERM).count("a client hung up before the end of its answer") == 1
