@@ -306,7 +306,7 @@ def test_dropped_handle_waits_for_no_running_batch(open_one):
     batches.before[1] = lambda: waited.append(go_on.wait(DEADLINE))
     with ThreadPoolExecutor(1) as pool:
         busy = pool.submit(take, llm, PROMPT)
-        until(lambda: len(batches.sizes) == 1)
+        until(lambda: len(batches.sizes) == 2)
         try:
             with llm.request() as handle:
                 handle.drop()
