@@ -338,7 +338,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("parts", nargs="*", choices=[*PARTS], help="All without.")
+    parser.add_argument("parts", nargs="*", choices=[[], *PARTS], metavar="PART", help="All without.")
     parser.add_argument("--clients", type=int, nargs="+", default=[4, 8])
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--threads", type=int, default=2)

@@ -7,7 +7,8 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -26,6 +27,13 @@ def write_json(path: Path, data: Any) -> None:
     mask = os.umask(0)
     os.umask(mask)
     write_whole(path.resolve(), text.encode("utf-8"), 0o666 & ~mask)  # links stay links
+
+
+def write_so_far(path: Path, write: Callable[[Path], None]) -> None:
+    """Call `write(path)` for an intermediate result: only for a regular file, and errors are ignored."""
+    if not path.exists() or path.is_file():
+        with suppress(OSError):
+            write(path)
 
 
 def require_writable(*paths: Path | None) -> None:

@@ -11,7 +11,7 @@ from llamahybrid.children import ended_in_order
 from llamahybrid.cli.check import Json, Lib, finish
 from llamahybrid.cli.engine import errors_shown
 from llamahybrid.cli.progress import progress
-from llamahybrid.files import require_writable
+from llamahybrid.files import require_writable, write_so_far
 
 PEERS = ("stock", "stock+ram", "ours")
 
@@ -56,6 +56,6 @@ def bench(
             at_once = tuple(clients or (1, 4, 8))
             run = Bench(targets, file, rounds, at_once, progress=told, minutes=minutes or None)
             if json is not None:
-                run.found = lambda so_far: so_far.write(json)
+                run.found = lambda so_far: write_so_far(json, so_far.write)
             report = run.run()
     finish(report, json)

@@ -12,7 +12,7 @@ from rich.console import Console
 from llamahybrid.children import ended_in_order
 from llamahybrid.cli.engine import errors_shown
 from llamahybrid.cli.progress import progress
-from llamahybrid.files import require_writable
+from llamahybrid.files import require_writable, write_so_far
 
 if TYPE_CHECKING:
     from llamahybrid.harness.report import Report, Verdict
@@ -84,7 +84,7 @@ def check(
                 minutes = MINUTES
             run = Check(targets, files, chosen, found, told, minutes or None)
             if json is not None:
-                run.found = lambda so_far: so_far.write(json)
+                run.found = lambda so_far: write_so_far(json, so_far.write)
             report = run.run()
     finish(report, json)
 

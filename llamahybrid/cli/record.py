@@ -13,7 +13,7 @@ from llamahybrid.children import ended_in_order
 from llamahybrid.cli.check import Json, Lib, Models, On, finish
 from llamahybrid.cli.engine import errors_shown
 from llamahybrid.cli.progress import progress
-from llamahybrid.files import open_alone, require_writable
+from llamahybrid.files import open_alone, require_writable, write_so_far
 
 
 def record(
@@ -100,6 +100,8 @@ def replay(
         if not model and any(each.needs_model for each in targets):
             raise ValueError("give --model, the one that the trace was recorded on")
         with models(model or (), make=False) as files, progress() as told:
-            found = (lambda so_far: so_far.write(json)) if json is not None else (lambda _: None)
+            found = (
+                (lambda so_far: write_so_far(json, so_far.write)) if json is not None else (lambda _: None)
+            )
             report = play(trace, targets, files, n_ctx, told, found)
     finish(report, json)

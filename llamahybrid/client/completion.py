@@ -291,6 +291,7 @@ def _run_ahead(
             if feed.paused and feed.due:
                 loop.post(Resume(request))
             token: int = loop.result(request, feed)
+            request.aside = None  # of a signal handler that ran in this wait
             count += 1
             if count > 1:
                 view.input_ids[total + count - 2] = last

@@ -171,7 +171,9 @@ class DecodeLoop:
         """End the loop: cancel all requests, call `on_end()` in the loop's thread, and wait for that."""
         self._refuse()
         if not self._thread.settled():
+            self._ended = True
             on_end()
+            self._refuse_rest()
             return
         self._on_end = on_end
         reply = Reply()

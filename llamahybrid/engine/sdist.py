@@ -131,21 +131,6 @@ def member(name: str, pin: Pin | None = None) -> Path:
 
 
 @disk_errors()
-def read(*names: str) -> dict[str, bytes]:
-    """Read files from the archive itself, whose hash was just checked: for code that is to be executed.
-
-    Raises:
-        EngineError: the sdist is unavailable, or has no such file.
-    """
-    found = {}
-    with tarfile.open(fetch()) as archive:
-        for name in names:
-            with _stream(archive, _inside(name, PIN), PIN) as stream:
-                found[name] = stream.read()
-    return found
-
-
-@disk_errors()
 def unpack(dest: Path, pin: Pin | None = None) -> Path:
     """Extract a whole sdist (None: of `PIN`) to `dest`, without the top folder; all of it or nothing.
 

@@ -7,7 +7,6 @@ Dynamo's router reads (`docs/integrations/kv-events-custom-engines.md`): the key
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import xxhash
@@ -27,10 +26,26 @@ class Block(NamedTuple):
     """See `nodes.ids_of`."""
 
 
-def blocks_of(paths: Iterable[Tokens], size: int, model: str) -> dict[int, Block]:
-    """All complete blocks of `size` tokens by hash, each after its parent; other models' hashes differ."""
-    seed = xxhash.xxh3_64_intdigest(model.encode())
-    return {block.hash: block for path in paths for block in _cut(ids_of(path), size, seed)}
+class Cutter:
+    """Cuts paths into blocks; the paths of the last call are known in the next one."""
+
+    def __init__(self, size: int) -> None:
+        """`size`: tokens of a block."""
+        self._size = size
+        self._known: dict[tuple[int, bytes], tuple[Block, ...]] = {}
+
+    def blocks_of(self, groups: Mapping[str, Iterable[Tokens]], model: str) -> dict[str, dict[int, Block]]:
+        """All complete blocks of each group by hash, each after its parent; other models' hashes differ."""
+        seed = xxhash.xxh3_64_intdigest(model.encode())
+        known, self._known = self._known, {}
+        found: dict[str, dict[int, Block]] = {group: {} for group in groups}
+        for group, paths in groups.items():
+            for path in paths:
+                ids = ids_of(path)
+                name = seed, xxhash.xxh3_128_digest(ids)
+                cut = self._known[name] = known.get(name) or _cut(ids, self._size, seed)
+                found[group].update((block.hash, block) for block in cut)
+        return found
 
 
 def events(old: Mapping[int, Block], new: Mapping[int, Block], medium: str) -> Iterator[dict[str, Any]]:
@@ -55,7 +70,6 @@ def events(old: Mapping[int, Block], new: Mapping[int, Block], medium: str) -> I
             chain.append(block)
 
 
-@lru_cache(8192)
 def _cut(ids: bytes, size: int, seed: int) -> tuple[Block, ...]:
     step, parent, found = ID_BYTES * size, None, list[Block]()
     for start in range(0, len(ids) - step + 1, step):

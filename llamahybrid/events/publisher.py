@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from llamahybrid.client.salt import SHARED
-from llamahybrid.events.blocks import Block, blocks_of, events
+from llamahybrid.events.blocks import Block, Cutter, events
 from llamahybrid.prompt_cache import resumable
 from llamahybrid.prompt_cache.base import Tokens
 
@@ -61,7 +61,8 @@ class EventPublisher(AbstractContextManager["EventPublisher"]):
         """
         if block_size < 1:
             raise ValueError(f"a block has at least one token, not {block_size}")
-        self._llm, self._size, self._interval, self._topic = llm, block_size, interval, topic.encode()
+        self._llm, self._interval, self._topic = llm, interval, topic.encode()
+        self._cutter = Cutter(block_size)
         self._published: dict[str, dict[int, Block]] = {}
         self._sent: list[tuple[bytes, bytes]] = []
         self._sequence = 0
@@ -148,4 +149,4 @@ class EventPublisher(AbstractContextManager["EventPublisher"]):
         }
         if cache is not None:
             paths |= {"CPU": resumable.in_ram(cache, view), "DISK": resumable.on_disk_paths(cache, view)}
-        return {medium: blocks_of(found, self._size, namespace) for medium, found in paths.items()}
+        return self._cutter.blocks_of(paths, namespace)

@@ -17,7 +17,7 @@ from statistics import median
 
 from llamahybrid.errors import LlamaHybridError
 from llamahybrid.harness import figures
-from llamahybrid.harness.collecting import Collector, Progress
+from llamahybrid.harness.collecting import LATE, Collector, Progress, left_out
 from llamahybrid.harness.conversation import Conversation, Request
 from llamahybrid.harness.plan import Cost, Speed, cost_of, fitting
 from llamahybrid.harness.plan import measured as measured_speed
@@ -141,7 +141,7 @@ class Bench:
     def run(self) -> Report:
         """Measure everything; a target that dies is reported, not raised.
 
-        KeyboardInterrupt and SystemExit end the run: the report is not `complete`, as if out of time.
+        KeyboardInterrupt and SystemExit end the run: the report is not `complete`.
         """
         options = {name: str(value) for name, value in self.model.options.items()}
         settings = {"rounds": str(self.rounds), "bytes": f"{self.model.path.stat().st_size:,}", **options}
@@ -157,7 +157,10 @@ class Bench:
             self._scale = self._fitting(until - time.monotonic())
         for done, (name, target, step) in enumerate(steps):
             if until is not None and time.monotonic() > until:
-                return False
+                for late, other, _ in steps[done:]:
+                    if (late, other.name) not in every:
+                        self._results.put(other, left_out(late, LATE))
+                return True
             self.progress(f"{target.name}: {name}", done, len(steps))
             measured = every[name, target.name]
             if not measured.failed:

@@ -13,7 +13,7 @@ from pathlib import Path
 from llamahybrid.errors import LlamaHybridError
 from llamahybrid.files import distinct_names
 from llamahybrid.harness import directed
-from llamahybrid.harness.collecting import Collector, Progress
+from llamahybrid.harness.collecting import LATE, Collector, Progress, left_out
 from llamahybrid.harness.figures import workload_figures
 from llamahybrid.harness.plan import Plan, measured, plan
 from llamahybrid.harness.report import PROBE, Report, Verdict, WorkloadFigures
@@ -107,7 +107,6 @@ MEMORY_SHARE = 0.1
 MEMORY_REQUESTS = directed.WARM + directed.ROUNDS * directed.COUNTED
 COMPARING = 0.25
 """Extra time, as a share of a target's time, in which answers are still compared."""
-LATE = "the time was over (see --minutes)"
 
 
 @dataclass(frozen=True)
@@ -291,9 +290,3 @@ class Check:
     def _step(self, text: str) -> None:
         self.progress(text, self._steps, self._of)
         self._steps += 1
-
-
-def left_out(name: str, why: str, bound: float | None = None) -> WorkloadFigures:
-    """Return the figures of a workload that did not run."""
-    verdict = Verdict("runs", "cannot tell", f"it did not run: {why}")
-    return WorkloadFigures(name, bound=bound, verdicts=(verdict,))

@@ -14,6 +14,14 @@ Progress = Callable[[str, int, int], None]
 QUICKLY = 1.0
 """Seconds that processes have to end after Ctrl-C."""
 
+LATE = "the time was over (see --minutes)"
+
+
+def left_out(name: str, why: str, bound: float | None = None) -> WorkloadFigures:
+    """Return the figures of a workload that did not run."""
+    verdict = Verdict("runs", "cannot tell", f"it did not run: {why}")
+    return WorkloadFigures(name, bound=bound, verdicts=(verdict,))
+
 
 @dataclass
 class _Found:
@@ -70,7 +78,7 @@ class Collector:
         return Report.now(figures, [model.name for model in self.models], complete, self.settings)
 
     def run(self, steps: Callable[[], bool]) -> Report:
-        """Call `steps`, which returns False if it is out of time; return the report.
+        """Call `steps`, which returns False if it ended early; return the report.
 
         KeyboardInterrupt and SystemExit end the steps and the targets' processes, and give the report so far.
         """

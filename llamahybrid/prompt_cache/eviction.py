@@ -77,7 +77,7 @@ class ValueEviction:
 
     def _least(self, tree: Tree, keep: Collection[Entry]) -> Entry | None:
         """The least worth of those looked at; None if none may go."""
-        for _ in range(0, len(tree), LOOKS):
+        for _ in range(0, len(tree), LOOKS - WORST):  # the worst are looked at again
             line = tree.next_in_line(LOOKS)
             ranked = self._ranked(tree, line)
             tree.to_the_end(e for e in line if e not in ranked[:WORST])

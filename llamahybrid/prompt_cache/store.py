@@ -139,13 +139,13 @@ class RamStore(Room):
         """
         if not 0 < position <= len(view.tokens):
             raise ValueError(f"no position {position} in a live sequence of {len(view.tokens)} tokens")
-        if not view.storable:
-            return False
         row = None if logits is None else np.array(logits, dtype=np.float32)
         return self._admit(view, position, snapshot, row)
 
     @guarded(False)
     def _admit(self, view: LiveView, position: int, snapshot: Bytes, logits: Logits | None) -> bool:
+        if not view.storable:  # under the lock: `forget` may come at any time
+            return False
         path = view.tokens[:position]
         match = self.tree.match(view.namespace, path)
         old = next((e for e in match.entries()[-1:] if e.position == position), None)
@@ -206,7 +206,7 @@ class RamStore(Room):
 
     @guarded(False)
     def _has_room(self, n_bytes: int, namespace: str, path: Tokens) -> bool:
-        """Make room for attention of a path, but not at the price of its own checkpoints."""
+        """Make room for attention of a path; False where only its own checkpoints could go."""
         match = self.tree.match(namespace, path)
         fits = bool(self.make_room(n_bytes, match, keep=match.entries()))
         self.counts.refused += not fits

@@ -14,7 +14,7 @@ import pytest
 
 from llamahybrid.engine import sdist
 from llamahybrid.errors import EngineError
-from tests.engine.fake_pip import FILES, Index, litter
+from tests.engine.fake_pip import Index, litter
 from tests.lab import rebase
 
 
@@ -85,11 +85,3 @@ def test_unknown_members_are_errors(index: Index, name: str) -> None:
     sdist.member("pyproject.toml")  # the archive itself lies where the second one points to
     with pytest.raises(EngineError, match=r"9\.9\.9"):
         sdist.member(name)
-
-
-def test_code_is_read_from_the_verified_archive(index: Index) -> None:
-    name = "vendor/llama.cpp/models/a.gguf"
-    sdist.member(name).write_bytes(b"changed by somebody")
-    assert sdist.read(name) == {name: FILES[name]}
-    with pytest.raises(EngineError, match="holds no file"):
-        sdist.read(name, "nothing")

@@ -6,14 +6,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamahybrid.events.blocks import Block, blocks_of, events
+from llamahybrid.events.blocks import Block, Cutter, events
 from llamahybrid.prompt_cache.nodes import tokens_of
 
 PATHS = st.lists(st.lists(st.integers(0, 3), max_size=20), max_size=5)
 
 
 def blocks(paths: list[list[int]], size: int = 2, model: str = "model") -> dict[int, Block]:
-    return blocks_of((np.array(path, np.int32) for path in paths), size, model)
+    return Cutter(size).blocks_of({"CPU": (np.array(path, np.int32) for path in paths)}, model)["CPU"]
 
 
 @given(PATHS, st.integers(1, 5))

@@ -65,6 +65,15 @@ def test_tokens_of_paths_stay_while_they_are_few() -> None:
     assert victim.node.tokens[0] == 7
 
 
+def test_all_checkpoints_are_looked_at_before_none_may_go() -> None:
+    tree, order = Tree(), ValueEviction()
+    long = [*range(1000)]
+    keep = [put(tree, long, position) for position in range(5, 885, 5)]
+    others = [put(tree, [2000 + number] * 20, 20) for number in range(16)]
+    victim = order.victim(tree, None, keep)
+    assert victim in (*keep, *others), "one may go, so the tree was seen whole"
+
+
 def test_a_segment_is_not_stored_once_the_checkpoint_behind_it_had_to_go() -> None:
     def attention(start: int, end: int) -> Segment:
         return Segment(start, end, np.zeros(900, np.uint8))

@@ -197,3 +197,21 @@ def test_a_replaced_checkpoint_in_use_does_not_lie_idle_later() -> None:
 
 
 # -- and the disk ----------------------------------------------------------------------------------
+
+
+def test_forgetting_while_a_checkpoint_is_admitted_keeps_it_out() -> None:
+    cache = PromptCache(AMPLE)
+    engine = FakeEngine(cache)
+    engine.prefill(SECRET)
+
+    class Logits:
+        """Forgets the prompt where they are copied."""
+
+        def __array__(self, *_: object, **__: object) -> np.ndarray:
+            cache.forget(SECRET)
+            return np.zeros(4, np.float32)
+
+    snapshot = cache.buffer(64)
+    snapshot[:] = 1
+    assert not cache.admit(engine.view(), len(SECRET), snapshot, Logits())  # type: ignore[arg-type]
+    assert known(cache) == 0

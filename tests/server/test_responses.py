@@ -121,7 +121,8 @@ def test_a_freeform_tool_gets_text(client: openai.OpenAI, stream: bool) -> None:
     tool: Any = {"type": "custom", "name": "patch", "format": {"syntax": "lark", "definition": "start: A"}}
     call = '<tool_call>{"name": "patch", "arguments": {"input": "*** Begin"}}</tool_call>'
     asked = {**ASKED, **written(f"</think>\n\n{call}")}
-    got = client.responses.create(**asked, tools=[tool, {"type": "web_search"}], stream=stream)
+    others: list[Any] = [{"type": "web_search"}, {"type": "code_interpreter", "container": {"type": "auto"}}]
+    got = client.responses.create(**asked, tools=[tool, *others], stream=stream)
     events = list(got) if stream else []
     (item,) = (events[-1].response if stream else got).output  # type: ignore[union-attr]
     assert (item.type, item.name, item.input) == ("custom_tool_call", "patch", "*** Begin")
@@ -260,7 +261,7 @@ def test_the_request_comes_back_in_the_response(client: openai.OpenAI) -> None:
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"top_logprobs": 99}, "top_logprobs"),
         ({"metadata": {str(n): "" for n in range(17)}}, None),
-        ({"tools": [{"type": "computer", "name": "x"}]}, "tools.0.type"),
+        ({"tools": [{"type": "computer", "name": "x"}]}, "tools.0"),
         ({"tools": [{"type": "function"}]}, "tools.0"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
         ({"input": [{"type": "computer_call"}]}, None),

@@ -41,9 +41,18 @@ def base_url(url: str) -> httpx.URL:
     return found.copy_with(path=found.path.rstrip("/").removesuffix("/v1") or "/")
 
 
-def events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Yield the events of a server's stream. Raises TargetError for an error in it."""
-    for line in lines:
+def lines(pieces: Iterable[str]) -> Iterator[str]:
+    """Yield the lines of a text in pieces; JSON may hold other line breaks than "\\n", as U+2028."""
+    rest = ""
+    for piece in pieces:
+        *whole, rest = (rest + piece).split("\n")
+        yield from whole
+    yield rest
+
+
+def events(found: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Yield the events in the lines of a server's stream. Raises TargetError for an error in it."""
+    for line in found:
         if line.startswith("error:"):
             raise TargetError(line)
         if line.startswith("data:") and line[5:].strip() != "[DONE]":
@@ -74,7 +83,7 @@ class Client:
         """Yield the events of a stream. Raises TargetError."""
         try:
             with self._open(path, body) as response:
-                yield from events(response.iter_lines())
+                yield from events(lines(response.iter_text()))
         except ValueError as error:
             raise TargetError(f"{path}: {error}") from error
 
@@ -320,7 +329,3 @@ class UrlTarget(Target):
     def versions(self) -> dict[str, str]:
         """Return the versions that the server reports."""
         return self._versions
-
-    def close(self, patience: float = 20.0) -> None:
-        """Close the connections."""
-        self._client.close()

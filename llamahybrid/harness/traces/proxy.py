@@ -161,8 +161,8 @@ def _events(reply: str) -> list[dict[str, Any]]:
     """Return the events of a stream before its first error, or the one object that a reply is."""
     found: list[dict[str, Any]] = []
     try:
-        if any(line.startswith("data:") for line in reply.splitlines()):
-            found.extend(events(reply.splitlines()))
+        if any(line.startswith("data:") for line in reply.split("\n")):
+            found.extend(events(reply.split("\n")))
         elif isinstance(whole := json.loads(reply), dict):
             found.append(whole)
     except (TargetError, ValueError):

@@ -30,8 +30,11 @@ FIRST_ONLY = "must be at the beginning"
 _EFFORTS = {"minimal": "low", "xhigh": "high", "max": "high"}
 """OpenAI's efforts that chat templates do not know."""
 
-_OWN_TOOLS = ("web_search", "web_search_preview", "namespace", "image_generation")
-"""Tools that OpenAI's servers run. Agents always list them, so they are left out instead of refused."""
+CLIENT_TOOLS = ("function", "custom")
+"""Types of tools that the client runs."""
+
+SERVER_TOOLS = ("code_interpreter", "file_search", "image_generation", "mcp", "namespace", "web_search")
+"""First parts of the types of tools that OpenAI's servers run (some have a date behind)."""
 
 Json: TypeAlias = dict[str, Any]
 
@@ -44,9 +47,9 @@ class ToolFormat(BaseModel):
 
 
 class Tool(BaseModel):
-    """A tool that the client runs, or one of OpenAI's, which is left out."""
+    """A tool that the client runs, or one of OpenAI's: agents always list these, so they are left out."""
 
-    type: Literal["function", "custom", "web_search", "web_search_preview", "namespace", "image_generation"]
+    type: str
     name: str = ""
     description: str | None = None
     parameters: Json | None = None
@@ -54,7 +57,9 @@ class Tool(BaseModel):
 
     @model_validator(mode="after")
     def _named(self) -> Tool:
-        if self.type not in _OWN_TOOLS and not self.name:
+        if self.type not in CLIENT_TOOLS and not self.type.startswith(SERVER_TOOLS):
+            raise ValueError(f"tools of type {self.type} are not supported")
+        if self.type in CLIENT_TOOLS and not self.name:
             raise ValueError("a tool needs a name")
         return self
 
@@ -149,7 +154,7 @@ class ResponseRequest(BaseModel):
         said.setdefault("repeat_penalty", 1.0)  # OpenAI has no such penalty; upstream's default is 1.1
         said |= {"model": self.model, "stream": self.stream, "max_tokens": self.max_output_tokens}
         said["messages"] = list(chat_messages(self.instructions, self.input))
-        if tools := [tool.chat_tool() for tool in self.tools if tool.type not in _OWN_TOOLS]:
+        if tools := [tool.chat_tool() for tool in self.tools if tool.type in CLIENT_TOOLS]:
             said |= {"tools": tools, "tool_choice": self.tool_choice}
             if isinstance(self.tool_choice, ToolChoice):
                 said["tool_choice"] = {"type": "function", "function": {"name": self.tool_choice.name}}

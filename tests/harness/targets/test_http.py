@@ -15,7 +15,7 @@ from llamahybrid.cli.main import app
 from llamahybrid.errors import TargetError
 from llamahybrid.harness.report import Report
 from llamahybrid.harness.targets.base import Ask, Reply, Shape
-from llamahybrid.harness.targets.http import Client, HttpSession, UrlTarget
+from llamahybrid.harness.targets.http import Client, HttpSession, UrlTarget, events, lines
 from tests.harness.fake_server import FakeServer
 
 HELLO = Ask(4, messages=({"role": "user", "content": "Hello, who are you?"},))
@@ -93,6 +93,21 @@ def test_openai_server_gets_no_options_of_llama_server() -> None:
     assert (first.reported, first.prompt) == (0, None)
     assert again.reported
     assert len(first.text) == 16
+
+
+def test_server_is_measured_again_after_a_close() -> None:
+    with FakeServer() as server:
+        target = UrlTarget("it", server.url)
+        for _ in range(2):  # bench closes its targets after each step
+            with target.open(None, Shape(256, 1)) as session:
+                assert session.ask(HELLO).text
+            target.close()
+
+
+def test_event_holds_any_line_break_of_unicode() -> None:
+    said = "one\u2028two\x85three"
+    pieces = [f'data: {{"text": "{said[:4]}', f'{said[4:]}"}}\r\n\r\ndata: [DONE]\n']
+    assert list(events(lines(pieces))) == [{"text": said}]
 
 
 def test_fresh_answer_is_asked_with_an_unused_salt() -> None:
