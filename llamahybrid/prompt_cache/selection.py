@@ -30,6 +30,9 @@ from llamahybrid.prompt_cache.tree import Tree
 
 UNMEASURED = Costs()
 
+SMALL_BATCH = 64
+"""Tokens from which a restore point is used, however long a small batch took on a busy machine."""
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -137,7 +140,7 @@ def _pays(position: int, live: int, attended: int, left: int, costs: Costs) -> b
     `attended`: no attention has to be loaded before it. `left`: tokens that are decoded behind it anyway.
     """
     saved = position - live
-    if left and saved * costs.prefill_seconds < costs.batch_seconds:
+    if left and saved < SMALL_BATCH and saved * costs.prefill_seconds < costs.batch_seconds:
         return False
     if saved < max(1, min(MIN_SPACING, left)):
         return False

@@ -114,6 +114,9 @@ def test_a_few_shared_tokens_of_a_long_prompt_are_decoded_again() -> None:
     assert chosen(1112, 0, view(0), entry(39), costs=slow_batches) == (0, "none")
     assert chosen(1112, 0, view(0), entry(41), costs=slow_batches) == (41, "ram")
     assert chosen(39, 0, view(0), entry(39, logits=True), costs=slow_batches) == (39, "ram")
+    busy = Costs(token_seconds=1e-3, prefill_seconds=1e-3, batch_seconds=1.0)
+    assert chosen(1112, 0, view(0), entry(63), costs=busy) == (0, "none")
+    assert chosen(1112, 0, view(0), entry(64), costs=busy) == (64, "ram")
 
 
 def test_a_checkpoint_that_takes_longer_than_decoding_is_left_alone() -> None:
