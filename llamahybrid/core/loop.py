@@ -7,11 +7,8 @@ in the main thread alone, so that no operation of the loop is interrupted.
 
 from __future__ import annotations
 
-import atexit
 import logging
-import os
 import sys
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -23,6 +20,7 @@ from llamahybrid.core.batch import Reader
 from llamahybrid.core.executor import Executor
 from llamahybrid.core.loop_thread import LoopThread
 from llamahybrid.core.messages import Call, End, Look, Message, Resume, Run, Stop
+from llamahybrid.core.process_hooks import register
 from llamahybrid.core.reply import Reply
 from llamahybrid.core.request import Request, Task, this_thread
 from llamahybrid.core.scheduler import Scheduler
@@ -66,7 +64,7 @@ class DecodeLoop:
         for slot in slots:
             slot.runner.others_waiting = self.admission.others_waiting
             slot.runner.is_awaited = self.admission.is_awaited
-        _all.add(self)
+        register(self)
 
     # -- from any thread ---------------------------------------------------------------------------
 
@@ -387,22 +385,3 @@ class DecodeLoop:
                 yield self._inbox.get_nowait()
             except Empty:
                 return
-
-
-_all: weakref.WeakSet[DecodeLoop] = weakref.WeakSet()
-
-
-@atexit.register
-def _end_all() -> None:
-    """End all loops at exit of the interpreter, before native code is unloaded."""
-    for loop in list(_all):
-        loop.end_at_exit()
-
-
-def _renew_all() -> None:
-    for loop in list(_all):
-        loop.renew_in_child()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_all)

@@ -34,8 +34,8 @@ class ModelDraft(LlamaDraftModel):  # type: ignore[misc]
         self.at_most = num_pred_tokens
         """Most tokens of the next draft; set before each call."""
         self.salt = b""
-        """Digest of the request's salt; set before each request. Neither a guess nor its duration may depend
-        on tokens of another salt."""
+        """Digest of the request's salt; set before each request. Guesses and their durations depend on
+        tokens of this salt alone."""
         self._runner = llm.runner
         self._undo = Undo(self._runner.live)
 

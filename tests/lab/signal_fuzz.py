@@ -4,7 +4,7 @@
 
 A timer interrupts requests, restores, drafts and disk writes. The next request of the same object must answer
 as a fresh stock context does, and now and then that of a new object on the same folder. With several slots
-other threads may ask meanwhile, and their answers must not change. A round that takes a minute prints every
+other threads ask meanwhile, and their answers must not change. A round that takes a minute prints every
 thread's stack and ends the process.
 """
 

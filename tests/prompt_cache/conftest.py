@@ -1,4 +1,4 @@
-"""What the tests of the disk share, and those of a shared store."""
+"""Fixtures of the tests of a disk and of a shared store."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def add(store: BlockStore, listed: dict[bytes, Listed], one: tuple[str, tuple[in
 
 
 def forget(listed: dict[bytes, Listed], tokens: Sequence[int], stays: int) -> set[bytes]:
-    """Keys of what goes of the list."""
+    """Keys of the forgotten records of the list."""
     gone: set[bytes] = set()
     for namespace in {each.namespace for each in listed.values()}:
         ours = {key: each for key, each in listed.items() if each.namespace == namespace}

@@ -1,4 +1,4 @@
-"""The byte budget: exact, never exceeded, and what goes first when it is full."""
+"""The byte budget: exact, never exceeded, and the order of eviction."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def ids(tokens: Sequence[int]) -> Tokens:
 
 
 def known(cache: PromptCache | NaivePromptCache, namespace: str = "model") -> int:
-    """How much of the secret is known to the cache, live memory aside."""
+    """Tokens of the secret that the cache knows, live memory aside."""
     plan = cache.plan(ids(SECRET), FakeEngine(cache, namespace=namespace).view(), (), Costs())
     cache.release(plan)
     return plan.matched

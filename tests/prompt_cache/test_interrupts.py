@@ -1,4 +1,4 @@
-"""Exceptions in the middle of a change, calls that come in meanwhile, and forked processes."""
+"""Exceptions in the middle of a change, calls during a change, and forked processes."""
 
 from __future__ import annotations
 

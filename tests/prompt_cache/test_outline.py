@@ -1,4 +1,4 @@
-"""What a cache holds, as it is looked at: shared prefixes once, bytes that add up, what really goes next."""
+"""Outlines of a cache: shared prefixes once, bytes that add up, the checkpoints that are evicted next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a request starts, from what is live and what lies in RAM."""
+"""Plans of requests: the live sequence and checkpoints in RAM."""
 
 from __future__ import annotations
 

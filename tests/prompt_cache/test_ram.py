@@ -17,7 +17,7 @@ MIB = 1 << 20
 
 @pytest.mark.skipif(sys.platform != "linux", reason="resident memory as Linux tells it")
 def test_memory_of_large_buffers_goes_back_at_once() -> None:
-    np.ones(8 * MIB, np.uint8)  # from now on the C library keeps pieces of up to so many bytes
+    np.ones(8 * MIB, np.uint8)  # the C library keeps freed pieces up to this size afterwards
     before = resident_bytes()
     small, large = [], []
     for _ in range(300):

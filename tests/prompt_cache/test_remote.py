@@ -34,7 +34,7 @@ def store(server: RedisServer) -> Iterator[ServerStore]:
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """How many seconds each look and each read may take."""
+    """Time limits of look-ups and reads, in seconds."""
     seen: list[float] = []
     call = Reader.call
 
@@ -100,7 +100,7 @@ def test_a_server_that_comes_back_empty_is_filled_again(store: ServerStore) -> N
 def test_a_server_that_was_never_there_costs_warnings_and_no_request_waits(
     caplog: pytest.LogCaptureFixture, silent: bool
 ) -> None:
-    """One refuses connections; another accepts them and never answers."""
+    """A server refuses connections, or accepts them and never answers."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         if silent:

@@ -1,4 +1,4 @@
-"""What can be resumed is what the planner would do, on disk what the next process would."""
+"""Resumable prefixes are those that the planner would use, and on disk those of the next process."""
 
 from __future__ import annotations
 

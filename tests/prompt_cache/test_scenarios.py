@@ -1,4 +1,4 @@
-"""What users do, in their words, and the plan each of it gets."""
+"""Actions of users, in their words, and the plan that each one gets."""
 
 from __future__ import annotations
 

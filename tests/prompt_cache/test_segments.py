@@ -127,7 +127,7 @@ def test_a_segment_that_overlaps_or_leaves_its_path_is_not_kept(start: int, end:
     check_integrity(cache)
 
 
-# -- what stays ------------------------------------------------------------------------------------
+# -- eviction --------------------------------------------------------------------------------------
 
 
 def test_segments_go_with_the_last_checkpoint_that_needs_them() -> None:

@@ -1,4 +1,4 @@
-"""What a checkpoint is worth, as it is learned from requests."""
+"""Values of checkpoints, learned from requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept for later processes bounds what they decode again."""
+"""Records for later processes bound the tokens that these decode again."""
 
 from __future__ import annotations
 

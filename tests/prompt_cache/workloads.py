@@ -25,7 +25,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Turn:
-    """One request: a prompt with its boundaries, and the answer the model will give."""
+    """A request: a prompt with its boundaries, and the answer that the model will give."""
 
     prompt: list[int]
     boundaries: list[int]
