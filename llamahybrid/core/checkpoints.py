@@ -50,8 +50,6 @@ class Checkpoints:
         cache.attach(live.shared)
         self.meter = meter
         self._prompt_end: _PromptEnd | None = None
-        self._read_seconds = 0.0
-        """Seconds a token when all of the live sequence was read; 0 before the first time."""
 
     def view(self, reuse_limit: int | None = None) -> LiveView:
         """Return the cache's view of the live sequence."""
@@ -158,7 +156,7 @@ class Checkpoints:
                 if segment is None or not self.cache.store_segment(view, segment):
                     break
         if ranges:
-            self._read_seconds = (time.perf_counter() - began) / max(1, live.n)
+            self.meter.read(time.perf_counter() - began, live.n)
         self.cache.queue_writes(view)
         self.owes_attention = False
 
@@ -171,7 +169,7 @@ class Checkpoints:
         if pager is None or not pager.reads_whole or self.cache.serves_others:
             return True
         saved = tail * self.meter.costs().prefill_seconds
-        return saved >= RETURNS * self._live.n * self._read_seconds
+        return saved >= RETURNS * self._live.n * self.meter.read_seconds
 
 
 def _pieces(start: int, end: int) -> list[tuple[int, int]]:

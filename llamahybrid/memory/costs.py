@@ -55,6 +55,8 @@ class CostMeter:
         self._restore: deque[float] = deque(maxlen=WINDOW)
         self._segment: deque[float] = deque(maxlen=WINDOW)
         self._restored = time.monotonic()
+        self._read: deque[float] = deque(maxlen=WINDOW)
+        self._read_at = time.monotonic()
         self._told: tuple[float, Costs] | None = None
         """The last result of `costs`, and the half-lives before it; None after a new measurement."""
 
@@ -87,6 +89,20 @@ class CostMeter:
         else:
             alone = median(self._restore) if self._restore else 0.0
             self._segment.append(max(0.0, seconds - alone) / tokens)
+
+    def read(self, seconds: float, tokens: int) -> None:
+        """Note the duration of reading a whole sequence of `tokens`."""
+        self._read.append(seconds / max(1, tokens))
+        self._read_at = time.monotonic()
+
+    @property
+    def read_seconds(self) -> float:
+        """Seconds a token of reading a whole sequence, the fastest of at least `FEW`; 0 before.
+
+        Halved for each `FADE_SECONDS` since the last one: a high cost prevents further samples.
+        """
+        times = (time.monotonic() - self._read_at) // FADE_SECONDS
+        return min(self._read) * 0.5**times if len(self._read) >= FEW else 0.0
 
     def costs(self) -> Costs:
         """Return the costs measured so far."""

@@ -63,3 +63,16 @@ def test_restores_that_were_held_up_do_not_keep_others_from_being_tried(now: lis
     meter.restored(0.01, 1)
     assert meter.costs().restore_seconds == 0.01
     assert meter.costs().segment_seconds == 0.5, "that was not tried"
+
+
+def test_reads_that_were_held_up_do_not_keep_others_from_being_tried(now: list[float]) -> None:
+    meter = CostMeter(512)
+    for _ in range(FEW - 1):
+        meter.read(8.0, 4)
+        assert meter.read_seconds == 0
+    meter.read(12.0, 4)
+    assert meter.read_seconds == 2.0
+    now[0] += 2 * FADE_SECONDS + 1
+    assert meter.read_seconds == 0.5
+    meter.read(0.4, 4)
+    assert meter.read_seconds == pytest.approx(0.1)
