@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,3 +59,16 @@ def test_consecutive_blocks_are_one_event() -> None:
     assert {event["medium"] for event in stored} == {"CPU"}
     (removed,) = events(found, {}, "DISK")
     assert removed == {"type": "BlockRemoved", "block_hashes": list(found), "medium": "DISK"}
+
+
+def test_blocks_of_old_paths_are_not_kept() -> None:
+    """A slot that grows is another path at each look."""
+    path, cutter = np.arange(4000, dtype=np.int32), Cutter(16)
+    tracemalloc.start()
+    try:
+        for end in range(2000, 4000, 10):
+            cutter.blocks_of({"GPU": [path[:end]]}, "model")
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 500_000

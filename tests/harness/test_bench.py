@@ -86,3 +86,17 @@ def test_bench_measures_each_target_on_each_workload(
     versions = report.targets[1].versions
     assert versions["llama-cpp-python"]
     assert re.fullmatch(r"libllama\.\w+ \([0-9a-f]{8}\)", versions["library"])
+
+
+def test_bench_without_time_left_is_complete_and_says_what_did_not_run() -> None:
+    run = Bench(
+        [Dying()], ModelFile("tiny", Path(__file__)), rounds=1, clients=(2,), alone=[SHORT], minutes=1e-9
+    )
+    report = run.run()
+    assert report.complete, "exit status 130 is of Ctrl-C"
+    (found,) = report.targets
+    assert {SHORT.name, "2 clients at once"} <= {each.workload for each in found.workloads}
+    for each in found.workloads:
+        (verdict,) = each.verdicts
+        assert verdict.outcome == "cannot tell"
+        assert "the time was over" in verdict.detail

@@ -9,6 +9,7 @@ import llama_cpp
 import pytest
 
 from llamahybrid import Llama
+from llamahybrid.core import loop
 from llamahybrid.errors import ModelClosed
 from tests.request.asking import DEADLINE, WORDS, begin, take
 
@@ -43,6 +44,22 @@ def test_nothing_reads_a_closed_model(opened, use, prompt_cache):
         use(llm)
     llm.reset()
     assert llm.n_tokens == 0
+
+
+def test_first_request_beside_a_close_is_refused(opened, monkeypatch):
+    """The model is closed when the request was let in and its message is not sent yet."""
+    llm = opened("llama")
+    task = loop.Task
+
+    def task_late(*arguments):
+        closing = threading.Thread(target=llm.close, daemon=True)
+        closing.start()
+        closing.join(DEADLINE)
+        return task(*arguments)
+
+    monkeypatch.setattr(loop, "Task", task_late)
+    with pytest.raises(ModelClosed):
+        next(llm.generate([5, 6]))
 
 
 def test_closed_model_without_a_cache_takes_no_state(opened):
