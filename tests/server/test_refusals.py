@@ -69,7 +69,7 @@ def test_bodies_beyond_the_memory_for_them_get_503(tiny_model: TinyModel) -> Non
 
 def test_unread_stream_is_ended(tiny_model: TinyModel) -> None:
     """The transport pauses at once, so that a few bytes in the buffers of the kernel are enough."""
-    with serving(tiny_model("qwen35"), send_seconds=0.5) as server:
+    with serving(tiny_model("qwen35"), send_seconds=2) as server:
         server.listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         asked = {"prompt": "x", "max_tokens": 1000, "stream": True, "ignore_eos": True}
         body = json.dumps(asked).encode()
