@@ -10,7 +10,6 @@ most.
 from __future__ import annotations
 
 import random
-import socket
 import tempfile
 import threading
 import time
@@ -20,6 +19,8 @@ from typing import Annotated, Any
 
 import httpx
 import typer
+
+from tests.lab.waiting import free_port
 
 SYSTEM = "You are an agent that answers with the tools it has, step by step, and says why. " * 4
 WORDS = ("river", "stone", "crow", "bridge", "winter", "letter", "engine", "garden", "window")
@@ -123,14 +124,6 @@ def play(model: Path, replicas: int, clients: int, turns: int, remote: str | Non
         serve.shutdown()
         ray.shutdown()
     return tally
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
 
 
 def main(

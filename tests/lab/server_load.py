@@ -45,7 +45,8 @@ from tests.lab.server_clients import (
     talk,
     words,
 )
-from tests.lab.serving import ServerProcess, wait_until
+from tests.lab.serving import ServerProcess
+from tests.lab.waiting import wait_until
 
 SETTING = Setting("server", {"n_ctx": N_CTX})
 

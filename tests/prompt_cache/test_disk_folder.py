@@ -24,9 +24,9 @@ from llamahybrid.prompt_cache.folder import FOLDER, FOREIGN, MARK
 from llamahybrid.prompt_cache.records import FORMAT
 from tests.lab.disk_faults import no_descriptors
 from tests.lab.fake_engine import FakeEngine
+from tests.lab.waiting import wait_until
 
 from .asking import SLOW, A, B, C, ask, everything, files, filled
-from .stores import wait_until
 from .test_stores import planned
 
 HOURS_AGO = 7200

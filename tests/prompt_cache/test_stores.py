@@ -26,9 +26,10 @@ from tests.lab import disk_faults, disk_fuzz
 from tests.lab.fake_engine import FakeEngine, Kind
 from tests.lab.integrity import check_integrity
 from tests.lab.redis_server import RedisServer
+from tests.lab.waiting import wait_until
 
 from .asking import SLOW, A, B, C, ask
-from .stores import DEADLINE, FolderStore, MemoryStore, Operation, ServerStore, Store, wait_until
+from .stores import DEADLINE, FolderStore, MemoryStore, Operation, ServerStore, Store
 from .test_records import MADE_UP, made_up
 
 KINDS: tuple[Kind, ...] = ("recurrent", "hybrid", "window")
@@ -526,7 +527,6 @@ def run(code: str) -> None:
 
 FORK = """
 import os, signal, threading
-from tests.prompt_cache.stores import wait_until
 cache = PromptCache(1 << 24, **ARGUMENTS)
 rows = (cache.disk or cache.remote).rows
 ask(cache, A)

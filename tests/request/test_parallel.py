@@ -17,7 +17,8 @@ from llamahybrid.errors import Busy, DecodeError
 from llamahybrid.memory.shared import SharedContext
 from tests.lab.inside import MergedBatches, posted, set_wait, waiting
 from tests.lab.integrity import check_integrity
-from tests.request.asking import ARCHS, CUTS, DEADLINE, WORDS, Batches, begin, each, in_thread, take, until
+from tests.lab.waiting import wait_until
+from tests.request.asking import ARCHS, CUTS, DEADLINE, WORDS, Batches, begin, each, in_thread, take
 
 pytestmark = [pytest.mark.patched]
 KINDS = [
@@ -371,7 +372,7 @@ def test_request_that_was_let_in_before_is_never_refused(opened, stock, patient)
     second, others = begin(llm, WORDS[100:150])
     with ThreadPoolExecutor(1) as pool:
         token = pool.submit(next, first)
-        until(lambda: waiting(llm) or token.done())
+        wait_until(lambda: waiting(llm) or token.done())
         others.append(next(second))
         second.close()
         said.append(token.result(DEADLINE))
@@ -414,9 +415,9 @@ def test_answer_that_is_decoded_anew_beside_a_prompt_that_has_the_buffers_zeroed
             in_thread(take, llm, [*WORDS[200:240], 5])
             llm.prompt_cache.clear()
             batches = Batches(llm)
-            batches.before[0] = lambda: until(lambda: posted(llm) >= 2)
+            batches.before[0] = lambda: wait_until(lambda: posted(llm) >= 2)
             meddled.append(pool.submit(next, third))
-            until(lambda: batches.sizes)
+            wait_until(lambda: batches.sizes)
             meddled.append(pool.submit(next, first))
         return make(**options)
 
