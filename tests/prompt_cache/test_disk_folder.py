@@ -22,7 +22,7 @@ from llamahybrid.prompt_cache.blocks import Place
 from llamahybrid.prompt_cache.disk import DiskRows
 from llamahybrid.prompt_cache.folder import FOLDER, FOREIGN, MARK
 from llamahybrid.prompt_cache.records import FORMAT
-from tests.lab.disk_faults import no_descriptors
+from tests.lab.descriptors import no_descriptors
 from tests.lab.fake_engine import FakeEngine
 from tests.lab.waiting import wait_until
 
