@@ -64,6 +64,7 @@ fuzz: venv ## campaigns of TIME seconds each: random histories, parallel request
 		LLAMAHYBRID_ENGINE=patched $(BIN)/python -m tests.lab.rpc tests.lab.fuzz --seconds $(TIME) && \
 		LLAMAHYBRID_ENGINE=patched $(BIN)/python -m tests.lab.blob_fuzz --native --seconds $(TIME); \
 	else echo "damaged state straight at the C API: left out, no patched engine that was built matches"; fi
+	$(BIN)/pytest -q -m hypothesis --hypothesis-profile=random
 	$(BIN)/python -m tests.lab.disk_fuzz --kills $(KILLS) --seconds 60
 	$(BIN)/python -m tests.lab.remote_fuzz --blows 50 --seconds $(TIME)
 	$(BIN)/python -m tests.lab.draft_fuzz --seconds $(TIME)

@@ -226,6 +226,22 @@ def test_a_row_that_names_a_foreign_file_is_a_miss_and_the_file_stays(folder: Pa
     other.close()
 
 
+@pytest.mark.parametrize("at", [0, 5, 17, -1])
+def test_a_flipped_bit_of_a_row_brings_nothing_wrong(folder: Path, at: int) -> None:
+    filled(folder)
+    other = database(folder)
+    for rowid, value in other.execute("SELECT rowid, value FROM Cache WHERE filename IS NULL").fetchall():
+        flipped = bytearray(value)
+        flipped[at % len(value)] ^= 1
+        other.execute("UPDATE Cache SET value = ? WHERE rowid = ?", (bytes(flipped), rowid))
+        cache = PromptCache(1 << 24, folder, disk_write_bytes=0)
+        for prompt in (A, B, C):
+            ask(cache, [*prompt, 1])  # the engine's state shows every wrong restore
+        cache.close()
+        other.execute("UPDATE Cache SET value = ? WHERE rowid = ?", (value, rowid))
+    other.close()
+
+
 def test_a_row_that_says_too_much_of_borrowed_attention_is_a_miss(folder: Path) -> None:
     """B leaves A behind their first 150 tokens, whose attention is A's; the row says that more of it is."""
     for prompt in (A, B):

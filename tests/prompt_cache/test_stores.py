@@ -581,16 +581,6 @@ def locked(store: FolderStore) -> Iterator[None]:
         other.close()
 
 
-def flip_a_row(store: FolderStore) -> None:
-    """A bit of the index is another."""
-    other = sqlite3.connect(store.folder / FOLDER / FOREIGN, isolation_level=None, timeout=30)
-    row = other.execute("SELECT rowid, value FROM Cache WHERE filename IS NULL").fetchone()
-    if row is not None:
-        value = bytes([row[1][0] ^ 1, *row[1][1:]])
-        other.execute("UPDATE Cache SET value = ? WHERE rowid = ?", (value, row[0]))
-    other.close()
-
-
 HARM: dict[str, Callable[[FolderStore], AbstractContextManager[Any]]] = {
     "locked": locked,
     "refused": lambda store: store.failing("read", OSError(errno.EIO, "refused")),
@@ -619,7 +609,7 @@ class TestFolder(OutsideContract, BoundedContract):
         """Requests, restarts, starvation, and a disk that refuses or loses: no sound record goes with it."""
         store = FolderStore(tmp_path_factory.mktemp("cache"))
         kind: Kind = data.draw(st.sampled_from(KINDS))
-        steps = ["ask", "ask", "ask", "extend", "restart", "damage", "row", "forget", *HARM]
+        steps = ["ask", "ask", "ask", "extend", "restart", "damage", "forget", *HARM]
         expendable = set[str]()
         budgets = data.draw(st.sampled_from([(60_000, 4_000), (1 << 30, 12_000), (60_000, 1 << 20)]))
         engine = FakeEngine(store.open(*budgets), kind, costs=SLOW)
@@ -639,9 +629,6 @@ class TestFolder(OutsideContract, BoundedContract):
             elif step in HARM:
                 with HARM[step](store):
                     engine.request(data.draw(st.sampled_from(prompts)))
-            elif step == "row":
-                expendable |= before.keys()
-                flip_a_row(store)
             elif step == "forget":
                 expendable |= before.keys()
                 engine.cache.forget(data.draw(st.sampled_from(prompts))[: data.draw(st.integers(1, 200))])
