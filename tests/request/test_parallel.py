@@ -354,14 +354,22 @@ def test_answer_beside_a_prompt_whose_logits_are_no_numbers(opened, stock, monke
         runner.live.require_zeroing()
         return False
 
+    def answer(prompt):
+        stream, said = begin(llm, prompt)
+        begun.wait()
+        while not rejected and len(said) < 900:
+            said.append(next(stream))
+        return [*said, *islice(stream, 20)]
+
     monkeypatch.setattr(Runner, "prompt_done", reject)
+    prompts, begun = (WORDS[:50], WORDS[100:150]), threading.Barrier(3, timeout=DEADLINE)
     with ThreadPoolExecutor(2) as pool:
-        answers = [pool.submit(take, llm, prompt, 60) for prompt in (WORDS[:50], WORDS[100:150])]
-        while not all(answer.done() for answer in answers):
-            take(llm, WORDS[200:241], 1)
-            llm.prompt_cache.clear()
-    assert [answer.result() for answer in answers] == [right(p, 60) for p in (WORDS[:50], WORDS[100:150])]
+        answers = [pool.submit(answer, prompt) for prompt in prompts]
+        begun.wait()
+        take(llm, WORDS[200:241], 1)
     assert rejected
+    for prompt, said in zip(prompts, (answer.result() for answer in answers), strict=True):
+        assert said == right(prompt, len(said))
 
 
 def test_request_that_was_let_in_before_is_never_refused(opened, stock, patient):
