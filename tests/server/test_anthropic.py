@@ -319,9 +319,8 @@ def test_a_silent_stream_has_pings(tiny_model: TinyModel, monkeypatch: pytest.Mo
 
 
 def tokens_decoded(server: Serving) -> list[str]:
-    return [
-        line for line in server.metrics().splitlines() if line.startswith("llamacpp:") and "tokens" in line
-    ]
+    counters = ("llamacpp:prompt_tokens_total", "llamacpp:tokens_predicted_total")
+    return [line for line in server.metrics().splitlines() if line.startswith(counters)]
 
 
 def test_tokens_are_counted_as_they_are_used(server: Serving, claude: anthropic.Anthropic) -> None:
