@@ -39,11 +39,10 @@ mutations: venv ## plant faults in copies of the package, one at a time, and nam
 llama-server: venv ## llama-server of the pinned source, stock and patched
 	LLAMAHYBRID_ENGINE=stock $(BIN)/python -m tests.lab.server_build
 
-lint: venv ## ruff, mypy, line lengths; hints on wording and subjects
+lint: venv ## ruff, its format, mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m tests.lab.habits
 
 docs: venv ## write the measured tables of README and docs, and the page of public names
 	$(BIN)/python docs/api_page.py
@@ -63,14 +62,15 @@ fuzz: venv ## campaigns of TIME seconds each: random histories, parallel request
 	$(BIN)/python -m tests.lab.blob_fuzz --seconds $(TIME)
 	@if LLAMAHYBRID_ENGINE=patched $(BIN)/python -c "import llamahybrid, llama_cpp" 2>/dev/null; then \
 		LLAMAHYBRID_ENGINE=patched $(BIN)/python -m tests.lab.rpc tests.lab.fuzz --seconds $(TIME) && \
-		LLAMAHYBRID_ENGINE=patched $(BIN)/python -m tests.lab.blob_fuzz --native --seconds $(TIME); \
+		LLAMAHYBRID_ENGINE=patched $(BIN)/python -m tests.lab.blob_fuzz --way native --seconds $(TIME); \
 	else echo "damaged state straight at the C API: left out, no patched engine that was built matches"; fi
-	$(BIN)/python -m tests.lab.disk_fuzz --kills $(KILLS) --seconds 60 --faults $(KILLS)
+	$(BIN)/pytest -q -m hypothesis --hypothesis-profile=random
+	$(BIN)/python -m tests.lab.disk_fuzz --kills $(KILLS) --seconds 60
 	$(BIN)/python -m tests.lab.remote_fuzz --blows 50 --seconds $(TIME)
 	$(BIN)/python -m tests.lab.draft_fuzz --seconds $(TIME)
 
 soak: venv ## memory of one long chat (TIME seconds) and of 500 short ones; a server under load, hung up on and killed
-	$(BIN)/python -m tests.lab.fuzz --one-life --seconds $(TIME)
+	$(BIN)/python -m tests.lab.fuzz --way one-life --arch qwen35 --seconds $(TIME)
 	$(BIN)/python -m tests.lab.footprint
 	$(BIN)/python -m tests.lab.server_load
 

@@ -12,7 +12,8 @@ import pytest
 from llamahybrid.client.answers import RANDOM_SEED, answer_count, seeds
 from llamahybrid.errors import Busy, ModelClosed
 from llamahybrid.harness.counters import DecodeCounter
-from tests.request.asking import ARCHS, DEADLINE, SAMPLED, WORDS, Batches, in_thread, take, until
+from tests.lab.waiting import wait_until
+from tests.request.asking import ARCHS, DEADLINE, SAMPLED, WORDS, Batches, in_thread, take
 
 PROMPT = WORDS[:150]
 ASKED = SAMPLED
@@ -34,7 +35,7 @@ def several(opened):
         with suppress(ModelClosed):
             assert take(llm, WORDS[:20], 1), "every slot was given back"
         llm.close()
-    until(lambda: threading.active_count() <= before)
+    wait_until(lambda: threading.active_count() <= before)
 
 
 @pytest.fixture
@@ -340,7 +341,7 @@ def test_cancelling_ends_all_with_the_text_so_far(several, alone, patient, n_par
     with llm.request() as handle:
         stream = llm.create_completion(PROMPT, n=3, seed=43, stream=True, **LONG)  # long ones, all three
     chunks = [next(stream)]
-    until(lambda: [report.generated > 0 for report in handle.reports] == [True] * n_parallel)
+    wait_until(lambda: [report.generated > 0 for report in handle.reports] == [True] * n_parallel)
     while len({c["choices"][0]["index"] for c in chunks}) < n_parallel or len(chunks) < 5:
         chunks.append(next(stream))
     (handle if by == "handle" else llm).cancel()
@@ -389,7 +390,7 @@ def test_a_stream_that_is_given_up_ends_all(several, alone, n_parallel, how):
     else:
         with pytest.raises(RuntimeError, match="mine"):
             stream.throw(RuntimeError("mine"))
-    until(lambda: threading.active_count() <= before)
+    wait_until(lambda: threading.active_count() <= before)
     assert llm.create_completion(PROMPT, n=2, seed=40, **ASKED)["choices"] == alone("qwen35", PROMPT, n=2)[0]
 
 
