@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llamahybrid.cli.engine import errors_shown
+from llamahybrid.cli.console import errors_shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable

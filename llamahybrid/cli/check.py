@@ -10,8 +10,7 @@ import typer
 from rich.console import Console
 
 from llamahybrid.children import ended_in_order
-from llamahybrid.cli.engine import errors_shown
-from llamahybrid.cli.progress import progress
+from llamahybrid.cli.console import errors_shown, progress
 from llamahybrid.files import require_writable, write_so_far
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ import typer
 
 from llamahybrid.children import ended_in_order
 from llamahybrid.cli.check import Json, finish
-from llamahybrid.cli.engine import errors_shown
-from llamahybrid.cli.progress import progress
+from llamahybrid.cli.console import errors_shown, progress
 from llamahybrid.files import require_writable
 
 if TYPE_CHECKING:

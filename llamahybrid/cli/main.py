@@ -13,7 +13,8 @@ from llamahybrid.cli.bench import bench
 from llamahybrid.cli.cache import cache
 from llamahybrid.cli.check import check
 from llamahybrid.cli.compare import compare
-from llamahybrid.cli.engine import engine, errors_shown
+from llamahybrid.cli.console import ctrl_c_kept, errors_shown
+from llamahybrid.cli.engine import engine
 from llamahybrid.cli.hazards import hazards
 from llamahybrid.cli.record import record, replay
 from llamahybrid.cli.report import report
@@ -21,7 +22,7 @@ from llamahybrid.cli.report import report
 MOST_TOKENS = 2**31 - 1
 """Largest context: llama.cpp's positions have 32 bits."""
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help=(__doc__ or "").split(".")[0])
+app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 app.add_typer(engine, name="engine")
 app.add_typer(cache, name="cache")
@@ -133,7 +134,8 @@ def chat(
     }
     with errors_shown(ValueError, OSError):
         cache = PromptCache(disk_dir=default_folder() if keep else None)
-        llm = Llama(str(model), n_ctx=n_ctx, verbose=False, explain=True, prompt_cache=cache, **options)
+        with ctrl_c_kept():
+            llm = Llama(str(model), n_ctx=n_ctx, verbose=False, explain=True, prompt_cache=cache, **options)
         with closing(llm):
             TerminalChat(llm, Console(), system, max_tokens, keep_thinking).run()
 
@@ -151,7 +153,7 @@ def serve(context: typer.Context) -> None:
             raise  # another package of that name
         typer.echo(f"error: {error}; install llamahybrid[server]", err=True)
         raise typer.Exit(1) from error
-    with errors_shown(ValueError, OSError):
+    with errors_shown(ValueError, OSError), ctrl_c_kept():
         served = server(context.args)
     served.run()
     if not served.started:

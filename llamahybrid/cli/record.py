@@ -11,8 +11,7 @@ import typer
 
 from llamahybrid.children import ended_in_order
 from llamahybrid.cli.check import Json, Lib, Models, On, finish
-from llamahybrid.cli.engine import errors_shown
-from llamahybrid.cli.progress import progress
+from llamahybrid.cli.console import errors_shown, progress
 from llamahybrid.files import open_alone, require_writable, write_so_far
 
 

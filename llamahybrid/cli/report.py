@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from llamahybrid.cli.engine import errors_shown
+from llamahybrid.cli.console import errors_shown
 
 
 def report(
