@@ -87,7 +87,7 @@ clean: ## remove what the other targets made here (the cache folder keeps the bu
 
 .venv/.created:
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet "platformdirs>=4" "filelock>=3.12" "rich>=13"
+	$(BIN)/python -m pip install --quiet "platformdirs>=4" "filelock>=3.25" "rich>=13"
 	touch $@
 
 # Each stamp is newer than all it was made from, so a second run does nothing.
