@@ -9,15 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from llamahybrid.cli.bench import bench
 from llamahybrid.cli.cache import cache
-from llamahybrid.cli.check import check
-from llamahybrid.cli.compare import compare
 from llamahybrid.cli.console import ctrl_c_kept, errors_shown
 from llamahybrid.cli.engine import engine
-from llamahybrid.cli.hazards import hazards
+from llamahybrid.cli.harness import Model, bench, check, hazards
 from llamahybrid.cli.record import record, replay
-from llamahybrid.cli.report import report
+from llamahybrid.cli.report import compare, report
 
 MOST_TOKENS = 2**31 - 1
 """Largest context: llama.cpp's positions have 32 bits."""
@@ -67,7 +64,7 @@ def _count(text: str | None) -> int | None:
 @app.command()
 def tiny(
     arch: Annotated[str | None, typer.Argument(help="architecture, as llama.cpp names it")] = None,
-    out: Annotated[Path | None, typer.Argument(help="GGUF file to write")] = None,
+    out: Annotated[Path | None, typer.Argument(dir_okay=False, help="GGUF file to write")] = None,
     vocab: Annotated[str, typer.Option(help="tiny, qwen35, llama-spm or bert-bge")] = "tiny",
     layers: Annotated[int | None, typer.Option(min=1)] = None,
     embd: Annotated[int | None, typer.Option(min=1, help="width")] = None,
@@ -98,7 +95,7 @@ def tiny(
 
 @app.command()
 def chat(
-    model: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="GGUF file")],
+    model: Model,
     system: Annotated[str, typer.Option(help="system prompt")] = "",
     n_ctx: Annotated[int, typer.Option(min=64, max=MOST_TOKENS, help="context length")] = 8192,
     max_tokens: Annotated[int, typer.Option(min=1, help="longest answer")] = 512,
