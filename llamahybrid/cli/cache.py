@@ -29,8 +29,6 @@ Preview = Annotated[
 MOST_SHOWN = 200
 PREVIEW_TOKENS = 60
 PREVIEW_WIDTH = 36
-NAME_LETTERS = 8
-"""Letters of a model's fingerprint."""
 
 
 @cache.command("list")
@@ -44,7 +42,7 @@ def list_(folder: Folder = None, preview: Preview = None) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from llamahybrid.cli.cache_folder import CacheFolder, age, conversations
+    from llamahybrid.cli.cache_folder import NAME_LETTERS, CacheFolder, age, conversations
 
     stored = CacheFolder(folder)
     spell = _speller(preview) if preview else None

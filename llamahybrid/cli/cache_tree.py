@@ -7,7 +7,7 @@ from collections.abc import Callable
 from rich.markup import escape
 from rich.tree import Tree
 
-from llamahybrid.cli.cache import NAME_LETTERS
+from llamahybrid.cli.cache_folder import NAME_LETTERS
 from llamahybrid.prompt_cache.base import HERE_ONLY, Tokens
 from llamahybrid.prompt_cache.nodes import tokens_of
 from llamahybrid.prompt_cache.outline import Branch, CacheOutline
