@@ -74,8 +74,8 @@ soak: venv ## memory of one long chat (TIME seconds) and of 500 short ones; a se
 	$(BIN)/python -m tests.lab.footprint
 	$(BIN)/python -m tests.lab.server_load
 
-bench: venv ## overhead against stock, and what drafts gain
-	$(BIN)/python -m benchmarks.overhead
+bench: venv ## one client beside stock, and the gain of drafts
+	$(BIN)/python -m benchmarks.clients alone
 	$(BIN)/python -m benchmarks.speculative
 
 gpu: venv ## with all layers on the GPU: hazards, campaigns, speed; benchmarks/results/gpu-*.json (skipped without a GPU)
@@ -87,7 +87,7 @@ clean: ## remove what the other targets made here (the cache folder keeps the bu
 
 .venv/.created:
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet "platformdirs>=4" "filelock>=3.12" "rich>=13"
+	$(BIN)/python -m pip install --quiet "platformdirs>=4" "filelock>=3.25" "rich>=13"
 	touch $@
 
 # Each stamp is newer than all it was made from, so a second run does nothing.
