@@ -39,10 +39,11 @@ mutations: venv ## plant faults in copies of the package, one at a time, and nam
 llama-server: venv ## llama-server of the pinned source, stock and patched
 	LLAMAHYBRID_ENGINE=stock $(BIN)/python -m tests.lab.server_build
 
-lint: venv ## ruff, its format, mypy
+lint: venv ## ruff, mypy, line lengths; hints on wording and subjects
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m tests.lab.habits
 
 docs: venv ## write the measured tables of README and docs, and the page of public names
 	$(BIN)/python docs/api_page.py

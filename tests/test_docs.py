@@ -18,7 +18,7 @@ import llama_cpp
 import pytest
 import typer
 
-from benchmarks.figures import LINE, filled
+from benchmarks.figures import filled
 from llamahybrid.cli.main import app
 from llamahybrid.server.settings import Settings
 from tests.conftest import TinyModel
@@ -85,17 +85,6 @@ def test_links_of_a_page_lead_to_a_file_and_a_heading(page: Path) -> None:
         there = (page.parent / path).resolve() if path else page
         assert there.exists(), path
         assert not heading or heading in anchors(there), f"{path}#{heading}"
-
-
-WRITTEN = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("patches/**/*.md")]
-
-
-def test_lines_of_pages_are_short() -> None:
-    """Code, tables, links and the page that the docstrings make may have longer ones."""
-    for page in (page for page in WRITTEN if page.name != "api.md"):
-        text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-        for line in text.splitlines():
-            assert len(line) <= LINE or line.startswith("|") or "](" in line, f"{page.name}: {line}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
