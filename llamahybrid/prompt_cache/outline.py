@@ -213,7 +213,7 @@ def outline(
     `live`: the sequences in slots, (namespace, tokens). They only mark stored branches, and none of their own
     tokens is shown, which may belong to another tenant by now.
     """
-    glances = [cache.ram.look(lambda store: _glance_at_ram(store, shown, limit))]
+    glances = [cache.look(lambda store: _glance_at_ram(store, shown, limit))]
     if cache.disk is not None:
         places, going = cache.disk.glance(LOOK_SECONDS, max(limit, MOST_BRANCHES))
         glances.append(_glance_at_places(places, shown, limit, going))

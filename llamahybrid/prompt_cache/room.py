@@ -18,7 +18,7 @@ from llamahybrid.prompt_cache.eviction import Eviction, Tail, bytes_to_stay
 from llamahybrid.prompt_cache.guard import SLICE_SECONDS, Guard, guarded, in_slices
 from llamahybrid.prompt_cache.nodes import Entry, Match
 from llamahybrid.prompt_cache.pins import Pins, Prefixes
-from llamahybrid.prompt_cache.ram import Account, new_buffer
+from llamahybrid.prompt_cache.ram import Account, Expected, new_buffer
 from llamahybrid.prompt_cache.tree import Tree
 
 RESTARTED = "an exception came while the prompt cache was changed; its content in RAM is gone"
@@ -78,25 +78,28 @@ class Room:
         not counted, and `admit` refuses it.
         """
         in_slices(partial(self._make_way, n_bytes))
-        fits, buffer = self._reuse(n_bytes)
-        if not fits:
-            return new_buffer(n_bytes)
-        return self._reserved(new_buffer(n_bytes)) if buffer is None else buffer
+        room = self._claim(n_bytes)
+        if isinstance(room, Expected):
+            return self._come(new_buffer(n_bytes), room)
+        return new_buffer(n_bytes) if room is None else room
 
     @guarded(False)
     def _make_way(self, n_bytes: int, seconds: float) -> bool:
         """Evict for one buffer, which may take thousands of checkpoints; True if more have to go."""
         return self.make_room(n_bytes, reuse=n_bytes, seconds=seconds) is None
 
-    @guarded((False, None))
-    def _reuse(self, n_bytes: int) -> tuple[bool, Bytes | None]:
-        """Return whether a buffer fits, and an idle one, if there is one."""
-        fits = bool(self.make_room(n_bytes, reuse=n_bytes))
-        buffer = self.account.reuse(n_bytes) if fits else None
-        return fits, None if buffer is None else self.account.reserve(buffer)
+    @guarded()
+    def _claim(self, n_bytes: int) -> Bytes | Expected | None:
+        """Return an idle buffer, or room for a new one, which counts from now on; None if none fits."""
+        if not self.make_room(n_bytes, reuse=n_bytes):
+            return None
+        idle = self.account.reuse(n_bytes)
+        return self.account.reserve(Expected(n_bytes) if idle is None else idle)
 
-    @guarded(lambda buffer: buffer)
-    def _reserved(self, buffer: Bytes) -> Bytes:
+    @guarded(lambda buffer, _: buffer)
+    def _come(self, buffer: Bytes, room: Expected) -> Bytes:
+        """A buffer takes the place of the room that was claimed for it."""
+        self.account.unreserve(room)
         return self.account.reserve(buffer)
 
     # -- room --------------------------------------------------------------------------------------
@@ -275,7 +278,7 @@ class Room:
             tokens_saved=counts.tokens_saved,
             evictions=counts.evictions,
             refused=counts.refused,
-            segments=sum(len(n.segments) for n in tree.oldest_nodes()),
+            segments=tree.segments,
             extra={
                 "segment_bytes": tree.segment_bytes,
                 "index_bytes": tree.index_bytes,

@@ -26,11 +26,11 @@ def check_integrity(thing: object) -> None:
 
 @check_integrity.register
 def _(cache: PromptCache) -> None:
-    guard = cache.ram.guard
+    guard = cache.guard
     if not guard.inside():  # else it is in the middle of a change
         with guard.lock:
             guard.enter()
-            check_integrity(cache.ram)
+            check_ram(cache)
     if cache.disk is not None:
         check_integrity(cache.disk)
 
@@ -40,8 +40,8 @@ def _(cache: NaivePromptCache) -> None:
     cache.check_integrity()
 
 
-@check_integrity.register
-def _(store: RamStore) -> None:
+def check_ram(store: RamStore) -> None:
+    """Raise AssertionError if anything that a cache has in RAM is not as it says."""
     check_integrity(store.tree)
     check_integrity(store.account)
     check_integrity(store.pins)
@@ -105,6 +105,7 @@ def _(tree: Tree) -> None:
     assert tree.token_bytes == sum(len(n.edge) for n in nodes), "token bytes miscounted"
     assert tree.entry_bytes == sum(e.nbytes for e in entries), "checkpoint bytes miscounted"
     segments = [s for n in nodes for s in n.segments]
+    assert tree.segments == len(segments), "segments miscounted"
     assert tree.segment_bytes == sum(s.nbytes for s in segments), "segment bytes miscounted"
     assert len({id(s.record) for s in segments}) == len(segments), "two segments share their bytes"
     assert set(entries) == set(tree._line), "a checkpoint has no turn to be looked at"

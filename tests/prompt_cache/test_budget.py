@@ -6,12 +6,13 @@ import sys
 import threading
 import tracemalloc
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from llamahybrid.prompt_cache import Costs, LiveView, PromptCache, ram
-from llamahybrid.prompt_cache.base import Tokens
+from llamahybrid.prompt_cache.base import Bytes, Tokens
 from llamahybrid.prompt_cache.nodes import ENTRY_BYTES, NODE_BYTES
 from tests.lab.fake_engine import FakeEngine
 from tests.lab.integrity import check_integrity
@@ -239,6 +240,31 @@ def test_buffers_handed_out_count_until_admitted_or_collected() -> None:
     assert cache.stats().bytes_ram == 2 * SIZE + index
     taken.clear()
     assert cache.stats().bytes_ram == SIZE + index
+
+
+@pytest.mark.parametrize("attention", [False, True])
+def test_two_models_that_make_buffers_at_once_stay_within_one_budget(
+    monkeypatch: pytest.MonkeyPatch, attention: bool
+) -> None:
+    cache, made = PromptCache(3 * SIZE + ROOM), list[Bytes | None]()
+    fill(cache, [1] * 10, 10)
+    fill(cache, [2] * 10, 10)
+
+    def take() -> None:
+        pages = replace(view([3] * 10), split=lambda *_: pytest.fail("nothing is cut"))
+        made.append(cache.segment_buffer(pages, SIZE) if attention else cache.buffer(SIZE))
+
+    def new_buffer(n_bytes: int) -> Bytes:
+        if not made:  # the other model needs one while the first is made, which takes time
+            made.append(None)
+            take()
+        return np.empty(n_bytes, np.uint8)
+
+    for module in ("room", "store"):
+        monkeypatch.setattr(f"llamahybrid.prompt_cache.{module}.new_buffer", new_buffer)
+    take()
+    assert len(made) == 3
+    assert cache.stats().bytes_ram <= cache.ram_bytes
 
 
 def test_a_buffer_too_large_for_the_budget_is_not_kept_idle() -> None:

@@ -455,7 +455,7 @@ def test_forget_reaches_every_salt(opened: Opened) -> None:
 def test_salts_that_are_gone_take_no_memory(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llamahybrid.prompt_cache.store.MOST_NAMES", 4)
     llm = opened()
-    store = llm.prompt_cache.ram
+    store = llm.prompt_cache
     for number in range(12):
         ask(llm, str(number), OTHER, 1)
         llm.prompt_cache.forget(OTHER)
