@@ -24,7 +24,7 @@ from typing import Any
 import diskcache
 
 from llamahybrid.errors import RecordError, RecordGone
-from llamahybrid.prompt_cache.block_store import Values
+from llamahybrid.prompt_cache.block_store import Busy, Rows, Values
 from llamahybrid.prompt_cache.bytes_disk import KEY_BYTES, NAME, SHARDS, BytesDisk
 from llamahybrid.prompt_cache.folder import FOREIGN, claim, opened
 from llamahybrid.prompt_cache.records import Record, read_record
@@ -49,18 +49,12 @@ diskcache.EVICTION_POLICY[POLICY] = {
 }
 
 
-class Busy(OSError):
-    """Another process holds the lock, or the folder is still being opened: the store may be asked again."""
-
-
-class DiskRows:
-    """The rows and records of one folder (`block_store.Rows`)."""
+class DiskRows(Rows):
+    """The rows and records of one folder."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         """Raises FolderRefused and OSError, see `claim`; nothing is opened yet."""
         self.folder = claim(folder)
-        self.nbytes = 0
-        """Bytes of all records, as seen last."""
         self.fork()
 
     def fork(self) -> None:
@@ -119,7 +113,7 @@ class DiskRows:
                 cache.close()
 
     def is_open(self) -> bool:
-        """See `tier.Store.is_open`."""
+        """See `Rows.is_open`."""
         return self._caches is not None and self._same()
 
     def _identify(self) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from llamahybrid.errors import RecordError
-from llamahybrid.prompt_cache import disk, loading, reader
+from llamahybrid.prompt_cache import breaker, disk, loading
 from llamahybrid.prompt_cache.bytes_disk import SHARDS
 from llamahybrid.prompt_cache.cache import PromptCache
 from llamahybrid.prompt_cache.disk import ORPHAN_SECONDS, DiskRows
@@ -262,9 +262,9 @@ def histories(count: int, seed: int, steps: int) -> Counter[str]:
     """Run `count` histories of `steps` steps; return how often each step was taken. Raises AssertionError."""
     done: Counter[str] = Counter()
     alone: Any = loading
-    said = reader.FIRST_BACKOFF_SECONDS, alone.UNREADABLE_SECONDS
+    said = breaker.FIRST_BACKOFF_SECONDS, alone.UNREADABLE_SECONDS
     # A disk that failed is tried again at once: more happens.
-    reader.FIRST_BACKOFF_SECONDS = alone.UNREADABLE_SECONDS = 0.0
+    breaker.FIRST_BACKOFF_SECONDS = alone.UNREADABLE_SECONDS = 0.0
     try:
         for number in range(seed, seed + count):
             with tempfile.TemporaryDirectory() as root:
@@ -273,5 +273,5 @@ def histories(count: int, seed: int, steps: int) -> Counter[str]:
                 except AssertionError as error:
                     raise AssertionError(f"seed {number}: {error}") from error
     finally:
-        reader.FIRST_BACKOFF_SECONDS, alone.UNREADABLE_SECONDS = said
+        breaker.FIRST_BACKOFF_SECONDS, alone.UNREADABLE_SECONDS = said
     return done

@@ -11,10 +11,10 @@ from llamahybrid.prompt_cache.block_store import BlockStore
 from llamahybrid.prompt_cache.nodes import ID_BYTES, Entry, Node, tokens_of
 from llamahybrid.prompt_cache.pins import Pins
 from llamahybrid.prompt_cache.ram import Account
-from llamahybrid.prompt_cache.reader import Late
 from llamahybrid.prompt_cache.store import RamStore
 from llamahybrid.prompt_cache.tier import Tier
 from llamahybrid.prompt_cache.tree import Tree
+from llamahybrid.prompt_cache.worker import Late
 from tests.lab.naive import NaivePromptCache
 
 
@@ -121,12 +121,12 @@ def _(tree: Tree) -> None:
 @check_integrity.register
 def _(tier: Tier) -> None:
     with suppress(Late):  # what was given up still runs
-        tier._reader.call(60.0, check_integrity, tier.store)
+        tier.reader.call(60.0, check_integrity, tier.store)
 
 
 @check_integrity.register
 def _(store: BlockStore) -> None:
-    store.rows.open()  # type: ignore[attr-defined]
+    store.rows.open()
     for place, path in store.each():
         tokens = tokens_of(path.ids)
         assert place.items, "a place of nothing"

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from llamahybrid.prompt_cache import PromptCache
-from llamahybrid.prompt_cache.reader import Reader
 from llamahybrid.prompt_cache.remote import PREFIX
+from llamahybrid.prompt_cache.worker import Worker
 from tests.lab.fake_engine import FakeEngine
 from tests.lab.redis_server import RedisServer
 
@@ -36,13 +36,13 @@ def store(server: RedisServer) -> Iterator[ServerStore]:
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Time limits of look-ups and reads, in seconds."""
     seen: list[float] = []
-    call = Reader.call
+    call = Worker.call
 
-    def noted(self: Reader, seconds: float, *arguments: Any) -> Any:
+    def noted(self: Worker, seconds: float, *arguments: Any) -> Any:
         seen.append(seconds)
         return call(self, seconds, *arguments)
 
-    monkeypatch.setattr(Reader, "call", noted)
+    monkeypatch.setattr(Worker, "call", noted)
     return seen
 
 
@@ -207,7 +207,7 @@ def test_closed_caches_leave_no_thread(store: ServerStore) -> None:
     before = set(threading.enumerate())
     cache = PromptCache(1 << 24, **store.arguments(None))
     ask(cache, A)
-    assert cache.close()
     assert set(threading.enumerate()) - before
+    assert cache.close()
     del cache
     wait_until(lambda: gc.collect() >= 0 and not set(threading.enumerate()) - before)
