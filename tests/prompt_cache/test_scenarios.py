@@ -9,8 +9,7 @@ from llamahybrid.prompt_cache import Costs, PromptCache
 from llamahybrid.prompt_cache.base import Reason
 from tests.lab.fake_engine import FakeEngine, Kind, logits_of
 from tests.lab.integrity import check_integrity
-
-from .workloads import Chat
+from tests.lab.pretend import PretendSpeech
 
 HISTORY = list(range(100, 400))
 DIFFERENT = list(range(1000, 1300))
@@ -36,13 +35,15 @@ def test_the_next_turn_extends_the_live_sequence() -> None:
 
 
 def test_stripped_thinking_restores_right_before_the_mark() -> None:
-    e, chat = engine(), Chat(seed=3)
+    e, speech = engine(), PretendSpeech(seed=3)
+    history = speech.message(200, "system")
     for _ in range(4):
-        chat.say("user", 20, 100)
-        turn = chat.turn()
-        plan = e.prefill(turn.prompt, turn.boundaries)
-        e.generate(turn.answer)
+        history += speech.message(60)
+        prompt, answer = history + speech.reply(thinking=True), speech.words(120)
+        plan = e.prefill(prompt, speech.starts(prompt))
+        e.generate(answer)
         assert plan.cached == plan.matched
+        history += speech.reply() + answer[60:]
     assert (plan.source, plan.reason) == ("ram", Reason("known"))
 
 
@@ -83,14 +84,10 @@ def test_diverging_twice_at_one_place_finds_the_branch_point() -> None:
 
 
 def test_an_agent_loop_extends_and_never_restores() -> None:
-    e, chat = engine(), Chat(seed=5, keep_thinking=True)
-    chat.say("user", 50, 100)
-    sources = []
-    for _ in range(5):
-        turn = chat.turn()
-        sources.append(e.prefill(turn.prompt, turn.boundaries).source)
-        e.generate(turn.answer)
-        chat.say("tool", 100, 400)
+    e, sources = engine(), []
+    for page in range(5):
+        sources.append(e.prefill([*e.state, *range(1000 * page, 1000 * page + 400)]).source)
+        e.generate(DIFFERENT[:80])
     assert sources == ["none", "live", "live", "live", "live"]
 
 
