@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from llamahybrid.prompt_cache import Costs, LiveView, PromptCache, ram
+from llamahybrid.prompt_cache import Costs, LiveView, PromptCache
 from llamahybrid.prompt_cache.base import Bytes, Tokens
 from llamahybrid.prompt_cache.nodes import ENTRY_BYTES, NODE_BYTES
 from tests.lab.fake_engine import FakeEngine
@@ -117,13 +117,6 @@ def test_an_admitted_buffer_is_read_only() -> None:
     cache.admit(view([1]), 1, buffer)
     with pytest.raises(ValueError, match="read-only"):
         buffer[0] = 1
-
-
-def test_a_checkpoint_larger_than_the_budget_is_refused_and_evicts_nothing() -> None:
-    cache = PromptCache(5 * SIZE)
-    fill(cache, [1, 2, 3], 1, 3)
-    assert fill(cache, [7, 8], 2, size=6 * SIZE) == [False]
-    assert (cache.stats().refused, cache.stats().entries, cache.stats().evictions) == (1, 2, 0)
 
 
 def test_positions_outside_the_live_sequence_are_an_error() -> None:
@@ -344,25 +337,6 @@ def test_a_smaller_budget_takes_effect_at_once() -> None:
     assert cache.stats().bytes_ram <= cache.ram_bytes
     assert cache.stats().entries == 2
     check_integrity(cache)
-
-
-@pytest.mark.parametrize(
-    ("pages", "expected"),
-    [(1 << 10, ram.MIN_RAM_BYTES), (1 << 20, 1 << 29), (1 << 30, ram.MAX_RAM_BYTES)],
-)
-def test_the_default_is_an_eighth_of_memory_within_limits(
-    monkeypatch: pytest.MonkeyPatch, pages: int, expected: int
-) -> None:
-    monkeypatch.setattr(ram.os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": pages}.__getitem__)
-    assert PromptCache().ram_bytes == expected
-
-
-def test_a_system_that_does_not_tell_its_memory_gets_the_minimum(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unknown(name: str) -> int:
-        raise ValueError(name)
-
-    monkeypatch.setattr(ram.os, "sysconf", unknown)
-    assert PromptCache().ram_bytes == ram.MIN_RAM_BYTES
 
 
 def test_two_threads_share_one_cache() -> None:

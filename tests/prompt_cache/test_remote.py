@@ -150,26 +150,6 @@ def test_records_that_the_server_evicted_are_misses(store: ServerStore) -> None:
     assert planned(store.open(), [*A, 1]) == len(A)
 
 
-def test_a_removal_that_the_server_refuses_is_said_and_can_be_repeated(
-    store: ServerStore, caplog: pytest.LogCaptureFixture
-) -> None:
-    cache, client = store.open(), store.server.client()
-    ask(cache, A)
-    assert cache.flush()
-    client.config_set("min-replicas-to-write", 1)  # nothing is written any more
-    cache.forget(A)
-    assert "forget it again" in caplog.text
-    assert store.records()
-    client.config_set("min-replicas-to-write", 0)
-    caplog.clear()
-
-    def gone() -> bool:
-        cache.forget(A)
-        return not store.records()
-
-    wait_until(gone)
-
-
 @pytest.mark.parametrize("kind", [b"r", b"p", b"n"])
 def test_keys_of_another_type_are_left_alone_and_cost_their_conversation_alone(
     store: ServerStore, kind: bytes

@@ -159,29 +159,3 @@ def test_a_forgotten_chat_is_gone_and_the_others_stay(kind: Kind) -> None:
     again = e.prefill(secret, [100])
     assert again.matched == again.cached == 100
     assert e.prefill(other, [100]).cached == len(other)
-
-
-@pytest.mark.parametrize("kind", ["recurrent", "hybrid"])
-def test_a_prefix_is_forgotten_with_every_chat_that_goes_on_from_it(kind: Kind) -> None:
-    cache = PromptCache(1 << 26)
-    e = FakeEngine(cache, kind)
-    for start in (0, 80, 160):
-        e.prefill(HISTORY[:100] + DIFFERENT[start : start + 80], [60, 100])
-        e.generate(list(range(40)))
-    e.prefill([5, 6, 7])
-    cache.forget(HISTORY[:90])
-    check_integrity(cache)
-    stats = cache.stats()
-    assert (stats.extra["tokens"], stats.extra["idle_bytes"]) == (3, 0)
-    assert e.prefill(HISTORY).matched == 0
-
-
-def test_forgetting_what_is_not_known_does_nothing() -> None:
-    cache = PromptCache(1 << 26)
-    e = FakeEngine(cache, "hybrid")
-    e.prefill(HISTORY)
-    entries = cache.stats().entries
-    cache.forget(DIFFERENT)
-    cache.forget([*HISTORY[:-1], HISTORY[-1] + 1])
-    cache.forget([])
-    assert cache.stats().entries == entries
