@@ -90,9 +90,9 @@ class Rows:
         """The number of records; 0 where counting takes too long."""
         return 0
 
-    def longest_unused(self, keys: Sequence[bytes]) -> bytes:
-        """Which of these records goes first; b"" where no order is known."""
-        return b""
+    def last_used(self, key: bytes) -> float:
+        """When a record was used last, in seconds since 1970; 0 where that is not known, or there is none."""
+        return 0.0
 
     def update(self, keys: Sequence[bytes], change: Callable[[Values], Values]) -> None:
         """Replace rows by what `change(rows)` says of them, all at once; None removes one."""

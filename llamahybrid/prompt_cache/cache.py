@@ -152,10 +152,11 @@ class PromptCache(RamStore):
         if not self.outside or view.namespace.endswith(HERE_ONLY):
             return
         path = view.tokens.copy()
-        if view.storable:
-            points = self.restart_points(view.namespace, path)
-            for tier in self.outside:
-                tier.later(view, path, points)
+        if not view.storable or (view.needs_attention and view.split is None):
+            return  # it was forgotten, or nobody could put its attention back
+        points = self.restart_points(view.namespace, path)
+        for tier in self.outside:
+            tier.writer.later(view.namespace, path, points, attention=view.needs_attention)
 
     @property
     def leaves_process(self) -> bool:

@@ -199,15 +199,10 @@ class DiskRows(Rows):
                     yield key
 
     def last_used(self, key: bytes) -> float:
-        """When a record was used last, in seconds since 1970; 0 where there is none."""
+        """See `Rows.last_used`."""
         with self._cache() as cache:
             _, expires = cache.get(key, read=True, expire_time=True)
         return float(expires) - KEEP_SECONDS if expires else 0.0
-
-    def longest_unused(self, keys: Sequence[bytes]) -> bytes:
-        """Which of these records goes first; b"" for none."""
-        used = {key: self.last_used(key) for key in keys}
-        return min((key for key in keys if used[key]), key=lambda key: used[key], default=b"")
 
     def file(self, key: bytes) -> Path | None:
         """The file of a record; None where there is no record."""

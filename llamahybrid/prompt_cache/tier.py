@@ -13,11 +13,11 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import ParamSpec, TypeAlias, TypeVar
 
-from llamahybrid.prompt_cache.base import LiveView, Loaded, Outside, Splitter, Tokens
+from llamahybrid.prompt_cache.base import Loaded, Outside, Splitter, Tokens
 from llamahybrid.prompt_cache.block_store import BlockStore, Busy, Rows
 from llamahybrid.prompt_cache.blocks import Item, Node, Place
 from llamahybrid.prompt_cache.breaker import READ, WRITE, Breaker, ReadCosts
@@ -29,7 +29,7 @@ from llamahybrid.prompt_cache.pins import pinned_before
 from llamahybrid.prompt_cache.seen import Offer, Seen
 from llamahybrid.prompt_cache.store import RamStore
 from llamahybrid.prompt_cache.worker import Late, Worker
-from llamahybrid.prompt_cache.write_policy import DEFAULT_WRITE_BYTES, QUIET_SECONDS, Point
+from llamahybrid.prompt_cache.write_policy import DEFAULT_WRITE_BYTES, QUIET_SECONDS
 from llamahybrid.prompt_cache.writer import Writer
 
 logger = logging.getLogger("llamahybrid")
@@ -84,11 +84,9 @@ class Tier:
         self.counts = Counts()
         self.reader = Worker(f"llamahybrid-{name}-read", rows.release)
         self.writer = Writer(self, source, DEFAULT_WRITE_BYTES if hourly is None else hourly, quiet_seconds)
-        self.closed = False
-        """`close` has been called, and has said what was not written; nothing was queued since."""
         self._uncleared = False  # a clear has failed: no look-up until one succeeds
-        self._loader = Loader(self.store, self.counts, name, self._remove_later)
-        self._costs = ReadCosts()
+        self.loader = Loader(self.store, self.counts, name, self._remove_later)
+        self.costs = ReadCosts()
         self._breakers = {READ: Breaker(), WRITE: Breaker()}
         self._warned: set[str] = set()
         _tiers.add(self)
@@ -132,14 +130,6 @@ class Tier:
             return min(max(least, within or 0.0), MOST_SECONDS)
         return min(within or least, MOST_SECONDS)
 
-    def without(self) -> set[bytes]:
-        """Keys of records that do not serve now."""
-        return self._loader.left_alone()
-
-    def seconds(self, n_bytes: int) -> float:
-        """Measured time of reading `n_bytes`; 0 while not measured."""
-        return self._costs.seconds(n_bytes)
-
     def load(
         self,
         namespace: str,
@@ -153,9 +143,9 @@ class Tier:
         `within`: seconds that it saves, and may take.
         """
         started, late = time.monotonic(), self.counts.late
-        loaded = self._ask(self._seconds(within), self._loader.load, namespace, tokens, offer, split)
+        loaded = self._ask(self._seconds(within), self.loader.load, namespace, tokens, offer, split)
         if loaded is not None or self.counts.late > late:
-            self._costs.measured(offer.nbytes, time.monotonic() - started)
+            self.costs.measured(offer.nbytes, time.monotonic() - started)
         if loaded is not None:
             self._breakers[READ].worked()
             self.counts.loaded += 1
@@ -163,21 +153,9 @@ class Tier:
 
     # -- writing -----------------------------------------------------------------------------------
 
-    def later(self, view: LiveView, path: Tokens, points: Sequence[Point]) -> None:
-        """Queue restore points of a live path (see `restart_points`): places wait, no bytes.
-
-        `path`: a copy of the live tokens.
-        """
-        if not self.limit or not points:
-            return
-        if view.needs_attention and view.split is None:
-            return  # nobody could put its attention back
-        self.closed = False
-        self.writer.later(view.namespace, path, points, attention=view.needs_attention)
-
     def wrote(self, item: Item) -> None:
         """A record was written."""
-        self._loader.serves_again(item)
+        self.loader.serves_again(item)
         self.counts.written += 1
         self.counts.written_bytes += item.nbytes
         self.counts.failed = 0
@@ -191,9 +169,9 @@ class Tier:
     def _unlink(self, item: Item) -> bool:
         """Remove a record; False where the store does not let it go. On the writer's thread."""
         try:
-            self._loader.leave_alone(item)
+            self.loader.leave_alone(item)
             self.opened(self.store.unlink, [item])
-            self._loader.serves_again(item)
+            self.loader.serves_again(item)
         except OSError as error:
             self.refused(WRITE, error)
             return False
@@ -209,7 +187,7 @@ class Tier:
 
     def close(self) -> bool:
         """`flush`, and a warning where not all was written. The store may be used again afterwards."""
-        done, self.closed = self.flush(), True
+        done, self.writer.closed = self.flush(), True
         self._tell_of_unwritten()
         for worker in (self.writer.worker, self.reader):
             worker.rest()
@@ -218,7 +196,7 @@ class Tier:
     def at_exit(self, seconds: float) -> None:
         """Write what waits when the interpreter ends; `close` has warned of the rest where it was called."""
         self.writer.flush(seconds)
-        if not self.closed:
+        if not self.writer.closed:
             self._tell_of_unwritten()
 
     def _tell_of_unwritten(self) -> None:
@@ -233,7 +211,7 @@ class Tier:
         for item in () if seen is None else seen.items:
             if item.is_checkpoint and item.end == len(tokens):
                 self.counts.damaged += 1
-                self._loader.discard(item)
+                self.loader.discard(item)
 
     def forget(self, tokens: Tokens, seconds: float = CANCEL_SECONDS) -> bool:
         """Remove every record of a path and of all that goes on from it, and what of it waits to be written.
@@ -318,7 +296,8 @@ class Tier:
             if place is not None and path is not None:
                 found.append((path.namespace, tokens_of(path.ids), place))
         keys = [item.key for *_, place in found for item in place.items] if len(found) < most else []
-        return found, self.rows.longest_unused(keys)
+        used = {key: self.rows.last_used(key) for key in keys}
+        return found, min((key for key in keys if used[key]), key=lambda key: used[key], default=b"")
 
     def stats(self) -> dict[str, int]:
         """Records, bytes and counts (`Counts`), for `PromptCache.stats`."""

@@ -58,6 +58,8 @@ class Writer:
         self.budget = WriteBudget(hourly)
         self.quiet_seconds = quiet_seconds
         """See `write_policy`; 0: everything is written at once."""
+        self.closed = False
+        """`Tier.close` has said what was not written, and nothing was queued since."""
         self._namespaces: dict[str, None] = {}
         self.worker = Worker(f"llamahybrid-{tier.name}-write", tier.rows.release, self._tick)
         self._begin()
@@ -77,9 +79,13 @@ class Writer:
         return len(self._jobs) + (self._running is not None)
 
     def later(self, namespace: str, path: Tokens, points: Sequence[Point], *, attention: bool) -> None:
-        """Queue restore points of a live path, the best first; others that wait on this path are
-        superseded."""
-        now = time.monotonic()
+        """Queue restore points of a live path, the best first: places wait, no bytes.
+
+        Others that wait on this path are superseded. `path`: an array that nobody changes.
+        """
+        if not self._tier.limit or not points:
+            return
+        self.closed, now = False, time.monotonic()
         with self._lock:
             mine = [job for job in self._jobs if job.namespace == namespace and job.lies_on(path)]
             since = min((job.since for job in mine), default=now)
