@@ -43,7 +43,7 @@ def _label(branch: Branch) -> str:
         plural = "" if kept.checkpoints == 1 else "s"
         parts.append(f"{kept.checkpoints} checkpoint{plural}, {kept.nbytes / 2**20:.1f} MiB")
     if branch.why:
-        parts.append(", ".join(f"{why} {position:,}" for position, why in branch.why))
+        parts.append(", ".join(f"{why} {position:,}" for position, why in sorted(branch.why.items())))
     if "disk" in branch.goes_next:
         parts.append("[red]goes next[/]")
     if branch.more:

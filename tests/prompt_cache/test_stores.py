@@ -206,7 +206,7 @@ class OutsideContract(StoreContract):
     @pytest.fixture(autouse=True)
     def impatient(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A store that refused is asked again at once."""
-        monkeypatch.setattr("llamahybrid.prompt_cache.reader.FIRST_BACKOFF_SECONDS", 0.0)
+        monkeypatch.setattr("llamahybrid.prompt_cache.breaker.FIRST_BACKOFF_SECONDS", 0.0)
         monkeypatch.setattr("llamahybrid.prompt_cache.loading.UNREADABLE_SECONDS", 0.0)
 
     # -- damage ------------------------------------------------------------------------------------
@@ -506,7 +506,7 @@ class OutsideContract(StoreContract):
     def test_a_closed_cache_leaves_no_writing_thread(
         self, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("llamahybrid.prompt_cache.write_behind.IDLE_SECONDS", 600.0)
+        monkeypatch.setattr("llamahybrid.prompt_cache.worker.IDLE_SECONDS", 600.0)
         cache = store.open()
         before = set(threading.enumerate())
         ask(cache, A)
