@@ -179,7 +179,7 @@ class Bench:
         for target in self.targets:
             try:
                 with target.open(self.model, Shape(2048)) as session:
-                    speed, _ = measured_speed(session)
+                    speed = measured_speed(session)
             except LlamaHybridError:
                 continue
             finally:
