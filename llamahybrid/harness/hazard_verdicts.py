@@ -98,7 +98,7 @@ def report(
 def surprises(results: Sequence[Result]) -> list[str]:
     """Return a line for each verdict that is not the known one of stock llama-cpp-python 0.3.36."""
     return [
-        f"{result.probe.id}: {result.outcome.verdict.value}, stock is known as {result.probe.stock.value}"
+        f"{result.probe.id}: {result.outcome.verdict.value}, stock is known as {known.value}"
         for result in results
-        if result.outcome.verdict != result.probe.stock
+        if result.outcome.verdict != (known := result.probe.known[result.model].stock)
     ]

@@ -47,11 +47,9 @@ def sound(results: Sequence[Result], patches: frozenset[str] | None = None) -> b
 
 def expected(result: Result, patches: frozenset[str] | None) -> bool:
     """Tell whether our engine was built without the patches for this and therefore behaves as stock."""
-    return (
-        patches is not None
-        and not patches.issuperset(result.probe.patches)
-        and result.outcome.verdict is result.probe.known.get(result.model)
-    )
+    known = result.probe.known.get(result.model)
+    lacking = patches is not None and not patches.issuperset(result.probe.patches)
+    return lacking and known is not None and result.outcome.verdict is known.stock
 
 
 def cure(probe: Probe) -> str:

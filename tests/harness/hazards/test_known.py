@@ -27,7 +27,8 @@ def surprise(result: Result, patched: bool) -> str | None:
     probe, outcome = result.probe, result.outcome
     if outcome.verdict is Verdict.DIED and not outcome.detail.startswith(("SIGABRT", "SIGSEGV")):
         return f"an end of another kind: {outcome.detail}"
-    known = probe.mended(result.model) if patched else (probe.known[result.model], outcome.detail)
+    given = probe.known[result.model]
+    known = (given.patched, given.says) if patched else (given.stock, outcome.detail)
     found = outcome.verdict, outcome.detail
     return None if found == known else f"{found}, known is {known}"
 
@@ -55,7 +56,7 @@ def test_probe_has_its_known_outcome(results: Results, probe: Probe, model: obje
 
 def test_another_verdict_or_detail_is_a_surprise() -> None:
     for probe, model in [(each, model) for each in PROBES for model in each.known]:
-        mended, says = probe.mended(model)
+        mended, says = probe.known[model].patched, probe.known[model].says
         good = Result(probe, model, Outcome(mended, says), 0.0)
         assert surprise(good, patched=True) is None
         for verdict in set(Verdict) - {mended}:
@@ -63,6 +64,6 @@ def test_another_verdict_or_detail_is_a_surprise() -> None:
         assert surprise(replace(good, outcome=Outcome(mended, f"{says} 1")), patched=True)
         for verdict in Verdict:
             found = surprise(replace(good, outcome=Outcome(verdict, "SIGABRT")), patched=False)
-            assert (found is None) == (verdict is probe.known[model])
+            assert (found is None) == (verdict is probe.known[model].stock)
         hung = Outcome(Verdict.DIED, "hung: killed after 240 s")
         assert surprise(replace(good, outcome=hung), patched=False)
