@@ -36,15 +36,6 @@ class Result:
     seconds: float
 
 
-def sound(results: Sequence[Result], patches: frozenset[str] | None = None) -> bool:
-    """Tell whether nothing went wrong and at least one probe applied.
-
-    `patches`: those of the library (`Library.patches`); see `expected`.
-    """
-    told = any(result.outcome.verdict is not Verdict.NOT_APPLICABLE for result in results)
-    return told and all(result.outcome.verdict.sound or expected(result, patches) for result in results)
-
-
 def expected(result: Result, patches: frozenset[str] | None) -> bool:
     """Tell whether our engine was built without the patches for this and therefore behaves as stock."""
     known = result.probe.known.get(result.model)

@@ -133,18 +133,6 @@ def test_interrupt_does_not_wait_for_a_hanging_probe(monkeypatch: pytest.MonkeyP
     assert not runner._running
 
 
-def test_hazard_without_its_patch_is_expected() -> None:
-    probe = find("nan-in-attention")
-    result = runner.Result(probe, probe.model, Outcome(probe.known[probe.model].stock), 0.0)
-    assert runner.cure(probe) == "hardening"
-    assert runner.sound([result], frozenset({"0001"}))
-    for patches in (None, frozenset(probe.patches)):
-        assert not runner.sound([result], patches)
-    if probe.known[probe.model].stock is not Verdict.DIED:
-        died = runner.Result(probe, probe.model, Outcome(Verdict.DIED), 0.0)
-        assert not runner.sound([died], frozenset({"0001"})), "not as on stock"
-
-
 COMMAND = (sys.executable, "-m", "llamahybrid.harness.hazards.child")
 
 
