@@ -52,16 +52,8 @@ def hazards(
             def done(results: Sequence[Result]) -> None:
                 told(results[-1].probe.id, len(results) - 1, len(probes))
 
-            report, results = harness.report(
-                probes,
-                under_test,
-                arch=arch,
-                gpu_layers=n_gpu_layers,
-                rpc=rpc,
-                jobs=jobs,
-                seconds=timeout,
-                done=done,
-            )
+            settings = {"gpu_layers": n_gpu_layers, "rpc": rpc, "jobs": jobs, "seconds": timeout}
+            report, results = harness.report(probes, under_test, done, arch=arch, **settings)
     if expect is None or not report.complete:
         finish(report, json, junit)
         return
