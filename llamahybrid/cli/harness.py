@@ -157,16 +157,8 @@ def hazards(
         def done(results: Sequence[Result]) -> None:
             told(results[-1].probe.id, len(results) - 1, len(probes))
 
-        report, results = harness.report(
-            probes,
-            library(lib),
-            arch=arch,
-            gpu_layers=n_gpu_layers,
-            rpc=rpc,
-            jobs=jobs,
-            seconds=timeout,
-            done=done,
-        )
+        settings = {"gpu_layers": n_gpu_layers, "rpc": rpc, "jobs": jobs, "seconds": timeout}
+        report, results = harness.report(probes, library(lib), done, arch=arch, **settings)
     finish(report, json, junit, judge=expect is None)
     if expect is not None:
         found = harness.surprises(results)
