@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import llama_cpp
@@ -13,7 +14,6 @@ import numpy as np
 from llamahybrid.client.requests import Requests
 from llamahybrid.client.sampling import RowSampler
 from llamahybrid.core.answering import answer_steps
-from llamahybrid.core.executor import Executor
 from llamahybrid.core.messages import Resume
 from llamahybrid.core.reply import Feed
 from llamahybrid.core.report import RequestReport
@@ -81,20 +81,17 @@ def completion(
         yield item
 
 
-class Pauses:
-    """Tokens that may end an answer, behind which the loop does not decode ahead of the reader."""
+class Pauses(dict[int, bool]):
+    """Tells of a token whether an answer may end on it: the loop does not decode it ahead of the reader."""
 
     def __init__(self, llm: Any, ends: Collection[int] = (), stops: Sequence[bytes] = ()) -> None:
         """`ends`: the request's own stop tokens; `stops`: its stop strings."""
+        super().__init__(dict.fromkeys(ends, True))
         self._model = llm._model
-        self._known: dict[int, bool] = dict.fromkeys(ends, True)
         self._stops = [stop for stop in stops if stop]
 
-    def __call__(self, token: int) -> bool:
-        """The answer may end on this token."""
-        pauses = self._known.get(token)
-        if pauses is None:
-            pauses = self._known[token] = self._may_end(token)
+    def __missing__(self, token: int) -> bool:
+        pauses = self[token] = self._may_end(token)
         return pauses
 
     def _may_end(self, token: int) -> bool:
@@ -278,19 +275,16 @@ def _run_ahead(
     progress = request.progress
     assert progress is not None, "its prompt is decoded"
     total = progress.plan.total
-
-    def sample(executor: Executor) -> int:
-        return sampler.sample_at(context, executor.live.row.place())
-
-    pauses = request.pauses or _always  # a caller of `generate` may stop at any token
+    sample, pauses = partial(sampler.sample_at, context), request.pauses
+    interrupted, resume = partial(loop.cancel, request), Resume(request)
     count, last, process = 0, -1, os.getpid()
     try:
         loop.submit(request, lambda _: answer_steps(request, feed, sample, pauses), feed)
         while True:
             feed.asked += 1
-            if feed.paused and feed.due:
-                loop.post(Resume(request))
-            token: int = loop.result(request, feed)
+            if feed.paused and feed.asked >= feed.needs:
+                loop.post(resume)
+            token: int = feed.get(interrupted)
             request.aside = None  # of a signal handler that ran in this wait
             count += 1
             if count > 1:
@@ -303,11 +297,6 @@ def _run_ahead(
                 return [token, *(sent or ())]
     finally:
         request.awaits = False
-
-
-def _always(token: int) -> bool:
-    """An answer may end on any token."""
-    return True
 
 
 def decode_ahead(llm: Any, prompt: str | Sequence[int] | Sequence[dict[str, Any]]) -> RequestReport:

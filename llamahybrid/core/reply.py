@@ -25,24 +25,21 @@ class Reply:
         """Give an error, which `get` raises."""
         self._items.put((False, error))
 
-    def _wait(self) -> tuple[bool, Any]:
-        while True:
-            try:
-                return self._items.get(timeout=SLICE)
-            except Empty:
-                continue
-
     def get(self, interrupted: Callable[[], object] | None = None) -> Any:
         """Wait for the next result; raise the error that came in its place.
 
         `interrupted` is called where an exception ends the wait, by Ctrl-C say.
         """
-        try:
-            good, item = self._wait()
-        except BaseException:
-            if interrupted is not None:
-                interrupted()
-            raise
+        while True:
+            try:
+                good, item = self._items.get(timeout=SLICE)
+                break
+            except Empty:
+                continue
+            except BaseException:
+                if interrupted is not None:
+                    interrupted()
+                raise
         if good:
             return item
         try:
@@ -62,8 +59,6 @@ class Feed(Reply):
         super().__init__()
         self.asked = 0
         """Number of tokens that the reader has asked for."""
-        self.given = 0
-        """Number of tokens that were published."""
         self.needs = 0
         """Number of tokens that the reader must have asked for before the loop continues."""
         self.paused = False
@@ -74,7 +69,7 @@ class Feed(Reply):
         """The reader has asked for enough tokens for the loop to continue."""
         return self.asked >= self.needs
 
-    def publish(self, token: int) -> None:
+    def publish(self, token: int, needs: int) -> None:
         """Publish a token; called by the loop alone."""
-        self.given += 1
-        self.put(token)
+        self.needs = needs
+        self._items.put((True, token))

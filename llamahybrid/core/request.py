@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from llamahybrid.core.batch import Wanted
@@ -87,8 +87,8 @@ class Request:
         """Digest of its salt: it shares nothing with requests of another one (see `salt.digest`)."""
         self.most = NO_LIMIT
         """Tokens after which its answer is expected to end: `max_tokens`."""
-        self.pauses: Callable[[int], bool] | None = None
-        """Tells of a token whether the answer may end on it."""
+        self.pauses: Mapping[int, bool] | None = None
+        """Tells of a token whether the answer may end on it; None: it may end on any."""
         self.limits: Any = None
         """The limit of its thought, a `client.thought.ThoughtLimit`; None: none."""
         self.whole = False
