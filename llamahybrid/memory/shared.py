@@ -130,8 +130,12 @@ class SharedContext:
         """Copy the output rows of all sequences but these, whose batch overwrites them."""
         for member in self._members:
             live = member()
-            if live is not None:
-                live.row.leave() if live in lives else live.row.keep()
+            if live is None:
+                continue
+            if live in lives:
+                live.row.leave()
+            else:
+                live.row.keep()
 
     def decode_parts(
         self, parts: Sequence[tuple[Member, Sequence[int] | Tokens, Outputs]]
