@@ -44,43 +44,6 @@ def keeps_rows(llm: Any, options: Mapping[str, Any]) -> bool:
     return given and (llm.requests.logprobs_on_request or llm._draft_model is not None)
 
 
-class Cancelled(llama_cpp.StoppingCriteriaList):  # type: ignore[misc]
-    """A caller's stopping criteria, and one for a cancelled request.
-
-    A cancelled request ends its `generate()`, and upstream then returns "length" without the text (llama.py,
-    _create_completion). With a stopping criterion it returns the text.
-    """
-
-    def __init__(self, request: Request, criteria: Any) -> None:
-        super().__init__()
-        self.request = request
-        self.given = criteria
-
-    def __call__(self, ids: Any, scores: Any) -> bool:
-        """Return True where the answer ends."""
-        return self.request.ended_early or bool(self.given is not None and self.given(ids, scores))
-
-
-def completion(
-    requests: Requests,
-    request: Request,
-    start: Callable[[dict[str, Any]], Generator[Any, Any, None]],
-    options: dict[str, Any],
-) -> Generator[Any, Any, None]:
-    """Run `start(options)`, a completion or its chunks, as a request."""
-    options["stopping_criteria"] = Cancelled(request, options.get("stopping_criteria"))
-    made = requests.drive(request, lambda: start(options))
-    if not options.get("stream"):
-        item = next(made)
-        made.close()  # here, since upstream drops this generator and would lose errors of `on_request`
-        request.annotate(item)
-        yield item
-        return
-    for item in made:
-        request.annotate(item)
-        yield item
-
-
 class Pauses(dict[int, bool]):
     """Tells of a token whether an answer may end on it: the loop does not decode it ahead of the reader."""
 
@@ -190,7 +153,7 @@ def _answer(
 ) -> Tokens:
     """Yield the answer's tokens, sampled in the loop unless code of the caller takes part."""
     criteria = options.get("stopping_criteria")
-    if isinstance(criteria, Cancelled) and (criteria.given is None or _idle(llm, request, criteria.given)):
+    if request.completing and criteria is not None and _idle(llm, request, criteria):
         options = {**options, "stopping_criteria": None}
     lock_step = (
         _overridden(llm)
