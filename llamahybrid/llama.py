@@ -24,7 +24,7 @@ from llamahybrid.client.attributes import upstream_attribute, upstream_seed
 from llamahybrid.client.chat_way import ChatWay
 from llamahybrid.client.completion import arguments, decode_ahead, generate, keeps_rows
 from llamahybrid.client.embedding import embedded, embedded_beside
-from llamahybrid.client.extras import NO_EXTRAS, current_extras
+from llamahybrid.client.extras import NO_EXTRAS, Extras, current_extras
 from llamahybrid.client.handle import RequestHandle, made_with, takes_salt
 from llamahybrid.client.native_calls import GuardedModel, NativeCalls, held
 from llamahybrid.client.requests import Requests
@@ -35,6 +35,7 @@ from llamahybrid.configuration import cache_for, current, wait_timeout
 from llamahybrid.core.assembly import ContextShape, Wish, assemble, filled_in, require_adapter, slots_for
 from llamahybrid.core.executor import Executor
 from llamahybrid.core.report import PromptProgress, RequestReport
+from llamahybrid.core.request import Request
 from llamahybrid.core.runner import Runner
 from llamahybrid.core.slots import Slots
 from llamahybrid.devices.offload import Offload
@@ -279,8 +280,18 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             return super()._create_completion(**options)  # type: ignore[no-any-return]
         options = _COMPLETE(*args, **kwargs)
         options["grammar"] = json_schema.followed(options.get("grammar"))
-        request = self.requests.request(completing=True, rows=keeps_rows(self, options))
-        made = self.requests.drive(request, partial(answer, self, request, extras, options))
+
+        def make(extras: Extras, **more: Any) -> tuple[Request, Generator[Any, None, None]]:
+            request = self.requests.request(completing=True, rows=keeps_rows(self, options))
+            made = partial(answer, self, request, extras, options | more)
+            return request, self.requests.drive(request, made)
+
+        if (group := extras.group) is not None:
+            whole, alone = not options.get("stream"), replace(extras, group=None)
+            one = lambda i: make(replace(alone, index=i), seed=group.seeds[i])  # noqa: E731
+            if (items := group.items(extras.index, one, whole)) is not None:
+                return items  # type: ignore[no-any-return]
+        _, made = make(extras)
         if options.get("stream"):
             return made
         with closing(made):  # here, since upstream drops it and would lose errors of `on_request`
@@ -292,9 +303,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         """Complete a prompt as upstream does, with `n` answers to a prompt that is decoded once.
 
         Answer i equals the answer with `seed + i` alone; usage counts the prompt once. Each chunk of a
-        stream has one choice with its index. Several slots decode the answers together and call a
-        `logits_processor` or `stopping_criteria` in threads of their own, one at a time; one slot,
-        `logits_all` and plain attention decode them one after the other. Cancelling one, or an exception in
+        stream has one choice with its index. Several slots decode the answers together; one slot, a subclass
+        with an `eval`, `sample` or `generate` of its own, `logits_all` and plain attention decode them one
+        after the other. Cancelling one, or an exception in
         one, ends all. `last_request` reports answer 0.
         `cache_salt`: see `request`. Raises ValueError for an `n` below 1.
         """
@@ -478,8 +489,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             del state["flash_attn"]
         return state
 
-    own_methods: tuple[tuple[str, Any], ...] = ()
-    """`eval` and `sample` as they are here: a subclass may have its own."""
+    own_methods: Mapping[str, Any] = {}
+    """Methods as they are here: a subclass may have its own."""
 
 
-Llama.own_methods = tuple((name, vars(Llama)[name]) for name in ("eval", "sample"))
+Llama.own_methods = {name: vars(Llama)[name] for name in ("eval", "generate", "sample")}

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import llama_cpp
 
-from llamahybrid.client.completion import Pauses
+from llamahybrid.client.completion import WAIT, Pauses
 from llamahybrid.client.extras import Extras
 from llamahybrid.client.logprobs import (
     AnswerLogprobs,
@@ -43,7 +43,7 @@ Chunk = dict[str, Any]
 
 def answer(
     llm: Any, request: Request, extras: Extras, options: Mapping[str, Any]
-) -> Generator[Chunk, None, None]:
+) -> Generator[Any, None, None]:
     """Make a completion with upstream's arguments, or its chunks. Raises upstream's errors."""
     options = {**_DEFAULTS, **options}
     if options["logit_bias"] is not None and isinstance(options["logits_processor"], list):
@@ -72,6 +72,9 @@ def answer(
         return {**completion, "choices": [choice]}
 
     for token in llm.generate(prompt, **asked):
+        if token == WAIT:
+            yield WAIT
+            continue
         ends = pauses[token] and _ends(llm, extras, token)
         if thought is not None and request.progress is not None:
             if not ends:

@@ -22,7 +22,7 @@ from llamahybrid.core.loop_thread import LoopThread
 from llamahybrid.core.messages import Call, End, Look, Message, Resume, Run, Stop
 from llamahybrid.core.process_hooks import register
 from llamahybrid.core.reply import Reply
-from llamahybrid.core.request import Request, Task, this_thread
+from llamahybrid.core.request import Request, Task
 from llamahybrid.core.scheduler import Scheduler
 from llamahybrid.core.slots import Slot, Slots
 from llamahybrid.core.tasks import Tasks
@@ -99,7 +99,7 @@ class DecodeLoop:
         """Send a task; `reply` gets its result, or its tokens."""
         if self.closed:
             raise self._cancelled()
-        request.thread, request.reply, request.aside = this_thread(), reply, None
+        request.reply, request.aside = reply, None
         request.awaits = True
         self.post(Run(Task(request, begin, reply)))
         if request.cancelled:  # before `cancel` could see the reply
