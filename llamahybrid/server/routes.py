@@ -174,7 +174,7 @@ async def detokenize(body: DetokenizeRequest, service: InService) -> DetokenizeI
 
     def work(llm: Llama) -> str:
         require_tokens(llm.n_vocab(), body.tokens, "tokens")
-        return llm.detokenize(body.tokens).decode("utf-8", errors="replace")
+        return str(llm.detokenize(body.tokens), "utf-8", errors="replace")
 
     return DetokenizeInputResponse(text=await service.use(body.model, work))
 

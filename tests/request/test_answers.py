@@ -22,7 +22,7 @@ MESSAGES = [{"role": "user", "content": "a question of some length, about nothin
 
 @pytest.fixture
 def several(opened):
-    """`several(arch, n_parallel, **arguments)`: a model; in the end its answers' threads are gone."""
+    """`several(arch, n_parallel, **arguments)`: a model; in the end its answers gave back their slots."""
     before = threading.active_count()
     made = []
 
@@ -266,9 +266,10 @@ def test_each_answer_has_a_report_and_last_request_is_the_firsts(several, n_para
     assert llm.last_request.generated == 8
 
 
-def test_answers_to_one_prompt_are_decoded_together(several):
-    llm = several(n_parallel=3)
-    stream = llm.create_completion(PROMPT, n=3, seed=40, stream=True, **{**ASKED, "max_tokens": 60})
+@pytest.mark.parametrize("bias", [None, {5: 0.5}])
+def test_answers_to_one_prompt_are_decoded_together(several, bias):
+    llm, asked = several(n_parallel=3), {**ASKED, "max_tokens": 60, "logit_bias": bias}
+    stream = llm.create_completion(PROMPT, n=3, seed=40, stream=True, **asked)
     next(stream)
     batches = Batches(llm)
     list(stream)
@@ -321,12 +322,14 @@ def test_a_chat_handler_of_ones_own_answers_one_after_the_other(several, alone, 
     assert len(lone) == 3
 
 
-def test_answers_run_in_the_callers_context(several):
+def test_answers_run_in_the_callers_thread_and_context(several):
     llm, seen, said = several(n_parallel=2), set(), contextvars.ContextVar("said")
     said.set("here")
-    processors = llama_cpp.LogitsProcessorList([lambda _, scores: seen.add(said.get()) or scores])
+    processors = llama_cpp.LogitsProcessorList(
+        [lambda _, scores: seen.add((said.get(), threading.current_thread())) or scores]
+    )
     llm.create_completion(PROMPT, n=2, logits_processor=processors, **ASKED)
-    assert seen == {"here"}
+    assert seen == {("here", threading.current_thread())}
 
 
 # -- their end -------------------------------------------------------------------------------------
@@ -341,7 +344,6 @@ def test_cancelling_ends_all_with_the_text_so_far(several, alone, patient, n_par
     with llm.request() as handle:
         stream = llm.create_completion(PROMPT, n=3, seed=43, stream=True, **LONG)  # long ones, all three
     chunks = [next(stream)]
-    wait_until(lambda: [report.generated > 0 for report in handle.reports] == [True] * n_parallel)
     while len({c["choices"][0]["index"] for c in chunks}) < n_parallel or len(chunks) < 5:
         chunks.append(next(stream))
     (handle if by == "handle" else llm).cancel()

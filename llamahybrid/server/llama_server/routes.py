@@ -150,15 +150,14 @@ async def detokenize(body: DetokenizeRequest, service: InService) -> dict[str, s
 
     def work(llm: Llama) -> str:
         require_tokens(llm.n_vocab(), body.tokens, "tokens")
-        text = llm.detokenize(body.tokens, special=True)
-        return text.decode("utf-8", errors="replace")
+        return str(llm.detokenize(body.tokens, special=True), "utf-8", errors="replace")
 
     return {"content": await service.use(body.model, work)}
 
 
 def piece(llm: Llama, token: int) -> str | list[int]:
     """Return the text of a token; its bytes if they are no UTF-8."""
-    spelt = llm.detokenize([token], special=True)
+    spelt: bytes = llm.detokenize([token], special=True)
     try:
         return spelt.decode("utf-8")
     except UnicodeDecodeError:
