@@ -103,9 +103,7 @@ def _read(body: dict[str, Any], service: Service) -> Any:
     with in_one_line():
         asked: Any = (ChatCompletionRequest if chat else CompletionRequest).model_validate(body)
     require_known(asked, service.settings.ignore_unknown_fields)
-    refused: Refusal | None = asked.refused(service.settings.max_n, service.settings.max_logprobs)
-    if refused is not None:
-        raise refused
+    asked.require_supported(service.settings.max_n, service.settings.max_logprobs)
     if not chat and (len(asked.prompts()) > 1 or not asked.prompts()[0]):
         raise bad("one prompt at a time, and not an empty one", "prompt")
     return asked

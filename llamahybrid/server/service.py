@@ -18,10 +18,10 @@ from llamahybrid.llama import Llama
 from llamahybrid.memory.fingerprint import salt_tag
 from llamahybrid.prompt_cache.base import OUTSIDE
 from llamahybrid.server.admission import Admission, Place
-from llamahybrid.server.answer import Answer, disconnect, unless_gone
+from llamahybrid.server.answer import Answer, OpenAIAnswer, disconnect, unless_gone
 from llamahybrid.server.bodies import Body, CompletionRequest
-from llamahybrid.server.completing import account_of, complete, limited, prompts_of
-from llamahybrid.server.errors import Refusal, bad, later
+from llamahybrid.server.completing import complete, limited, prompts_of
+from llamahybrid.server.errors import bad, later
 from llamahybrid.server.history import Past, history
 from llamahybrid.server.job import Create, Done, Failure, Job, Outbox
 from llamahybrid.server.keyed_prompts import KeyedPrompts
@@ -148,7 +148,7 @@ class Service:
     # -- requests ----------------------------------------------------------------------------------
 
     async def answer(
-        self, request: Request, body: Body, prepare: Prepare | None = None, form: type[Answer] = Answer
+        self, request: Request, body: Body, prepare: Prepare | None = None, form: type[Answer] = OpenAIAnswer
     ) -> Answer:
         """Answer a request when its turn comes. Raises Refusal.
 
@@ -156,10 +156,7 @@ class Service:
         """
         arrived = time.perf_counter()
         require_known(body, self.settings.ignore_unknown_fields)
-        body.require_understood(body.stream)
-        refused = await self._refused(request, body)
-        if refused is not None:
-            raise refused
+        await self._require_supported(request, body)
         alias = self.models.alias(body.model)
         named = self.salt(request, body.cache_salt)
         prompts = prompts_of(body)
@@ -173,19 +170,17 @@ class Service:
             tag = salt_tag(digest(named))
             observe = self._observer(request, body, llm, alias, tag)
             within = partial(limited, create, self.settings.max_prompt_tokens, observe)
-            told = getattr(body, "return_progress", False)
-            progress = form.progress(not isinstance(body, CompletionRequest), alias) if told else None
-            finish = partial(account_of, llm, frozenset(getattr(body, "stop_token_ids", ())), prompts)
+            is_chat = not isinstance(body, CompletionRequest)
+            progress = form.progress(is_chat, alias) if body.return_progress else None
             over = partial(self._over, arrived, place, tag, prompts)
             assert self._outbox is not None, "the service has started"
-            job = Job(within, body.stream, partial(llm.request, named), finish, over, self._outbox, progress)
+            job = Job(within, body.stream, partial(llm.request, named), over, self._outbox, progress)
             self.jobs[job] = alias
             job.start(self._threads)
         except BaseException:
             self.admission.leave(place)
             raise
-        options = body.stream_options
-        return form(job, self._ping_seconds, options is not None and options.include_usage)
+        return form(job, self._ping_seconds)
 
     def salt(self, request: Request, said: str | None) -> str:
         """Return the salt of a request with this `cache_salt`. Raises Refusal for a missing one."""
@@ -197,7 +192,7 @@ class Service:
 
     def _observer(self, request: Request, body: Body, llm: Llama, alias: str, tag: str) -> Observer | None:
         """Return the function that gets the ids of a request's prompts."""
-        observe, key = self.observer(request), getattr(body, "prompt_cache_key", None)
+        observe, key = self.observer(request), body.prompt_cache_key
         if not key or llm.prompt_cache is None:
             return observe
         if alias not in self._keyed:
@@ -211,12 +206,13 @@ class Service:
 
         return both
 
-    async def _refused(self, request: Request, body: Body) -> Refusal | None:
-        """Return `Body.refused`; of a large body in a thread, as its schemas may take a second."""
-        limits = self.settings.max_n, self.settings.max_logprobs
+    async def _require_supported(self, request: Request, body: Body) -> None:
+        """Check a body; a large one in a thread, as its schemas may take a second. Raises Refusal."""
+        check = partial(body.require_supported, self.settings.max_n, self.settings.max_logprobs)
         if int(request.headers.get("content-length", LARGE_BYTES)) < LARGE_BYTES:
-            return body.refused(*limits)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, body.refused, *limits)
+            check()
+        else:
+            await asyncio.get_running_loop().run_in_executor(self._threads, check)
 
     async def use(self, model: str | None, work: Callable[[Llama], Result]) -> Result:
         """Run `work` on a model in a thread, without a slot. Raises Refusal, and the errors of `work`."""

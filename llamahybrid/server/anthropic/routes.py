@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from llamahybrid.llama import Llama
-from llamahybrid.server.answer import EventAnswer, event
+from llamahybrid.server.answer import Answer, event
 from llamahybrid.server.anthropic.message import Telling
 from llamahybrid.server.anthropic.request import CountTokensRequest, MessagesRequest
 from llamahybrid.server.bodies import ChatCompletionRequest
@@ -19,12 +19,10 @@ from llamahybrid.server.service import Retell
 router = APIRouter(dependencies=SECURED, tags=["Anthropic"])
 
 
-class MessageAnswer(EventAnswer):
+class MessageAnswer(Answer):
     """A message, or its events as they come."""
 
     silence = event({"type": "ping"})
-    end = b""
-    timed = False
 
     def failed(self, refused: Refusal) -> bytes:
         """See `Answer.failed`."""

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from llamahybrid.client.chat_template import template_of
 from llamahybrid.llama import Llama
-from llamahybrid.server.answer import EventAnswer
+from llamahybrid.server.answer import Answer
 from llamahybrid.server.bodies import ChatCompletionRequest, CompletionRequest, EmbeddingRequest, Tokens
 from llamahybrid.server.errors import require_tokens
 from llamahybrid.server.llama_server.request import InfillRequest, LlamaServerRequest
@@ -37,11 +37,9 @@ _DEFAULTS = (
 """Options whose defaults `/props` returns."""
 
 
-class FormAnswer(EventAnswer):
+class FormAnswer(Answer):
     """An answer in llama-server's form."""
 
-    end = b""
-    timed = False
     progress = ContentProgress
 
 
