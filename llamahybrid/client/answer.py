@@ -48,7 +48,14 @@ def answer(llm: Any, options: Mapping[str, Any], extras: Extras = NO_EXTRAS) -> 
         asked["logits_processor"] = _Processors(asked["logits_processor"])
     if extras.truncate is not None:
         asked["prompt"] = _tokens(llm, asked["prompt"])[-extras.truncate :]
-    return _stream(llm, asked, extras) if asked["stream"] else _whole(llm, asked, extras)
+    made = _stream(llm, asked, extras) if asked["stream"] else _whole(llm, asked, extras)
+    try:
+        yield from made
+    except ValueError as error:
+        said, window, _ = str(error).partition(" exceed context window of ")
+        if not window:
+            raise
+        raise ValueError(f"{said}{window}{llm.n_ctx()}") from None  # upstream adds up the slots' contexts
 
 
 def _tokens(llm: Any, prompt: str | Sequence[int]) -> list[int]:

@@ -169,6 +169,7 @@ async def apply_template(body: dict[str, Any], service: InService) -> dict[str, 
     with in_one_line():
         chat = ChatCompletionRequest.model_validate(body)
     require_known(chat, service.settings.ignore_unknown_fields)
+    chat.require_supported(service.settings.max_n, service.settings.max_logprobs)
     return {"prompt": await service.use(chat.model, lambda llm: chat_prompt(llm, chat).text)}
 
 
