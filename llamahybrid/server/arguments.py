@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import llama_cpp
 import numpy as np
 import numpy.typing as npt
-from llama_cpp.llama_chat_format import _grammar_for_response_format
 
 from llamahybrid.client import json_schema
 from llamahybrid.client.model_markers import markers_of
@@ -57,15 +56,8 @@ def arguments(llm: Llama, body: CompletionRequest | ChatCompletionRequest, alias
             options["max_tokens"] = 1
         form: Any = options.pop("response_format") or {}
         if form.get("type") == "json_object":
-            if form.get("schema") is not None:
-                require_grammar(form["schema"], "response_format")
             schema = json_schema.schema_of({"response_format": form})
-            followed = schema is not None and json_schema.available()
-            options["grammar"] = (
-                json_schema.SchemaGrammar(schema)
-                if followed
-                else _grammar_for_response_format(form, verbose=False)
-            )
+            options["grammar"] = compiled_form(json_schema.SchemaGrammar, schema, "response_format")
     else:
         require_readable(llm, body.messages)
         if any(message.get("tool_calls") for message in body.messages) and markers_of(llm).mapping:
@@ -83,6 +75,8 @@ def arguments(llm: Llama, body: CompletionRequest | ChatCompletionRequest, alias
         options["logit_bias"] = biases(llm, body)
     if body.grammar is not None:
         options["grammar"] = llama_cpp.LlamaGrammar.from_string(body.grammar, verbose=False)
+    if body.guided_regex is not None:
+        options["grammar"] = compiled_form(json_schema.RegexGrammar, body.guided_regex, "guided_regex")
     if processors := processors_of(llm, body):
         options["logits_processor"] = llama_cpp.LogitsProcessorList(processors)
     return options
@@ -142,10 +136,15 @@ def require_streamed(llm: Llama, body: ChatCompletionRequest) -> None:
 
 def require_grammar(schema: Any, where: str) -> None:
     """Raise Refusal for a JSON schema that answers could break."""
+    compiled_form(json_schema.compiled, schema, where)
+
+
+def compiled_form(compile_form: Callable[[Any], Any], form: Any, where: str) -> Any:
+    """Return a compiled form of answers. Raises Refusal for one that answers could break."""
     try:
-        json_schema.compiled(schema)
+        return compile_form(form)
     except ValueError as error:
-        raise bad(f"this JSON schema cannot be followed: {str(error)[:500]}", where) from None
+        raise bad(f"this form of answers cannot be followed: {str(error)[:500]}", where) from None
 
 
 def biases(llm: Llama, body: CompletionRequest | ChatCompletionRequest) -> dict[int, float]:

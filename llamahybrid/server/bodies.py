@@ -220,7 +220,7 @@ class ChatCompletionRequest(
         tools" (server-common.cpp).
         """
         form: Any = self.response_format
-        if self.grammar is None:
+        if self.grammar is None and self.guided_regex is None:
             return
         if form is not None and form.get("type") == "json_object":
             raise bad("an answer follows a grammar or a response_format, not both", "grammar")

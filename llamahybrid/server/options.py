@@ -50,6 +50,9 @@ class SamplingOptions(BaseModel):
     dynatemp_range: float = Field(default=0.0, ge=0, description="Of the dynamic temperature; 0: off.")
     dynatemp_exponent: float = 1.0
     ignore_eos: bool = Field(default=False, description="The answer does not end before max_tokens.")
+    guided_regex: str | None = Field(
+        default=None, description="A regular expression that the answer matches as a whole (vLLM)."
+    )
     stop_token_ids: Ids = Field(default=[], max_length=MOST_TOKENS, description="Tokens that end an answer.")
     allowed_token_ids: Ids | None = Field(
         default=None, min_length=1, max_length=MOST_TOKENS, description="The only tokens of an answer."

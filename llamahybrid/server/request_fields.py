@@ -16,7 +16,6 @@ from typing import Any, Final
 
 from llamahybrid.server.errors import Refusal, bad
 
-
 MOST_LETTERS = 100
 """Letters of an unknown name that are compared with known names."""
 
