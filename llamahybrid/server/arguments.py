@@ -1,4 +1,4 @@
-"""The arguments of `create_completion` and `create_chat_completion` for a request's body."""
+"""The arguments of `create_completion` and `create_chat_completion` for a request's body, and its prompt."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ import numpy as np
 import numpy.typing as npt
 
 from llamahybrid.client import json_schema
+from llamahybrid.client.chat_prompt import Prompt
+from llamahybrid.client.chat_prompt import chat_prompt as render
+from llamahybrid.client.chat_way import continuation_of
+from llamahybrid.client.continuation import Continuing
 from llamahybrid.client.model_markers import markers_of
 from llamahybrid.llama import Llama
 from llamahybrid.server.bodies import CacheOptions, ChatCompletionRequest, CompletionRequest
 from llamahybrid.server.errors import bad, require_tokens
+from llamahybrid.server.loading import PromptRules, prompt_rules
 from llamahybrid.server.messages import require_readable, with_mappings, with_thoughts
-from llamahybrid.server.options import ReadingOptions, SamplingOptions, TemplateOptions
+from llamahybrid.server.options import ReadingOptions, SamplingOptions, TemplateOptions, template_kwargs
 from llamahybrid.server.thinking import ContinuationOptions, ThinkingOptions, goes_on
 
 Logits = npt.NDArray[np.single]
@@ -80,6 +85,28 @@ def arguments(llm: Llama, body: CompletionRequest | ChatCompletionRequest, alias
     if processors := processors_of(llm, body):
         options["logits_processor"] = llama_cpp.LogitsProcessorList(processors)
     return options
+
+
+def chat_prompt(llm: Llama, body: ChatCompletionRequest) -> Prompt:
+    """Return the prompt of a chat.
+
+    Raises Refusal if the format of this model decodes by itself, ContextOverflow for a prompt whose beginning
+    alone fills the context, ValueError and what formats raise at messages.
+    """
+    if llm.chat_handler is not None:
+        raise bad("the chat format of this model makes no prompt of text alone", "messages")
+    options, template = arguments(llm, body, ""), template_kwargs(llm, body)
+    del options["n"]
+    token = prompt_rules.set(PromptRules())
+    try:
+        if not goes_on(llm, body):
+            return render(llm, template, **options)
+        continuation = continuation_of(llm, options["messages"])
+        stand_in: Any = Continuing(llm, continuation)
+        prompt = render(stand_in, template, **{**options, "messages": options["messages"][:-1]})
+        return Prompt(prompt.text + continuation.after(prompt.text), prompt.tokens)
+    finally:
+        prompt_rules.reset(token)
 
 
 def processors_of(llm: Llama, body: CompletionRequest | ChatCompletionRequest) -> list[Any]:

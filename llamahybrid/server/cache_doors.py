@@ -13,11 +13,11 @@ from fastapi import APIRouter, Request
 from llamahybrid.client.handle import RequestHandle
 from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache import PromptCache
+from llamahybrid.server.arguments import chat_prompt
 from llamahybrid.server.bodies import ChatCompletionRequest, CompletionRequest
 from llamahybrid.server.completing import limited
 from llamahybrid.server.errors import Refusal, bad, require_tokens
 from llamahybrid.server.limits import PAGE
-from llamahybrid.server.prompts import chat_prompt
 from llamahybrid.server.request_fields import require_known
 from llamahybrid.server.routes import SECURED, InService
 from llamahybrid.server.service import Service

@@ -19,6 +19,10 @@ MOST_TOKENS = 200_000
 """Most token ids in one field."""
 
 
+_EFFORTS = {"minimal": "low", "xhigh": "high", "max": "high"}
+"""Efforts that chat templates do not know."""
+
+
 class First(FailFast):
     """Report only the first wrong item of a list. Unlike pydantic's own it has a hash, which unions need."""
 
@@ -145,6 +149,12 @@ def template_kwargs(llm: Llama, body: TemplateOptions, ignore_unread: bool = Fal
         named = next((name for name in TemplateOptions.model_fields if getattr(body, name) is not None), None)
         raise bad(str(error), named) from None
     return given
+
+
+def set_effort(llm: Llama, chat: Any, effort: str | None) -> None:
+    """Set the effort of a chat, by the words of Anthropic and OpenAI, if its template reads one."""
+    if effort and len(unread(llm, ("reasoning_effort", "enable_thinking"))) < 2:
+        chat.reasoning_effort = _EFFORTS.get(effort, effort)
 
 
 class AnswerTokens:

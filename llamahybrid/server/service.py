@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -22,7 +23,6 @@ from llamahybrid.server.answer import Answer, OpenAIAnswer, disconnect, unless_g
 from llamahybrid.server.bodies import Body, CompletionRequest
 from llamahybrid.server.completing import complete, limited, prompts_of
 from llamahybrid.server.errors import bad, later
-from llamahybrid.server.history import Past, history
 from llamahybrid.server.job import Create, Done, Failure, Job, Outbox
 from llamahybrid.server.keyed_prompts import KeyedPrompts
 from llamahybrid.server.keys import salt_of_request
@@ -31,6 +31,7 @@ from llamahybrid.server.metrics import ERRORS, Metrics, Values
 from llamahybrid.server.models import Models
 from llamahybrid.server.request_fields import require_known
 from llamahybrid.server.settings import ModelSettings, ServerSettings
+from llamahybrid.server.usage import summary
 from llamahybrid.server.viewers import Viewers
 
 logger = logging.getLogger("llamahybrid.server")
@@ -42,6 +43,9 @@ Retell = Callable[..., Any]
 
 Prepare = Callable[[Llama, Any, str], Retell]
 """Adapts a body to a model, and returns the form of its answers; gets the model, the body and the alias."""
+
+MOST_REQUESTS = 100
+"""Requests in the history."""
 
 LARGE_BYTES = 64 << 10
 """Size of a large request body."""
@@ -75,7 +79,8 @@ class Service:
         self.metrics = Metrics(self._values)
         self.admission.on_refused = partial(self.metrics.refused, "queue")
         self.viewers = Viewers(settings)
-        self.history = history()
+        self.history: deque[tuple[str, dict[str, Any]]] = deque(maxlen=MOST_REQUESTS)
+        """The last requests, the newest first: the tag of the salt (`salt_tag`), and `summary`."""
         self.observer: Callable[[Request], Observer | None] = lambda _: None
         """Returns the function that gets the ids of a request's prompts, in its thread; None: none does."""
         self.jobs: dict[Job, str] = {}
@@ -288,10 +293,11 @@ class Service:
     ) -> None:
         self.jobs.pop(job, None)
         self.admission.leave(place)
-        done = last if isinstance(last, Done) else None
-        end = "cancelled" if job.cancelled else "failed" if done is None else "done"
-        self.metrics.answered(done.reports if done else (), job.started - arrived, end, prompts)
-        self.history.appendleft(Past(tag, done, job.started - arrived, end))
+        reports, reasons = (last.reports, last.reasons) if isinstance(last, Done) else ((), ())
+        end = "cancelled" if job.cancelled else "done" if isinstance(last, Done) else "failed"
+        waited = job.started - arrived
+        self.metrics.answered(reports, waited, end, prompts)
+        self.history.appendleft((tag, summary(reports, reasons, waited, end)))
 
     @property
     def _ping_seconds(self) -> float:

@@ -9,9 +9,9 @@ from llamahybrid.llama import Llama
 from llamahybrid.server.answer import Answer, event
 from llamahybrid.server.anthropic.message import Telling
 from llamahybrid.server.anthropic.request import CountTokensRequest, MessagesRequest
+from llamahybrid.server.arguments import chat_prompt
 from llamahybrid.server.bodies import ChatCompletionRequest
 from llamahybrid.server.errors import ANTHROPIC, Refusal, bad
-from llamahybrid.server.prompts import chat_prompt
 from llamahybrid.server.request_fields import require_known
 from llamahybrid.server.routes import SECURED, InService
 from llamahybrid.server.service import Retell

@@ -15,12 +15,12 @@ from starlette.responses import Response
 from llamahybrid.client.chat_template import template_of
 from llamahybrid.llama import Llama
 from llamahybrid.server.answer import Answer
+from llamahybrid.server.arguments import chat_prompt
 from llamahybrid.server.bodies import ChatCompletionRequest, CompletionRequest, EmbeddingRequest, Tokens
 from llamahybrid.server.errors import require_tokens
 from llamahybrid.server.llama_server.request import InfillRequest, LlamaServerRequest
 from llamahybrid.server.llama_server.told import ContentProgress, Telling
 from llamahybrid.server.options import MOST_TOKENS, First
-from llamahybrid.server.prompts import chat_prompt
 from llamahybrid.server.request_fields import require_known
 from llamahybrid.server.routes import SECURED, InService, embed
 from llamahybrid.server.service import Retell, Service
