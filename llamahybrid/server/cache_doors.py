@@ -30,14 +30,10 @@ router = APIRouter(dependencies=SECURED, tags=["Cache"])
 async def warm(request: Request, body: dict[str, Any], service: InService) -> dict[str, Any]:
     """Decode a prompt, so that later requests with this beginning resume behind it."""
     asked = _read(body, service)
-    salt = service.salt(request, asked.cache_salt)
-    handles = list[RequestHandle]()
 
-    def work(llm: Llama) -> dict[str, Any]:
-        with llm.request(salt) as handle:
-            handles.append(handle)
-            prompt = _tokens(llm, asked)
-            report = limited(partial(llm.warm, prompt), service.settings.max_prompt_tokens, None)
+    def work(llm: Llama, _: RequestHandle) -> dict[str, Any]:
+        prompt = _tokens(llm, asked)
+        report = limited(partial(llm.warm, prompt), service.settings.max_prompt_tokens, None)
         return {
             "model": service.models.alias(asked.model),
             "prompt_tokens": report.total,
@@ -46,11 +42,7 @@ async def warm(request: Request, body: dict[str, Any], service: InService) -> di
             "seconds": round(report.prefill_seconds, 3),
         }
 
-    def give_up() -> None:
-        for handle in handles:
-            handle.drop()
-
-    return await service.use_slot(request, asked.model, work, give_up)
+    return await service.use_slot(request, asked.model, work, service.salt(request, asked.cache_salt))
 
 
 @router.post(f"{PAGE}/pin")

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
+from llamahybrid.client.handle import RequestHandle
 from llamahybrid.client.salt import digest
 from llamahybrid.llama import Llama
 from llamahybrid.memory.fingerprint import salt_tag
@@ -227,27 +228,39 @@ class Service:
         self,
         request: Request,
         model: str | None,
-        work: Callable[[Llama], Result],
-        give_up: Callable[[], None],
+        work: Callable[[Llama, RequestHandle], Result],
+        salt: str = "",
         slots: int = 1,
     ) -> Result:
         """Run `work` in slots of a model, in a thread. Raises Refusal, and the errors of `work`.
 
-        `slots`: 0 for work in parallel to requests; max_queue + 1 of that may run at once. `give_up` is
-        called in the loop when the client disconnects, the server stops, or the work is done.
+        `slots`: 0 for work in parallel to requests; max_queue + 1 of that may run at once. The handle, of the
+        model's requests with this salt, is dropped if the client disconnects or the server stops.
         """
         if not slots and self._beside > self.settings.max_queue:
             self.metrics.refused("queue")
             raise later("too many requests for embeddings; ask again later", 1, 429)
         self._beside += not slots
         try:
-            made = self._run(work, *await self._enter(request, self.models.alias(model), slots))
-            gone = asyncio.ensure_future(disconnect(request.receive))
+            llm, place = await self._enter(request, self.models.alias(model), slots)
+            gone, handles = asyncio.ensure_future(disconnect(request.receive)), list[RequestHandle]()
+
+            def run(llm: Llama) -> Result:
+                with llm.request(salt) as handle:
+                    handles.append(handle)
+                    if gone.done():
+                        handle.drop()
+                    return work(llm, handle)
+
+            def drop(_: asyncio.Future[None]) -> None:
+                self._wanted.discard(gone)
+                for handle in handles:
+                    handle.drop()
+
             self._wanted.add(gone)
-            gone.add_done_callback(self._wanted.discard)
-            gone.add_done_callback(lambda _: give_up())
+            gone.add_done_callback(drop)
             try:
-                return await asyncio.shield(made)
+                return await asyncio.shield(self._run(run, llm, place))
             finally:
                 gone.cancel()
         finally:
