@@ -237,11 +237,16 @@ class _Asking(StandIn):
 
 
 def _asked(llm: Any, options: Mapping[str, Any]) -> tuple[list[int], dict[str, Any]]:
-    """Return the prompt and the options with which upstream calls `generate`."""
+    """Return the prompt and the options with which upstream calls `generate`. Raises upstream's errors."""
     try:
         list(llama_cpp.Llama._create_completion(_Asking(llm), **options))
     except _Asked as asked:
         return asked.tokens, asked.options
+    except ValueError as error:
+        said, window, _ = str(error).partition(" exceed context window of ")
+        if not window:
+            raise
+        raise ValueError(f"{said}{window}{llm.n_ctx()}") from None  # upstream adds up the slots' contexts
     raise AssertionError("upstream's completion generates")
 
 

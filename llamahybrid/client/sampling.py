@@ -19,7 +19,7 @@ from llama_cpp._internals import LlamaSampler
 from llamahybrid.capi.calls import Logits
 from llamahybrid.capi.gbnf import require_grammar
 from llamahybrid.capi.samplers import WithSamplers, insert
-from llamahybrid.client.json_schema import Constraint, SchemaGrammar
+from llamahybrid.client.json_schema import Constraint, ConstraintGrammar
 from llamahybrid.client.thought import ThoughtLimit
 from llamahybrid.errors import LlamaHybridError
 
@@ -181,7 +181,7 @@ def sampler_for(llm: Any, make: Callable[..., LlamaSampler], *args: Any, **kwarg
     if isinstance(given, WithSamplers):
         more, given = given.samplers, given.processors
     if (grammar := kwargs.get("grammar")) is not None:
-        if isinstance(grammar, SchemaGrammar):  # a JSON schema: enforced by a processor instead of rules
+        if isinstance(grammar, ConstraintGrammar):  # enforced by a processor instead of rules
             constraint = grammar.constraint(llm)
             given = [*(given or ()), constraint]
             kwargs["grammar"] = grammar = None

@@ -86,7 +86,6 @@ def server_of(app: FastAPI, **more: Any) -> Server:
         ssl_certfile=settings.ssl_certfile,
         http="h11",  # its headers are bounded, httptools' are not
         ws="none",
-        limit_concurrency=settings.max_connections + 1,  # uvicorn refuses at this number
         timeout_graceful_shutdown=None if isinf(grace) else int(grace),
         server_header=False,
         **more,

@@ -14,13 +14,13 @@ from starlette.responses import Response
 
 from llamahybrid.client.chat_template import template_of
 from llamahybrid.llama import Llama
-from llamahybrid.server.answer import EventAnswer
+from llamahybrid.server.answer import Answer
+from llamahybrid.server.arguments import chat_prompt
 from llamahybrid.server.bodies import ChatCompletionRequest, CompletionRequest, EmbeddingRequest, Tokens
 from llamahybrid.server.errors import require_tokens
 from llamahybrid.server.llama_server.request import InfillRequest, LlamaServerRequest
 from llamahybrid.server.llama_server.told import ContentProgress, Telling
 from llamahybrid.server.options import MOST_TOKENS, First
-from llamahybrid.server.prompts import chat_prompt
 from llamahybrid.server.request_fields import require_known
 from llamahybrid.server.routes import SECURED, InService, embed
 from llamahybrid.server.service import Retell, Service
@@ -37,11 +37,9 @@ _DEFAULTS = (
 """Options whose defaults `/props` returns."""
 
 
-class FormAnswer(EventAnswer):
+class FormAnswer(Answer):
     """An answer in llama-server's form."""
 
-    end = b""
-    timed = False
     progress = ContentProgress
 
 
@@ -170,6 +168,7 @@ async def apply_template(body: dict[str, Any], service: InService) -> dict[str, 
     with in_one_line():
         chat = ChatCompletionRequest.model_validate(body)
     require_known(chat, service.settings.ignore_unknown_fields)
+    chat.require_supported(service.settings.max_n, service.settings.max_logprobs)
     return {"prompt": await service.use(chat.model, lambda llm: chat_prompt(llm, chat).text)}
 
 
