@@ -24,6 +24,7 @@ from llamahybrid.client.answer_text import AnswerText
 from llamahybrid.client.answers import answer_count, answers
 from llamahybrid.client.attributes import upstream_attribute, upstream_seed
 from llamahybrid.client.chat_way import ChatWay
+from llamahybrid.client.chosen_call import chooses_tool
 from llamahybrid.client.completion import arguments, completion, decode_ahead, generate, keeps_rows
 from llamahybrid.client.embedding import embedded, embedded_beside
 from llamahybrid.client.extras import NO_EXTRAS, current_extras
@@ -339,6 +340,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     def _chat(self, way: ChatWay, *args: Any, **kwargs: Any) -> Any:
         options = _CHAT(*args, **kwargs)
+        ours = self.requests.loop is not None and self.chat_handler is None
+        way = replace(way, chosen=ours and chooses_tool(options))
         with json_schema.asked(options), way.asking(self, options):
             return self._answered(way, *args, **kwargs)
 
