@@ -23,6 +23,7 @@ from llamahybrid.client.answer import answer
 from llamahybrid.client.answer_text import AnswerText
 from llamahybrid.client.answers import answer_count, answers
 from llamahybrid.client.attributes import upstream_attribute, upstream_seed
+from llamahybrid.client.chat_template import let_templates_fill_lists
 from llamahybrid.client.chat_way import ChatWay
 from llamahybrid.client.chosen_call import chooses_tool
 from llamahybrid.client.completion import arguments, completion, decode_ahead, generate, keeps_rows
@@ -154,6 +155,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         GuardedModel.guard(self._model, self._calls)
         self.offload.opened(self._model)
         require_adapter(self)
+        let_templates_fill_lists(self)
 
     pooling_type = held(llama_cpp.Llama.pooling_type)
 
