@@ -21,7 +21,9 @@ from llamahybrid.client import json_schema
 from llamahybrid.client.answer import answer
 from llamahybrid.client.answers import answer_count, answers
 from llamahybrid.client.attributes import upstream_attribute, upstream_seed
+from llamahybrid.client.chat_template import let_templates_fill_lists
 from llamahybrid.client.chat_way import ChatWay
+from llamahybrid.client.chosen_call import chooses_tool
 from llamahybrid.client.completion import arguments, decode_ahead, generate, keeps_rows
 from llamahybrid.client.embedding import embedded, embedded_beside
 from llamahybrid.client.extras import NO_EXTRAS, Extras, current_extras
@@ -152,6 +154,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self.token_bytes = TokenBytes(self)
         self.offload.opened(self._model)
         require_adapter(self)
+        let_templates_fill_lists(self)
 
     pooling_type = held(llama_cpp.Llama.pooling_type)
 
@@ -352,6 +355,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     def _chat(self, way: ChatWay, *args: Any, **kwargs: Any) -> Any:
         options = _CHAT(*args, **kwargs)
+        ours = self.requests.loop is not None and self.chat_handler is None
+        way = replace(way, chosen=ours and chooses_tool(options))
         with json_schema.asked(options), way.asking(self, options):
             return self._answered(way, *args, **kwargs)
 
