@@ -39,7 +39,7 @@ class Toolkit:
             EngineError: not found.
         """
         named = [os.environ.get(name) for name in ("CUDACXX", "CUDA_PATH", "CUDA_HOME", "CUDAToolkit_ROOT")]
-        for place in map(Path, filter(None, (*named, shutil.which("nvcc"), _USUAL))):
+        for place in [Path(each) for each in (*named, shutil.which("nvcc"), _USUAL) if each]:
             nvcc = place if place.is_file() else place / "bin" / "nvcc"
             if nvcc.is_file():
                 run = subprocess.run([nvcc, "--version"], capture_output=True, text=True, errors="replace")
