@@ -72,7 +72,6 @@ class TerminalChat:
         self._bar = PromptBar(console)
         self._requests = ChatRequests(llm, self._bar.show)
         self._reading = False
-        self._hung_up = False
         if readline is not None:  # pasted text is one message, not one for each line
             readline.parse_and_bind("set enable-bracketed-paste on")
         for stream in (sys.stdin, sys.stdout):
@@ -82,51 +81,28 @@ class TerminalChat:
     def run(self) -> None:
         """Answer messages until `/quit` or the end of the input."""
         with self._interrupts():
-            try:
-                self._talk()
-            except OSError:
-                if not self._hung_up:  # otherwise the terminal is gone
-                    raise
-
-    def _talk(self) -> None:
-        self._tell(Step(notice="/help lists the commands"))
-        while (step := self._read()).do is not ChatAction.QUIT:
+            self._tell(Step(notice="/help lists the commands"))
+            while (step := self._read()).do is not ChatAction.QUIT:
+                self._tell(step)
+                if step.do is ChatAction.ANSWER:
+                    self._answer()
+                elif step.do is ChatAction.PREPARE:
+                    self._prepare()
             self._tell(step)
-            if step.do is ChatAction.ANSWER:
-                self._answer()
-            elif step.do is ChatAction.PREPARE:
-                self._prepare()
-        self._tell(step)
 
     # -- input -------------------------------------------------------------------------------------
 
     @contextmanager
     def _interrupts(self) -> Iterator[None]:
-        """Let Ctrl-C cancel the request, or raise at the prompt, and SIGTERM and SIGHUP end the chat.
-
-        Ignored signals, as SIGHUP under nohup, stay ignored.
-        """
+        """Let Ctrl-C cancel the request, or raise at the prompt."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {signal.SIGINT: signal.signal(signal.SIGINT, self._interrupted)}
-        for name in ("SIGTERM", "SIGHUP"):
-            number = getattr(signal, name, None)
-            if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
-                before[number] = signal.signal(number, self._hang_up)
+        before = signal.signal(signal.SIGINT, self._interrupted)
         try:
             yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _hang_up(self, _: int, __: FrameType | None) -> None:
-        """End the chat, as Ctrl-D does at the prompt."""
-        self._hung_up = True
-        self._requests.stop()
-        if self._reading:
-            self._reading = False
-            raise EOFError
+            signal.signal(signal.SIGINT, before)
 
     def _interrupted(self, _: int, __: FrameType | None) -> None:
         if self._reading:
@@ -139,8 +115,7 @@ class TerminalChat:
         try:
             self._reading = True
             self._requests.rearm()  # after this line Ctrl-C cancels the next request
-            if not self._hung_up:
-                typed = self._typed()
+            typed = self._typed()
             self._reading = False
         except EOFError:
             self._reading = False

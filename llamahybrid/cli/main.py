@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from llamahybrid.children import ended_in_order
 from llamahybrid.cli.cache import cache
 from llamahybrid.cli.console import ctrl_c_kept, errors_shown
 from llamahybrid.cli.engine import engine
@@ -133,7 +134,7 @@ def chat(
         cache = PromptCache(disk_dir=default_folder() if keep else None)
         with ctrl_c_kept():
             llm = Llama(str(model), n_ctx=n_ctx, verbose=False, explain=True, prompt_cache=cache, **options)
-        with closing(llm):
+        with closing(llm), ended_in_order():
             TerminalChat(llm, Console(), system, max_tokens, keep_thinking).run()
 
 

@@ -12,7 +12,6 @@ import shutil
 import site
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,10 +30,6 @@ class Toolkit:
     root: Path
     release: str
     """The version from nvcc, e.g. ``13.0``."""
-    complete: bool
-    """cuBLAS is included."""
-    stub: bool
-    """A stub of the driver's library, to link with, is included."""
 
     @classmethod
     def find(cls) -> Toolkit:
@@ -44,29 +39,28 @@ class Toolkit:
             EngineError: not found.
         """
         named = [os.environ.get(name) for name in ("CUDACXX", "CUDA_PATH", "CUDA_HOME", "CUDAToolkit_ROOT")]
-        for place in (*filter(None, named), shutil.which("nvcc"), _USUAL):
-            if place and (nvcc := _nvcc(Path(place))):
-                return cls.at(nvcc)
+        for place in [Path(each) for each in (*named, shutil.which("nvcc"), _USUAL) if each]:
+            nvcc = place if place.is_file() else place / "bin" / "nvcc"
+            if nvcc.is_file():
+                run = subprocess.run([nvcc, "--version"], capture_output=True, text=True, errors="replace")
+                if found := re.search(r"release (\d+\.\d+)", run.stdout):
+                    return cls(nvcc.resolve().parents[1], found.group(1))
+                raise EngineError(f"{nvcc} does not say which CUDA it is of: {run.stderr.strip()}")
         raise EngineError(
             "building for CUDA needs NVIDIA's toolkit: install it, and set CUDA_PATH to its folder if nvcc "
             "is not on the PATH"
         )
 
-    @classmethod
-    def at(cls, nvcc: Path) -> Toolkit:
-        """The toolkit that a compiler belongs to."""
-        run = subprocess.run([nvcc, "--version"], capture_output=True, text=True, errors="replace")
-        found = re.search(r"release (\d+\.\d+)", run.stdout)
-        if found is None:
-            raise EngineError(f"{nvcc} does not say which CUDA it is of: {run.stderr.strip()}")
-        root = nvcc.resolve().parents[1]
-        libraries = [path for folder in _libraries(root) for path in (folder, folder / "stubs")]
-        return cls(
-            root,
-            found.group(1),
-            complete=(root / "include" / "cublas_v2.h").exists() and _has(libraries, "libcublas.so"),
-            stub=_has(libraries, "libcuda.so"),
-        )
+    @property
+    def folders(self) -> list[Path]:
+        """The folders of its libraries."""
+        found = (self.root / "lib64", *sorted((self.root / "targets").glob("*-linux/lib")))
+        return [folder for folder in found if folder.is_dir()]
+
+    def has(self, library: str) -> bool:
+        """Tell whether a library, or a stub of it to link with, is included."""
+        places = (path for folder in self.folders for path in (folder, folder / "stubs"))
+        return any((path / library).exists() for path in places)
 
 
 def cmake_args(architecture: str | None = None) -> str:
@@ -87,11 +81,12 @@ def cmake_args(architecture: str | None = None) -> str:
         options.append(f"-DCMAKE_CUDA_ARCHITECTURES={chosen}")
     else:
         raise EngineError("there is no GPU to build for; name one, as `--cuda-arch 90` for an H100 or H200")
-    root = toolkit.root if toolkit.complete else joined(toolkit, cublas(toolkit.release))
-    if not toolkit.stub:
+    complete = (toolkit.root / "include" / "cublas_v2.h").exists() and toolkit.has("libcublas.so")
+    root = toolkit.root if complete else joined(toolkit, cublas(toolkit.release))
+    if not toolkit.has("libcuda.so"):
         options.append("-DGGML_CUDA_NO_VMM=on")  # virtual memory is all that links with the driver
     options += [f"-DCUDAToolkit_ROOT={root}", f"-DCMAKE_CUDA_COMPILER={root / 'bin' / 'nvcc'}"]
-    if not toolkit.complete:
+    if not complete:
         options.append(f"-DCMAKE_CUDA_FLAGS=-I{root / 'include'}")
     return " ".join(options)
 
@@ -148,7 +143,7 @@ def joined(toolkit: Toolkit, blas: Path) -> Path:
         for part in (toolkit.root, blas):
             for file in (part / "include").iterdir():
                 _link(new / "include" / file.name, file)
-        libraries = [file for folder in _libraries(toolkit.root) for file in folder.iterdir()]
+        libraries = [file for folder in toolkit.folders for file in folder.iterdir()]
         for file in (*libraries, *(blas / "lib").iterdir()):
             _link(new / "lib64" / file.name, file)
             bare = file.name.partition(".so.")[0] + ".so"
@@ -168,18 +163,3 @@ def _link(at: Path, to: Path) -> None:
     at.parent.mkdir(parents=True, exist_ok=True)
     if not at.is_symlink():
         at.symlink_to(to)
-
-
-def _nvcc(place: Path) -> Path | None:
-    found = place if place.is_file() else place / "bin" / "nvcc"
-    return found if found.is_file() else None
-
-
-def _libraries(root: Path) -> Iterator[Path]:
-    for folder in (root / "lib64", *sorted((root / "targets").glob("*-linux/lib"))):
-        if folder.is_dir():
-            yield folder
-
-
-def _has(folders: Iterable[Path], name: str) -> bool:
-    return any((folder / name).exists() for folder in folders)

@@ -41,31 +41,26 @@ def examine(load: Callable[[], Collection[str]], shim: bool, gpus: Gpus) -> list
     version = bindings.version()
     if version is None:
         return [Finding("llama-cpp-python", "not installed", "pip install 'llama-cpp-python>=0.3.36,<0.4'")]
-    site = InstalledBindings.here()
+    site, engine, own = InstalledBindings.here(), None, list[Finding]()
     try:
         functions = load()
     except (ImportError, OSError, RuntimeError) as error:  # EngineError among them
         folder = bindings.loaded_from() or bindings.stock()
-        return [
-            _version(version),
-            Finding("engine", f"cannot be loaded: {error}", _load_advice(str(error))),
-            _built(None, site),
-            _functions(libraries.optional(folder) if folder else ()),
-            _shim(shim),
-            *_backends(folder, "; not loaded"),
-        ]
-    folder = bindings.loaded_from()
-    engine = next((e for e in installed.engines() if e.libraries.resolve() == folder), None)
+        found = [Finding("engine", f"cannot be loaded: {error}", _load_advice(str(error)))]
+        functions, use = libraries.optional(folder) if folder else (), "not loaded"
+    else:
+        folder = bindings.loaded_from()
+        engine = next((e for e in installed.engines() if e.libraries.resolve() == folder), None)
+        found = [_engine(folder, engine, site), *_foreign_libraries(folder), _mtmd(folder)]
+        own, use = _private_names(), ", ".join(gpus()) or "no GPU in use"
     return [
         _version(version),
-        _engine(folder, engine, site),
-        *_foreign_libraries(folder),
-        _mtmd(folder),
+        *found,
         _built(engine, site),
         _functions(functions),
-        *_private_names(),
+        *own,
         _shim(shim),
-        *_backends(folder, f"; {', '.join(gpus()) or 'no GPU in use'}"),
+        *_backends(folder, use),
     ]
 
 
@@ -175,7 +170,7 @@ def _shim(present: bool) -> Finding:
 def _backends(folder: Path | None, use: str) -> list[Finding]:
     names = libraries.backends(folder)
     text = "cannot be told from its files" if names is None else ", ".join(sorted(names))
-    findings = [Finding("backends", text + use)]
+    findings = [Finding("backends", f"{text}; {use}")]
     for name in sorted((names or frozenset()) & set(_UNVERIFIED)):
         shown = _SHOWN.get(name, name.capitalize())
         findings.append(Finding(shown, f"{shown}: built, not verified", _COMPARE))

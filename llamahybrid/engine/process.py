@@ -92,10 +92,9 @@ def _lines() -> Progress:
     def show(done: int, total: int, text: str) -> None:
         nonlocal last
         now = (text if not total else done) if total <= MANY else done * 10 // total
-        if now != last:
+        if now != last and (done < total or not total):
             last = now
-            count = f"[{min(done + 1, total)}/{total}] " if total else ""
-            print(f"{count}{text}", file=sys.stderr, flush=True)
+            print(f"[{done + 1}/{total}] {text}" if total else text, file=sys.stderr, flush=True)
 
     return show
 

@@ -116,5 +116,5 @@ def require_free(host: str, port: int) -> None:
 
 def _port(said: str) -> int:
     if not (said.isascii() and said.isdecimal() and int(said) < 1 << 16):
-        raise ValueError(f"port: {said!r} is none")
+        raise ValueError(f"port {said!r} is no number from 0 to 65535")
     return int(said)

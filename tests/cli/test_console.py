@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from llamahybrid.cli.console import ctrl_c_kept, prepare_streams
+from llamahybrid.cli.console import ctrl_c_kept, prepare_streams, progress
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,14 @@ def test_ctrl_c_in_a_callback_of_native_code_counts() -> None:
     with pytest.raises(KeyboardInterrupt):
         kept.__exit__(None, None, None)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_progress_without_a_terminal_has_a_line_a_step(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress() as told:
+        for text, done, of in (("unpacking", 0, 0), ("one", 0, 2), ("one", 0, 2), ("two", 1, 2), ("", 2, 2)):
+            told(text, done, of)
+    assert capsys.readouterr().err.splitlines() == ["unpacking", "[1/2] one", "[2/2] two"]
+    with progress() as told:
+        for done in range(1000):
+            told(f"object {done}", done, 1000)
+    assert len(capsys.readouterr().err.splitlines()) == 10

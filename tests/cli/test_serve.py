@@ -88,7 +88,7 @@ def test_serve_errors_are_one_line(tmp_path: Path, taken: str) -> None:
         "n_ctx: 999999999999 does not fit": [str(absent), "--n_ctx", "999999999999"],
         "draft_model: 'x' is no method": [str(absent), "--draft_model", "x"],
         "cannot listen at 127.0.0.1:": [str(absent), "--host", "127.0.0.1", "--port", taken],
-        "port: '65536'": [str(absent), "--port", "65536"],
+        "port '65536'": [str(absent), "--port", "65536"],
         "ssl_keyfile goes with": [str(absent), "--ssl_keyfile", str(nothing)],
         "ssl_certfile and ssl_keyfile cannot be used": [str(absent), "--ssl_certfile", str(nothing)],
     }.items():
