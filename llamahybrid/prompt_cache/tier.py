@@ -238,8 +238,8 @@ class Tier:
             return False
 
     def opened(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """The result of work on the open store; done again where its folder was removed or its index damaged
-        meanwhile."""
+        """The result of work on the open store; a second try where its folder was removed or its index
+        damaged meanwhile."""
         self.rows.open()
         try:
             return work(*args, **kwargs)

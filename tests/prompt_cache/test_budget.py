@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import tracemalloc
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -318,6 +320,21 @@ def test_distinct_prompts_without_end_stay_within_the_budget(prompts: int, snaps
     assert cache.stats().bytes_ram > cache.ram_bytes // 2
     assert used < 1.25 * cache.ram_bytes
     check_integrity(cache)
+
+
+def test_a_cache_that_is_dropped_gives_its_bytes_back_at_once() -> None:
+    cache = PromptCache(1 << 20)
+    fill(cache, [1, 2, 3, 4], 2, 4)
+    fill(cache, [1, 2, 7, 8], 4)
+    plan = cache.plan(np.array([1, 2, 3, 4, 5], np.int32), view([-2]), (), NO_COSTS)
+    assert plan.checkpoint is not None
+    snapshot = weakref.ref(plan.checkpoint.snapshot)
+    gc.disable()
+    try:
+        del cache, plan
+        assert snapshot() is None
+    finally:
+        gc.enable()
 
 
 def test_a_smaller_budget_takes_effect_at_once() -> None:
