@@ -25,10 +25,13 @@ from llamahybrid.harness.report import Report, RequestFigures, Saving, Times, Wo
 from llamahybrid.harness.runner import WorkloadRunner, suits
 from llamahybrid.harness.targets.base import Ask, ModelFile, Session, Shape, Target
 from llamahybrid.harness.workloads.speech import Speech
-from llamahybrid.harness.workloads.tokens import Workload, regenerate, thinking_stripped
-
-ANSWER = 48
-"""Tokens of an answer where throughput is measured."""
+from llamahybrid.harness.workloads.tokens import (
+    Workload,
+    edit_middle,
+    exact_append,
+    regenerate,
+    thinking_stripped,
+)
 
 TURNS = 5
 RESTART_TOKENS = 2000
@@ -37,17 +40,6 @@ SAVED = "a state saved and restored"
 """The pseudo-workload that has `Times.saving` alone."""
 RESTARTING = ("ours",)
 """Kinds of targets that keep conversations for the next process."""
-
-
-def edited(speech: Speech) -> Conversation:
-    """Four turns of 300 tokens; then the second question is rewritten, and the chat goes on."""
-    parts = [speech.message(500, "system")]
-    for turn in range(6):
-        if turn == 4:
-            parts[3] = speech.message(300) + speech.reply()
-        parts.append(speech.message(300) + speech.reply())
-        answer = yield Request(40, [token for part in parts for token in part])
-        parts.append(list(answer.tokens))
 
 
 def four_users(speech: Speech) -> Conversation:
@@ -60,21 +52,15 @@ def four_users(speech: Speech) -> Conversation:
             history += answer.tokens
 
 
-def chat(speech: Speech) -> Conversation:
-    """A system prompt of 200 tokens, then turns of 40."""
-    history = speech.message(200, "system")
-    for _ in range(TURNS):
-        history += speech.message(40) + speech.reply()
-        answer = yield Request(ANSWER, history)
-        history += answer.tokens
-
-
 LONG_CHAT = partial(thinking_stripped, system=3500, turns=10, answer=60, thinking=30)
 
 ALONE = (
     Workload("thinking stripped, 10 turns from 3,500 tokens", LONG_CHAT, n_ctx=8192),
     Workload("an answer regenerated five times", partial(regenerate, system=1400, answers=6)),
-    Workload("a question in the middle edited", edited),
+    Workload(
+        "a question in the middle edited",
+        partial(edit_middle, system=500, turns=4, message=300, edited=2),
+    ),
     Workload("four users in turn", four_users, n_ctx=8192),
 )
 
@@ -82,6 +68,7 @@ ALONE = (
 def together(clients: int) -> Workload:
     """Return the workload of `clients` chats at once."""
     name = "one client" if clients == 1 else f"{clients} clients at once"
+    chat = partial(exact_append, system=200, turns=TURNS, message=40)
     return Workload(name, chat, n_ctx=1024 * clients, measured_from=0, clients=clients)
 
 
@@ -179,7 +166,7 @@ class Bench:
         for target in self.targets:
             try:
                 with target.open(self.model, Shape(2048)) as session:
-                    speed, _ = measured_speed(session)
+                    speed = measured_speed(session)
             except LlamaHybridError:
                 continue
             finally:

@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from llamahybrid.errors import LlamaHybridError
@@ -15,7 +15,7 @@ from llamahybrid.files import distinct_names
 from llamahybrid.harness import directed
 from llamahybrid.harness.collecting import LATE, Collector, Progress, left_out
 from llamahybrid.harness.figures import workload_figures
-from llamahybrid.harness.plan import Plan, measured, plan
+from llamahybrid.harness.plan import Cost, Plan, Speed, longest_scale, measured
 from llamahybrid.harness.report import PROBE, Report, Verdict, WorkloadFigures
 from llamahybrid.harness.runner import RequestResult, WorkloadRunner, suits
 from llamahybrid.harness.targets.base import ModelFile, Session, Shape, Target
@@ -104,23 +104,11 @@ def model_file(name: str, path: Path, gpu_layers: int = 0, threads: int | None =
 
 MEMORY_SHARE = 0.1
 """Of a target's time, for the requests between which its memory is measured."""
-MEMORY_REQUESTS = directed.WARM + directed.ROUNDS * directed.COUNTED
+_MEMORY_REQUESTS = directed.WARM + directed.ROUNDS * directed.COUNTED
+MEMORY_COST = Cost(directed.MEMORY_PROMPT * _MEMORY_REQUESTS, 2 * _MEMORY_REQUESTS)
+"""Of all these requests where nothing is reused."""
 COMPARING = 0.25
 """Extra time, as a share of a target's time, in which answers are still compared."""
-
-
-@dataclass(frozen=True)
-class _Time:
-    """Time of one target on one model: a plan, and deadlines as of `time.monotonic()`; None: no limit."""
-
-    plan: Plan = field(default_factory=Plan)
-    share: float | None = None
-    until: float | None = None
-    compare_until: float | None = None
-
-    @property
-    def over(self) -> bool:
-        return self.until is not None and time.monotonic() > self.until
 
 
 @dataclass
@@ -145,8 +133,7 @@ class Check:
 
         KeyboardInterrupt and SystemExit end the run: the report is not `complete`.
         """
-        self._plans: dict[str, Plan] = {}
-        self._planned: set[str] = set()
+        self._scales: dict[str, tuple[Speed, float]] = {}
         self._results = Collector(self.targets, self.models, self.found)
         self._steps = 0
         self._steps_a_model = self.probes * (len(directed.PROBES) + 1) + len(self.workloads)
@@ -183,46 +170,46 @@ class Check:
 
     def _figures(self, target: Target, model: ModelFile | None) -> Iterator[WorkloadFigures]:
         name = f"{target.name}, {model.name}" if model else target.name
-        limit = self._time(target, model, name)
+        plan = self._plan(target, model, name)
         if self.probes:
-            yield from self._probes(target, model, name, limit)
-            limit = self._planned_again(target, model, name, limit)
+            yield from self._probes(target, model, name, plan)
         for workload in self.workloads:
             if workload.template and model is not None and not model.chats:
                 continue
             self._step(f"{name}: {workload.name}")
-            if workload.name in limit.plan.left_out or limit.over:
-                seconds = limit.plan.seconds.get(workload.name, 0.0)
-                yield left_out(workload.name, f"{LATE}; it takes about {seconds:.0f} s", workload.bound)
+            if not plan.fits(workload):
+                why = f"{LATE}; it takes about {plan.seconds(workload):.0f} s"
+                yield left_out(workload.name, why, workload.bound)
                 continue
             with target.open(model, Shape(workload.n_ctx, workload.clients)) as session:
                 if suits(session, workload):
-                    yield self._played(session, workload, f"{name}: {workload.name}", limit)
+                    yield self._played(session, workload, f"{name}: {workload.name}", plan)
                 elif self.workloads is not WORKLOADS:
                     chats = workload.template
                     why = "there is no chat template" if chats else "the target takes no token ids"
                     yield left_out(workload.name, why, workload.bound)
 
     def _probes(
-        self, target: Target, model: ModelFile | None, name: str, limit: _Time
+        self, target: Target, model: ModelFile | None, name: str, plan: Plan
     ) -> Iterator[WorkloadFigures]:
         bad: set[str] = set()
         for probe in directed.PROBES:
             self._step(f"{name}: {probe.about}")
-            if limit.over and not bad:
+            if plan.over and not bad:
                 yield left_out(f"{PROBE}{probe.about}", LATE)
                 continue
             with target.open(model, directed.SHAPE) as session:
-                done = directed.run(session, probe, bad, limit.plan.script_scale)
+                done = directed.run(session, probe, bad, plan.script_scale)
             bad |= {verdict.name for verdict in done.verdicts if verdict.outcome == "bad"}
             yield done
         self._step(f"{name}: memory")
+        share = 1.0
+        if plan.speed is not None and plan.memory_seconds is not None:
+            share = min(1.0, plan.memory_seconds / plan.speed.seconds(MEMORY_COST))
         with target.open(model, directed.SHAPE) as session:
-            requests = MEMORY_REQUESTS * limit.plan.slowest_request
-            fits = 1.0 if limit.share is None else MEMORY_SHARE * limit.share / max(requests, 1e-6)
-            yield directed.memory(session, min(1.0, fits))
+            yield directed.memory(session, share)
 
-    def _played(self, session: Session, workload: Workload, name: str, limit: _Time) -> WorkloadFigures:
+    def _played(self, session: Session, workload: Workload, name: str, plan: Plan) -> WorkloadFigures:
         asked = 0
 
         def told(_: RequestResult) -> None:
@@ -231,8 +218,8 @@ class Check:
             self.progress(f"{name}, request {asked} done", self._steps - 1, self._of)
 
         session.decoded()
-        player = WorkloadRunner(session, told, limit.until)
-        played = player.converse(workload, limit.plan.scale)
+        player = WorkloadRunner(session, told, plan.until)
+        played = player.converse(workload, plan.scale)
         decoded = session.decoded()
         self.progress(f"{name}, comparing answers", self._steps - 1, self._of)
         return workload_figures(
@@ -240,52 +227,26 @@ class Check:
             workload,
             played,
             decoded,
-            scale=limit.plan.scale,
-            until=limit.compare_until,
+            scale=plan.scale,
+            until=plan.compare_until,
             cut_short=player.cut_short,
         )
 
-    def _time(self, target: Target, model: ModelFile | None, name: str) -> _Time:
-        """Return the time of a target on a model. Raises TargetError."""
+    def _plan(self, target: Target, model: ModelFile | None, name: str) -> Plan:
+        """Return the plan of a target on a model; the first target decides the scale. Raises TargetError."""
         if self._end is None:
-            return _Time()
+            return Plan()
         share = max(0.0, self._end - time.monotonic()) / self._pairs_left
-        chosen = self._plan(target, model, name, share)
         until = time.monotonic() + share
-        return _Time(chosen, share, until, until + COMPARING * share)
-
-    def _planned_again(self, target: Target, model: ModelFile | None, name: str, limit: _Time) -> _Time:
-        """Return the time with a plan by the faster of two measurements, before and after the probes.
-
-        The load of the machine may have slowed the first one. Raises TargetError.
-        """
         key = target.name if model is None else model.name
-        if limit.share is None:
-            return limit
-        if key not in self._planned:
-            self._planned.add(key)
-            self._plans[key] = self._measured(target, model, name, limit.share, limit.plan)
-        return replace(limit, plan=self._plans[key])
-
-    def _plan(self, target: Target, model: ModelFile | None, name: str, share: float) -> Plan:
-        """Return the plan of a model, made by the first target that opens it. Raises TargetError."""
-        key = target.name if model is None else model.name
-        if key not in self._plans:
-            self._plans[key] = self._measured(target, model, name, share)
-        return self._plans[key]
-
-    def _measured(
-        self, target: Target, model: ModelFile | None, name: str, share: float, before: Plan | None = None
-    ) -> Plan:
-        """Measure the model's speed and return the plan. Raises TargetError."""
-        self.progress(f"{name}: measuring the model's speed", self._steps, self._of)
-        with target.open(model, directed.SHAPE) as session:
-            speed, request = measured(session)
-            suited = [each for each in self.workloads if suits(session, each)]
-        if before is not None and before.speed is not None:
-            speed = speed.or_faster(before.speed)
-        found = plan(suited, speed, share * (1 - MEMORY_SHARE), request)
-        return found if before is None else replace(found, script_scale=before.script_scale)
+        if key not in self._scales:
+            self.progress(f"{name}: measuring the model's speed", self._steps, self._of)
+            with target.open(model, directed.SHAPE) as session:
+                speed = measured(session)
+                suited = [each for each in self.workloads if suits(session, each)]
+            self._scales[key] = speed, longest_scale(suited, speed, share * (1 - MEMORY_SHARE))
+        speed, scale = self._scales[key]
+        return Plan(scale, speed, until, until + COMPARING * share, MEMORY_SHARE * share)
 
     def _step(self, text: str) -> None:
         self.progress(text, self._steps, self._of)

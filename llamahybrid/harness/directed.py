@@ -267,6 +267,8 @@ def _none(name: str, verdict: Verdict) -> WorkloadFigures:
 
 WARM, COUNTED, ROUNDS = 24, 40, 4
 """Requests before memory is measured, between two measurements, and number of further measurements."""
+MEMORY_PROMPT = 120
+"""Tokens of each of these requests."""
 
 
 def memory(session: Session, share: float = 1.0) -> WorkloadFigures:
@@ -280,7 +282,7 @@ def memory(session: Session, share: float = 1.0) -> WorkloadFigures:
     if first is None or state is None:
         return _none(name, Verdict(verdict_name, "cannot tell", "its memory, or a state's size, is not told"))
     script = Script(session, scale=max(0.25, share))
-    prompts = script.words(120), script.words(120)
+    prompts = script.words(MEMORY_PROMPT), script.words(MEMORY_PROMPT)
     warm, counted = (max(4, round(n * share)) for n in (WARM, COUNTED))
 
     def say(count: int) -> None:

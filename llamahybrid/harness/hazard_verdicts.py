@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from llamahybrid.files import without_home
 from llamahybrid.harness.hazards.case import Probe
@@ -60,15 +61,12 @@ def report_of(results: Sequence[Result], under_test: Library, complete: bool = T
 def report(
     probes: Sequence[Probe],
     under_test: Library,
-    *,
-    arch: str | None = None,
-    gpu_layers: int = 0,
-    rpc: str = "",
-    jobs: int = 2,
-    seconds: float = 60.0,
     done: Callable[[Sequence[Result]], None] = lambda results: None,
+    **settings: Any,
 ) -> tuple[Report, list[Result]]:
-    """Run probes on a library; `done` is called with the results so far after each.
+    """Run probes on a library, with the settings of `run`.
+
+    `done` is called with the results so far after each.
 
     KeyboardInterrupt and SystemExit end the run: the report is not `complete`.
     Raises UnknownArchitecture if there is no tiny model of `arch`.
@@ -80,16 +78,7 @@ def report(
         done(results)
 
     with suppress(KeyboardInterrupt, SystemExit):
-        run(
-            probes,
-            under_test,
-            arch=arch,
-            gpu_layers=gpu_layers,
-            rpc=rpc,
-            jobs=jobs,
-            seconds=seconds,
-            done=add,
-        )
+        run(probes, under_test, done=add, **settings)
     order = [probe.id for probe in probes]
     results.sort(key=lambda each: order.index(each.probe.id))
     return report_of(results, under_test, complete=len(results) == len(probes)), results
@@ -98,7 +87,7 @@ def report(
 def surprises(results: Sequence[Result]) -> list[str]:
     """Return a line for each verdict that is not the known one of stock llama-cpp-python 0.3.36."""
     return [
-        f"{result.probe.id}: {result.outcome.verdict.value}, stock is known as {result.probe.stock.value}"
+        f"{result.probe.id}: {result.outcome.verdict.value}, stock is known as {known.value}"
         for result in results
-        if result.outcome.verdict != result.probe.stock
+        if result.outcome.verdict != (known := result.probe.known[result.model].stock)
     ]

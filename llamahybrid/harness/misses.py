@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from llamahybrid.harness.oracle import common_prefix
 from llamahybrid.harness.targets.base import Ask
@@ -171,7 +171,7 @@ def _around(new: Past, past: Past, at: int, spell: Spell, width: int) -> tuple[s
 def _cause(new: Past, past: Past, at: int, spell: Spell) -> str:
     """Return the usual cause of a difference inside an earlier history; empty: none of them."""
     pair = _around(new, past, at, spell, 24)
-    line = _around(replace(new), replace(past), max(0, at - 12), spell, 30)
+    line = _around(new, past, max(0, at - 12), spell, 30)
     drops = _thinks(past, at, spell)
     if pair and drops and not _THINK.search(pair[0][:12]):
         return (

@@ -1,14 +1,15 @@
-"""Selection of scripts and workloads, and their length, for a given time.
+"""Length of workloads for a given time.
 
 A model's speed is measured by a few short requests. The cost of each script and workload is known from a run
 on a pretended session: every prompt decoded from its beginning, every answer, and both once more for the
-comparison with a context that reused nothing. All targets of a model get the same plan.
+comparison with a context that reused nothing. All targets of a model get the same lengths.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 
 from llamahybrid.harness import directed
@@ -42,10 +43,6 @@ class Speed:
         """Return how long the work of `cost` takes."""
         return cost.prompt / self.prefill + cost.answer / self.decode
 
-    def or_faster(self, other: Speed) -> Speed:
-        """Return the larger speeds of two measurements."""
-        return Speed(max(self.prefill, other.prefill), max(self.decode, other.decode))
-
 
 @dataclass(frozen=True)
 class Cost:
@@ -61,19 +58,33 @@ class Cost:
 
 @dataclass(frozen=True)
 class Plan:
-    """The length of scripts and workloads, and the seconds that each takes at most."""
+    """The length of workloads, and deadlines of a target on a model as of `time.monotonic()`."""
 
     scale: float = 1.0
-    script_scale: float = 1.0
-    """Length of the directed probes' scripts."""
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    """By the name of a workload; empty where time does not matter."""
-    left_out: frozenset[str] = frozenset()
-    """Workloads for which there is no time."""
-    slowest_request: float = 0.0
-    """Seconds that a short request took when the speed was measured."""
     speed: Speed | None = None
-    """The speed that the plan is made for."""
+    """None, as the rest: time does not matter."""
+    until: float | None = None
+    compare_until: float | None = None
+    memory_seconds: float | None = None
+    """For the requests between which memory is measured."""
+
+    @property
+    def script_scale(self) -> float:
+        """Length of the directed probes' scripts."""
+        return max(SHORTEST_SCRIPT, self.scale)
+
+    @property
+    def over(self) -> bool:
+        """True if nothing may begin any more."""
+        return self.until is not None and time.monotonic() > self.until
+
+    def seconds(self, workload: Workload) -> float:
+        """Return the time that a workload takes at most; 0 if time does not matter."""
+        return 0.0 if self.speed is None else COMPARED * self.speed.seconds(cost_of(workload, self.scale))
+
+    def fits(self, workload: Workload) -> bool:
+        """Tell whether there is time for a workload."""
+        return self.until is None or time.monotonic() + self.seconds(workload) <= self.until
 
 
 QUICK = 1.0
@@ -83,8 +94,8 @@ SLOW = 4.0
 """Seconds; if 16 tokens and an answer of 4 take more, no longer request is measured."""
 
 
-def measured(session: Session) -> tuple[Speed, float]:
-    """Return the speed of a session's model, and the seconds of one short request. Raises TargetError."""
+def measured(session: Session) -> Speed:
+    """Return the speed of a session's model. Raises TargetError."""
     speech = Speech(session.vocabulary or PRETENDED, seed=f"speed/{session.nonce}")
 
     def asked(words: int, answer: int) -> Reply:
@@ -103,31 +114,18 @@ def measured(session: Session) -> tuple[Speed, float]:
     made = max(1, (len(reply.tokens) if reply.tokens else 16) - 1)
     rest = max(reply.seconds - first, 1e-6)
     total = reply.total or len(reply.prompt or ()) or 96
-    return Speed(total / max(first, 1e-6), made / rest), reply.seconds
+    return Speed(total / max(first, 1e-6), made / rest)
 
 
-def plan(workloads: Sequence[Workload], speed: Speed, seconds: float, request: float = 0.0) -> Plan:
-    """Return the longest scale at which everything takes `seconds` at most.
+def longest_scale(workloads: Sequence[Workload], speed: Speed, seconds: float) -> float:
+    """Return the longest scale at which directed probes and workloads take `seconds` at most."""
 
-    If even the shortest takes longer, workloads are chosen in their order until the time is used up.
-    """
-
-    def checked(scale: float) -> dict[str, float]:
-        return {each.name: COMPARED * speed.seconds(cost_of(each, scale)) for each in workloads}
-
-    def scripts(scale: float) -> float:
-        costs = (cost_of_script(each.run, max(SHORTEST_SCRIPT, scale)) for each in directed.PROBES)
+    def needed(scale: float) -> float:
+        scripts = (cost_of_script(each.run, max(SHORTEST_SCRIPT, scale)) for each in directed.PROBES)
+        costs = (*scripts, *(cost_of(each, scale) for each in workloads))
         return COMPARED * sum(map(speed.seconds, costs))
 
-    scale = fitting(lambda scale: scripts(scale) + sum(checked(scale).values()), seconds)
-    costs = checked(scale)
-    room, left_out = seconds - scripts(scale), set[str]()
-    for name, cost in costs.items():
-        if cost > room:
-            left_out.add(name)
-        else:
-            room -= cost
-    return Plan(scale, max(SHORTEST_SCRIPT, scale), costs, frozenset(left_out), request, speed)
+    return fitting(needed, seconds)
 
 
 def fitting(seconds_at: Callable[[float], float], seconds: float) -> float:

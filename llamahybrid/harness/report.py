@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from llamahybrid.errors import ReportError
 from llamahybrid.files import write_json
@@ -208,23 +208,7 @@ def machine() -> dict[str, str]:
     }
 
 
-def whose(chat: str) -> str:
-    """Return the name of a chat; a number alone becomes "chat NUMBER"."""
-    return f"chat {chat}" if chat.replace("/", "").isdigit() else chat
-
-
-class Placed(Protocol):
-    """A request of a chat."""
-
-    @property
-    def chat(self) -> str:
-        """Name of the chat."""
-
-    @property
-    def turn(self) -> int:
-        """Number in the chat, from 0."""
-
-
-def place(request: Placed) -> str:
-    """Return chat and turn of a request in words; turns count from 1."""
-    return f"{whose(request.chat)}, turn {request.turn + 1}"
+def place(request: Any) -> str:
+    """Return `chat` and `turn` of a request in words; turns count from 1 there."""
+    numbered = request.chat.replace("/", "").isdigit()
+    return f"{'chat ' if numbered else ''}{request.chat}, turn {request.turn + 1}"

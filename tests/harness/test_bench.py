@@ -40,6 +40,7 @@ class Dying(Target):
 def test_bench_measures_each_target_on_each_workload(
     tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(Dying, "opened", 0)
     monkeypatch.setattr(bench, "RESTART_TOKENS", 300)
     monkeypatch.setattr(bench, "SAVED_TOKENS", 300)
     model = ModelFile("tiny", tiny_model("qwen35"), {"n_threads": 1})

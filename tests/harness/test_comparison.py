@@ -1,4 +1,4 @@
-"""The least possible work, decode counters, and conversations on a `Llama` of this process."""
+"""The least possible work, and decode counters."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ from typing import Any
 import llama_cpp
 import pytest
 
-from llamahybrid.harness.conversation import Conversation, Request
 from llamahybrid.harness.counters import DecodeCounter
 from llamahybrid.harness.oracle import Exchange, least_decodes
-from tests.lab.in_process import ask, converse
 
 Opener = Callable[..., Any]
-PROMPT = list(b"any prompt of some length")
 
 
 @pytest.fixture
@@ -53,29 +50,3 @@ def test_every_decoded_token_counts_once(llm: llama_cpp.Llama, sizes: list[int])
 def test_contexts_with_wrong_counters_are_refused(open_model: Opener, option: dict[str, bool]) -> None:
     with pytest.raises(ValueError, match="verbose=False and no_perf=False"):
         DecodeCounter(open_model("qwen35", llama_cpp.Llama, **option))
-
-
-def test_request_is_recorded_with_its_tokens_and_times(llm: llama_cpp.Llama) -> None:
-    counter = DecodeCounter(llm)
-    llm.eval(PROMPT[:7])  # not part of the request
-    llm.reset()
-    record, answer = ask(llm, Request(6, PROMPT), counter)
-    assert record.prompt == tuple(PROMPT)
-    assert record.generated == answer.tokens
-    assert len(record.generated) == 6
-    assert record.decoded == len(PROMPT) + 5, "the last token is sampled, not decoded"
-    assert record.cached == 0
-    assert 0 < record.first_token_seconds <= record.seconds
-    assert record.text == answer.text()
-
-
-def test_each_request_is_built_from_the_answer_before(llm: llama_cpp.Llama) -> None:
-    def talk() -> Conversation:
-        prompt = list(PROMPT)
-        for n in (3, 5):
-            answer = yield Request(n, prompt)
-            prompt += answer.tokens
-
-    first, second = converse(llm, talk())
-    assert second.prompt == first.prompt + first.generated
-    assert [len(first.generated), len(second.generated)] == [3, 5]

@@ -14,7 +14,7 @@ from llamahybrid.cli.main import app
 from llamahybrid.harness import hazard_verdicts
 from llamahybrid.harness.hazard_verdicts import verdict
 from llamahybrid.harness.hazards import runner
-from llamahybrid.harness.hazards.case import QWEN35, Probe
+from llamahybrid.harness.hazards.case import Model, Probe
 from llamahybrid.harness.hazards.catalogue import PROBES, find
 from llamahybrid.harness.hazards.outcome import Outcome, Verdict
 from llamahybrid.harness.hazards.runner import Library, Result
@@ -27,7 +27,7 @@ CHOSEN = [word for name in NAMES for word in ("--probe", name)]
 
 
 def made(found: Verdict, detail: str = "no /home/ada/x [red]", probe: Probe = MENDED) -> Result:
-    return Result(probe, QWEN35, Outcome(found, detail, 0.25), 0.5)
+    return Result(probe, Model("qwen35"), Outcome(found, detail, 0.25), 0.5)
 
 
 @pytest.fixture
@@ -70,12 +70,12 @@ def test_result_becomes_a_verdict_that_names_its_cure(found: Verdict, outcome: s
     verdict_ = verdict(made(found), None)
     assert (verdict_.name, verdict_.outcome) == (f"hazard:{MENDED.id}", outcome)
     assert verdict_.detail.startswith(f"{MENDED.title}: {found.value}; qwen35: no /home/ada/x [red]")
-    assert (" ".join(MENDED.patches) in verdict_.detail) is not found.sound
+    assert ("cured by the set server (0001 0020)" in verdict_.detail) is not found.sound
 
 
 def test_hazard_that_the_library_has_no_patch_for_is_no_fault() -> None:
     probe = find("nan-in-attention")
-    result = Result(probe, probe.model, Outcome(probe.stock), 0.0)
+    result = Result(probe, probe.model, Outcome(probe.known[probe.model].stock), 0.0)
     assert verdict(result, frozenset({"0001"})).outcome == "cannot tell"
     assert verdict(result, frozenset(probe.patches)).outcome == "bad"
 

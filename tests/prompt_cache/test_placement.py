@@ -19,6 +19,7 @@ from llamahybrid.prompt_cache.ladder import MIN_SPACING, RATIOS, rungs
 from llamahybrid.prompt_cache.placement import (
     ONE_CUT,
     SCARCE,
+    SHORT_SUFFIX,
     SMALL_OF_ALONE,
     cut_tokens,
     final_due,
@@ -147,7 +148,8 @@ def test_a_short_turn_without_boundaries_cuts_near_its_end_on_the_grid() -> None
 
 def test_a_short_turn_of_a_history_that_only_grew_is_not_cut() -> None:
     assert cuts_of(221, 100, 100, [], UNMEASURED) == ()
-    assert cuts_of(100 + ONE_CUT, 100, 100, [], UNMEASURED), "a longer one is"
+    assert cuts_of(100 + SHORT_SUFFIX, 100, 100, [], UNMEASURED), "a longer one is"
+    assert cuts_of(100 + ONE_CUT, 100, 100, [], CHEAP_CUTS), "where cuts are cheap, from fewer tokens on"
     assert cuts_of(100, 0, 0, [], UNMEASURED), "so is a first prompt: nothing is known of how it goes on"
 
 

@@ -18,9 +18,10 @@ from llamahybrid.prompt_cache.remote import PREFIX
 from llamahybrid.prompt_cache.worker import Worker
 from tests.lab.fake_engine import FakeEngine
 from tests.lab.redis_server import RedisServer
+from tests.lab.waiting import wait_until
 
 from .asking import SLOW, A, B, C, ask
-from .stores import ServerStore, wait_until
+from .stores import ServerStore
 from .test_stores import planned
 
 

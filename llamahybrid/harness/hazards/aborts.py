@@ -7,7 +7,7 @@ from functools import partial
 
 from llama_cpp import llama_cpp as lib
 
-from llamahybrid.harness.hazards.case import CONTROL, LLAMA, MENDED, Model, on, probe, probes_in
+from llamahybrid.harness.hazards.case import probe, probes_in
 from llamahybrid.harness.hazards.context import ABORTED, PARTIAL, THREE, TWO, Context
 from llamahybrid.harness.hazards.model import ModelUnderTest
 from llamahybrid.harness.hazards.outcome import NotApplicable, Outcome, Verdict, all_sound, went_on, wrong
@@ -58,21 +58,12 @@ def _stopped(
     return outcome if again.verdict is Verdict.EXACT else wrong(f"{outcome.detail}; {again.detail}")
 
 
-_abort = partial(
-    probe,
-    site=_SITE,
-    verdicts=(Verdict.WRONG, Verdict.REFUSED),
-    says="the decode returned 2, 0 tokens left; the next decode returned -2",
-    patches=("0002",),
-)
+_abort = partial(probe, site=_SITE)
 """Defaults of probes of a stopped decode."""
 
 
 @_abort(
-    "A decode stopped inside its only ubatch",
-    sound="drops what it spoiled, or leaves the state as it was",
-    also=on(Verdict.WRONG, "jamba", "lfm2", "mamba"),
-    otherwise={Model("mamba"): (Verdict.EXACT, "the decode returned 2, 0 tokens left")},
+    "A decode stopped inside its only ubatch", sound="drops what it spoiled, or leaves the state as it was"
 )
 def abort_in_token(tested: ModelUnderTest) -> Outcome:
     """Twelve tokens; stop after 10, 50 and 97 % of the next one; go on where the context says it ends."""
@@ -99,9 +90,6 @@ def abort_second_ubatch(tested: ModelUnderTest) -> Outcome:
 @_abort(
     "A decode stopped when its second ubatch is due",
     sound="keeps the first ubatch exactly, and leaves no logits",
-    verdicts=MENDED,
-    says="the decode returned 2, 16 tokens left",
-    also=on(Verdict.WRONG, "jamba", "lfm2", "mamba"),
 )
 def abort_between_ubatches(tested: ModelUnderTest) -> Outcome:
     """48 tokens in ubatches of 16; stop at the first poll after the first ubatch; go on at its end."""
@@ -115,12 +103,7 @@ def abort_between_ubatches(tested: ModelUnderTest) -> Outcome:
     return wrong(f"{outcome.detail}, and logits to sample from") if exact and readable else outcome
 
 
-@_abort(
-    "A stop that is there before the decode begins",
-    sound="leaves the state as it was",
-    verdicts=MENDED,
-    says="the decode returned 2, 12 tokens left",
-)
+@_abort("A stop that is there before the decode begins", sound="leaves the state as it was")
 def abort_at_once(tested: ModelUnderTest) -> Outcome:
     """Twelve tokens; the first poll of the next decode says stop; go on where the context says it ends."""
     tested.need_recurrent()
@@ -129,11 +112,7 @@ def abort_at_once(tested: ModelUnderTest) -> Outcome:
     return _after(context, f"the decode returned {status}")
 
 
-@_abort(
-    "A decode of two sequences stopped beside a third",
-    sound="leaves the third as it was, or drops it",
-    says="stopped after 97%, 0 tokens left; the next decode returned -2",
-)
+@_abort("A decode of two sequences stopped beside a third", sound="leaves the third as it was, or drops it")
 def abort_bystander(tested: ModelUnderTest) -> Outcome:
     """Three sequences; stop after 10, 50 and 97 % of a decode of the outer two; go on with the middle one."""
     tested.need_recurrent()
@@ -151,9 +130,6 @@ def abort_bystander(tested: ModelUnderTest) -> Outcome:
 @_abort(
     "A stopped decode of tokens that two sequences share",
     sound="leaves both sequences alike, and what starts afresh is exact",
-    verdicts=MENDED,
-    says="the decode returned 2, the sequences end at [-1, -1]",
-    model=LLAMA,
 )
 def abort_shared_tokens(tested: ModelUnderTest) -> Outcome:
     """Stop half-way through a batch of eight tokens of two sequences; start both again where they end."""
@@ -174,23 +150,13 @@ def abort_shared_tokens(tested: ModelUnderTest) -> Outcome:
 @_abort(
     "A decode stopped in the very first ubatch (control)",
     sound="leaves nothing; the prompt starts again, exactly",
-    verdicts=CONTROL,
-    says="the decode returned 2, 0 tokens left",
-    patches=(),
 )
 def abort_first_ubatch(tested: ModelUnderTest) -> Outcome:
     """An empty context; stop in the middle of twelve tokens; start again."""
     return _stopped(tested, 0, 12, 0.4)
 
 
-@_abort(
-    "A snapshot restored after a stopped decode (control)",
-    sound="exact",
-    verdicts=CONTROL,
-    says="n_rs_seq = 4: the snapshot was restored",
-    also=on(Verdict.EXACT, "jamba", "lfm2", "mamba"),
-    patches=(),
-)
+@_abort("A snapshot restored after a stopped decode (control)", sound="exact")
 def abort_restored(tested: ModelUnderTest) -> Outcome:
     """Twelve tokens, snapshot; stop half-way through the next; restore the snapshot, cut at twelve, go on.
 
@@ -213,10 +179,6 @@ def abort_restored(tested: ModelUnderTest) -> Outcome:
     "The eval callback returns false in the middle of a graph",
     site="ggml-backend.cpp: ggml_backend_sched_compute_splits",
     sound="reports an abort and drops what it spoiled",
-    verdicts=MENDED,
-    says="the decode returned 2, the snapshot was restored",
-    patches=("0011",),
-    also=on(Verdict.WRONG, "jamba", LLAMA),
 )
 def eval_callback_stop(tested: ModelUnderTest) -> Outcome:
     """Twelve tokens, snapshot; cb_eval returns false half-way through the next; go on at the reported end.
@@ -251,10 +213,6 @@ def eval_callback_stop(tested: ModelUnderTest) -> Outcome:
     "A decode of two sequences stopped where a third was removed",
     site="llama-memory-recurrent.cpp: llama_memory_recurrent::find_slot",
     sound="keeps what is exact or drops it; what starts afresh is exact",
-    verdicts=MENDED,
-    says="stopped 9 times",
-    patches=("0026",),
-    also={**on(Verdict.WRONG, "jamba", "lfm2"), **on(Verdict.EXACT, "mamba", "rwkv7")},
 )
 def abort_beside_free_cells(tested: ModelUnderTest) -> Outcome:
     """Three sequences; remove the second, stop a decode of the others, remove those, start all three again.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from llamahybrid.harness.hazards.case import LFM2, LLAMA, MENDED, Model, on, probe, probes_in
+from llamahybrid.harness.hazards.case import probe, probes_in
 from llamahybrid.harness.hazards.context import Context
 from llamahybrid.harness.hazards.model import ModelUnderTest
-from llamahybrid.harness.hazards.outcome import Outcome, Verdict, all_sound, went_on
+from llamahybrid.harness.hazards.outcome import Outcome, all_sound, went_on
 
 _SITE = "models/plamo2.cpp: llama_model_plamo2::graph::build_plamo2_mamba_layer"
 _SEVERAL = {"n_seq_max": 6, "kv_unified": True}
@@ -22,11 +22,6 @@ def _together(context: Context, length: int, seqs: tuple[int, ...]) -> None:
     "A batch of several sequences that do not begin at the first state",
     site=_SITE,
     sound="goes on with each as alone",
-    verdicts=MENDED,
-    says="decoded in one batch",
-    patches=("0030",),
-    model=Model("plamo2"),
-    also=on(Verdict.EXACT, "qwen35", "jamba", "mamba2", LFM2, LLAMA),
 )
 def batch_of_several(tested: ModelUnderTest) -> Outcome:
     """Three sequences of twelve tokens; two steps of the last two in one batch each; go on with all three."""

@@ -1,9 +1,12 @@
-"""Probes: situations in which a libllama may fail, the known verdicts, and the models."""
+"""Probes: situations in which a libllama may fail, their models, and the known outcomes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from llamahybrid.harness.hazards.outcome import Outcome, Verdict
@@ -11,8 +14,9 @@ from llamahybrid.harness.hazards.outcome import Outcome, Verdict
 if TYPE_CHECKING:
     from llamahybrid.harness.hazards.model import ModelUnderTest
 
-
 Run: TypeAlias = "Callable[[ModelUnderTest], Outcome]"
+
+_NAME = re.compile(r"(.+?)(?:-window(\d+))?(?:-embd(\d+))?")
 
 
 @dataclass(frozen=True)
@@ -26,105 +30,94 @@ class Model:
 
     @property
     def name(self) -> str:
-        """Short name, usable for a file."""
+        """Short name, usable for a file, and in known.txt."""
         parts = [f"{name}{value}" for name in ("window", "embd") if (value := getattr(self, name))]
         return "-".join([self.arch, *parts])
 
+    @classmethod
+    def named(cls, name: str) -> Model:
+        """Return the model of a name."""
+        found = _NAME.fullmatch(name)
+        assert found is not None, "any text is a name"
+        arch, *sizes = found.groups()
+        return cls(arch, *(int(size) if size else None for size in sizes))
 
-QWEN35 = Model("qwen35")
-"""A hybrid under M-RoPE with rollback planes."""
-LLAMA = Model("llama")
-"""Plain attention."""
-GEMMA3 = Model("gemma3", 16)
-"""Attention with and without a sliding window."""
-LFM2 = Model("lfm2", 16)
-"""A hybrid whose attention has a sliding window."""
 
-CONTROL = (Verdict.EXACT, Verdict.EXACT)
-"""Verdicts of a control: stock's, and the patched library's."""
-MENDED = (Verdict.WRONG, Verdict.EXACT)
-"""Stock is wrong, the patched library exact."""
+@dataclass(frozen=True)
+class Known:
+    """The outcome of a probe on a model, with llama-cpp-python 0.3.36 on the CPU."""
+
+    stock: Verdict
+    patched: Verdict
+    """With our patches."""
+    says: str
+    """Exact detail with our patches: positions, return values and statuses."""
 
 
 @dataclass(frozen=True)
 class Probe:
     """A situation; `run` sets it up and returns the outcome."""
 
-    id: str
     title: str
-    done: str
-    """The steps."""
+    run: Run
     site: str
     """File and function of the fault in llama.cpp as of llama-cpp-python 0.3.36."""
     sound: str
     """Behaviour of a sound library."""
-    patches: tuple[str, ...]
-    """Numbers of our patches that fix it; none for a control, which stock passes."""
-    stock: Verdict
-    """Verdict on llama-cpp-python 0.3.36 with `model`, on the CPU."""
-    patched: Verdict
-    """Verdict with our patches, on `model` and on each of `also`."""
-    says: str
-    """Exact detail of that outcome: positions, return values and statuses."""
-    run: Run
-    model: Model = QWEN35
-    also: Mapping[Model, Verdict] = field(default_factory=dict)
-    """Other known models, and the verdict on stock."""
-    otherwise: Mapping[Model, tuple[Verdict, str]] = field(default_factory=dict)
-    """Another verdict and detail with our patches, for some of `also`."""
 
     @property
-    def known(self) -> Mapping[Model, Verdict]:
-        """Every known model, and the verdict on stock."""
-        return {self.model: self.stock, **self.also}
+    def id(self) -> str:
+        """The name of `run`."""
+        return self.run.__name__.replace("_", "-")
 
-    def mended(self, model: Model) -> tuple[Verdict, str]:
-        """Return verdict and detail on one of `known` with our patches."""
-        return self.otherwise.get(model, (self.patched, self.says))
+    @property
+    def done(self) -> str:
+        """The steps, which are the docstring of `run`."""
+        return " ".join((self.run.__doc__ or "").split())
+
+    @property
+    def patches(self) -> tuple[str, ...]:
+        """Numbers of our patches that mend it; none for a control, which stock passes."""
+        return table()[self.id][0]
+
+    @property
+    def known(self) -> Mapping[Model, Known]:
+        """Every known model, the default first, and its outcome."""
+        return table()[self.id][1]
+
+    @property
+    def model(self) -> Model:
+        """The default."""
+        return next(iter(self.known))
 
 
-def on(verdict: Verdict, *models: Model | str) -> dict[Model, Verdict]:
-    """Return the `also` of a probe with one `verdict` on stock for all `models` (names: without a window)."""
-    return {Model(model) if isinstance(model, str) else model: verdict for model in models}
-
-
-def probe(
-    title: str,
-    *,
-    site: str,
-    sound: str,
-    verdicts: tuple[Verdict, Verdict],
-    says: str,
-    patches: tuple[str, ...] = (),
-    model: Model = QWEN35,
-    also: Mapping[Model, Verdict] | None = None,
-    otherwise: Mapping[Model, tuple[Verdict, str]] | None = None,
-) -> Callable[[Run], Probe]:
-    """Make a probe of a function, whose name is the id and whose docstring has the steps.
-
-    `verdicts`: stock's, and the patched library's.
-    """
-
-    def make(run: Run) -> Probe:
-        done = " ".join((run.__doc__ or "").split())
-        return Probe(
-            run.__name__.replace("_", "-"),
-            title,
-            done,
-            site,
-            sound,
-            patches,
-            *verdicts,
-            says,
-            run,
-            model,
-            also or {},
-            otherwise or {},
-        )
-
-    return make
+def probe(title: str, *, site: str, sound: str) -> Callable[[Run], Probe]:
+    """Make a probe of a function, whose name is the id and whose docstring has the steps."""
+    return lambda run: Probe(title, run, site, sound)
 
 
 def probes_in(module: Mapping[str, object]) -> tuple[Probe, ...]:
     """Return the probes among a module's names, in their order."""
     return tuple(value for value in module.values() if isinstance(value, Probe))
+
+
+@cache
+def table() -> dict[str, tuple[tuple[str, ...], dict[Model, Known]]]:
+    """Return patches and known outcomes by the id of a probe."""
+    found: dict[str, tuple[tuple[str, ...], dict[Model, Known]]] = {}
+    for name, patches, models, stock, patched, says in _rows():
+        if name:
+            numbers = () if patches == "-" else tuple(patches.split())
+            outcomes = found.setdefault(name, (numbers, {}))[1]
+            mended = Verdict[patched.upper()], says
+        here = (Verdict[patched.upper()], says) if patched else mended
+        outcomes |= {Model.named(each): Known(Verdict[stock.upper()], *here) for each in models.split()}
+    return found
+
+
+def _rows() -> Iterator[list[str]]:
+    text = (Path(__file__).parent / "known.txt").read_text(encoding="utf-8")
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            cells = [cell.strip() for cell in line.split("|")]
+            yield cells + [""] * (6 - len(cells))

@@ -6,27 +6,20 @@ from functools import partial
 
 from llama_cpp import llama_cpp as lib
 
-from llamahybrid.harness.hazards.case import LFM2, LLAMA, MENDED, on, probe, probes_in
+from llamahybrid.harness.hazards.case import probe, probes_in
 from llamahybrid.harness.hazards.context import BOTH, PARTIAL, SPLIT, TWO
 from llamahybrid.harness.hazards.model import ModelUnderTest
 from llamahybrid.harness.hazards.outcome import Outcome, Verdict, gap, granted, refused, went_on, wrong
 from llamahybrid.harness.hazards.steps import all_go_on, next_prompt
 
-_pending = partial(probe, sound="carries the copy out first", verdicts=MENDED, patches=("0010",))
+_pending = partial(probe, sound="carries the copy out first")
 """Defaults of probes of a copy or shift that is pending."""
 
-_ignored = partial(
-    probe, sound="changes nothing", verdicts=(Verdict.DIED, Verdict.REFUSED), patches=("0007",)
-)
+_ignored = partial(probe, sound="changes nothing")
 """Defaults of probes of a request that cannot be met."""
 
 
-@_pending(
-    "Saving a sequence whose stream copy is pending",
-    site="llama-kv-cache.cpp: llama_kv_cache::seq_cp",
-    says="saved and restored",
-    also=on(Verdict.WRONG, LLAMA),
-)
+@_pending("Saving a sequence whose stream copy is pending", site="llama-kv-cache.cpp: llama_kv_cache::seq_cp")
 def pending_copy_saved(tested: ModelUnderTest) -> Outcome:
     """Not unified: copy twelve tokens to the second sequence, save it at once, restore elsewhere, go on."""
     tested.need_attention()
@@ -40,8 +33,6 @@ def pending_copy_saved(tested: ModelUnderTest) -> Outcome:
 @_pending(
     "Restoring into a sequence whose stream copy is pending",
     site="llama-kv-cache.cpp: llama_kv_cache::seq_cp",
-    says="restored",
-    also=on(Verdict.WRONG, LLAMA),
 )
 def pending_copy_restored_into(tested: ModelUnderTest) -> Outcome:
     """Not unified: copy to the second sequence, remove that, restore another text into it, go on."""
@@ -58,9 +49,6 @@ def pending_copy_restored_into(tested: ModelUnderTest) -> Outcome:
     "Saving while a K-shift is pending",
     site="llama-kv-cache.cpp: llama_kv_cache::update",
     sound="carries the shift out first",
-    says="saved and restored",
-    model=LLAMA,
-    also=on(Verdict.WRONG, "qwen3"),
 )
 def pending_shift_saved(tested: ModelUnderTest) -> Outcome:
     """Shift twelve tokens by five positions, save, restore elsewhere, and go on with both at position 17."""
@@ -76,11 +64,7 @@ def pending_shift_saved(tested: ModelUnderTest) -> Outcome:
     return went_on(gap(other.logits(), context.logits()), "saved and restored")
 
 
-@_ignored(
-    "seq_add and seq_div on a model with M-RoPE",
-    site="llama-kv-cache.cpp: llama_kv_cache::seq_add",
-    says="the sequence ends at position 11",
-)
+@_ignored("seq_add and seq_div on a model with M-RoPE", site="llama-kv-cache.cpp: llama_kv_cache::seq_add")
 def shift_under_m_rope(tested: ModelUnderTest) -> Outcome:
     """Shift twelve tokens by five and halve their positions, which have several dimensions; go on at 12."""
     tested.need_multi_rope(True)
@@ -91,12 +75,7 @@ def shift_under_m_rope(tested: ModelUnderTest) -> Outcome:
     return refused(context.goes_on(12), said)
 
 
-@_ignored(
-    "Copying a range between streams",
-    site="llama-kv-cache.cpp: llama_kv_cache::seq_cp",
-    says="the copy ends at position -1",
-    also=on(Verdict.DIED, LLAMA),
-)
+@_ignored("Copying a range between streams", site="llama-kv-cache.cpp: llama_kv_cache::seq_cp")
 def partial_stream_copy(tested: ModelUnderTest) -> Outcome:
     """Not unified: copy positions [2, 5) of twelve tokens to the second sequence; go on with the first."""
     tested.need_attention()
@@ -110,10 +89,6 @@ def partial_stream_copy(tested: ModelUnderTest) -> Outcome:
     "seq_rm of all sequences by id -1",
     site="llama-memory-recurrent.cpp: llama_memory_recurrent::seq_rm",
     sound="removes them (stock always returns false)",
-    verdicts=(Verdict.REFUSED, Verdict.EXACT),
-    says="seq_rm returned true, the sequences end at [-1, -1]",
-    patches=("0005",),
-    also=on(Verdict.REFUSED, "mamba"),
 )
 def remove_all_sequences(tested: ModelUnderTest) -> Outcome:
     """Two sequences of twelve tokens; seq_rm(-1, -1, -1); a fresh prompt in the second one.
@@ -132,10 +107,6 @@ def remove_all_sequences(tested: ModelUnderTest) -> Outcome:
     "Removing a part of all sequences of a recurrent memory",
     site="llama-memory-recurrent.cpp: llama_memory_recurrent::seq_rm",
     sound="refuses what it cannot forget, and changes nothing (stock refuses empty ranges too)",
-    verdicts=(Verdict.REFUSED, Verdict.REFUSED),
-    says="seq_rm returned [1, 1, 0, 0]",
-    patches=("0005",),
-    also=on(Verdict.REFUSED, "mamba"),
 )
 def remove_part_of_all(tested: ModelUnderTest) -> Outcome:
     """Two sequences of twelve tokens; seq_rm of -1 from 12, of [5, 5), from 6, of [0, 6); go on with both."""
@@ -151,11 +122,6 @@ def remove_part_of_all(tested: ModelUnderTest) -> Outcome:
     "seq_rm of sequence -7",
     site="llama-kv-cache.cpp: llama_kv_cache::seq_rm",
     sound="removes all sequences, as the header says of any negative id, or refuses",
-    verdicts=(Verdict.DIED, Verdict.EXACT),
-    says="seq_rm returned true, the sequence ends at position -1",
-    patches=("0007",),
-    model=LLAMA,
-    also=on(Verdict.REFUSED, "qwen35"),
 )
 def remove_negative_sequence(tested: ModelUnderTest) -> Outcome:
     """Twelve tokens; seq_rm(-7, -1, -1); then another prompt, or the old one where it was refused."""
@@ -170,10 +136,6 @@ def remove_negative_sequence(tested: ModelUnderTest) -> Outcome:
     "Removing a range out of the middle of a hybrid",
     site="llama-memory-hybrid.cpp: llama_memory_hybrid::seq_rm",
     sound="refuses: the recurrent state cannot forget it",
-    verdicts=(Verdict.WRONG, Verdict.REFUSED),
-    says="seq_rm returned [0, 0, 0, 1, 1, 1]",
-    patches=("0013",),
-    also=on(Verdict.WRONG, "jamba", "lfm2", LFM2),
 )
 def remove_inner_range(tested: ModelUnderTest) -> Outcome:
     """Twelve tokens; seq_rm(0, 2, 5); go on, compared with a context that never saw those three tokens.
@@ -201,10 +163,6 @@ def remove_inner_range(tested: ModelUnderTest) -> Outcome:
     "Attention appended to a sequence before its old tail is cut",
     site="llama-kv-cache.cpp: llama_kv_cache::seq_cp",
     sound="refuses the copy, the restore or the decode: every position would be there twice",
-    verdicts=MENDED,
-    says="all calls succeeded, the state is 0 bytes longer than a clean one",
-    patches=("0017",),
-    also=on(Verdict.WRONG, "jamba", "lfm2", LLAMA),
 )
 def append_before_cut(tested: ModelUnderTest) -> Outcome:
     """Live: 24 tokens of another text; append [10, 20) of the wanted one, restore its snapshot, cut at 20.

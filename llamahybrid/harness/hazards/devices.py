@@ -14,7 +14,7 @@ from typing import Any
 
 from llama_cpp import llama_cpp as lib
 
-from llamahybrid.harness.hazards.case import CONTROL, GEMMA3, LLAMA, Model, on, probe, probes_in
+from llamahybrid.harness.hazards.case import probe, probes_in
 from llamahybrid.harness.hazards.context import FULL, ON_DEVICE, PARTIAL, Context, load_range, save_range
 from llamahybrid.harness.hazards.model import ModelUnderTest
 from llamahybrid.harness.hazards.outcome import NotApplicable, Outcome, Verdict, all_sound, wrong
@@ -83,13 +83,7 @@ def _in_pieces(context: Context, begin: int, end: int) -> Outcome:
 
 
 @probe(
-    "A state and a range handed out in pieces",
-    site=_WRITE,
-    sound="hands out the bytes of the state in one",
-    verdicts=(Verdict.NOT_APPLICABLE, Verdict.EXACT),
-    says="the same bytes in pieces",
-    patches=("0018",),
-    also=on(Verdict.NOT_APPLICABLE, "jamba", "mamba", "gemma3", LLAMA),
+    "A state and a range handed out in pieces", site=_WRITE, sound="hands out the bytes of the state in one"
 )
 def state_in_pieces(tested: ModelUnderTest) -> Outcome:
     """Forty tokens; compare their full and PARTIAL states and the range [10, 30) with the same in pieces."""
@@ -102,10 +96,6 @@ def state_in_pieces(tested: ModelUnderTest) -> Outcome:
     "A state in pieces whose taker says stop, and one that cannot be",
     site=_WRITE,
     sound="returns 0 and changes nothing",
-    verdicts=(Verdict.NOT_APPLICABLE, Verdict.REFUSED),
-    says="the calls returned [0, 0, 0, 0, 0, 0, 0, 0], 40 tokens left with the same bytes",
-    patches=("0018",),
-    also=on(Verdict.NOT_APPLICABLE, "mamba", LLAMA),
 )
 def pieces_ended(tested: ModelUnderTest) -> Outcome:
     """Forty tokens; stop at once, early, half-way, before the last byte; ask for impossible ones; go on.
@@ -134,11 +124,6 @@ def _split(tested: ModelUnderTest, length: int, **params: Any) -> tuple[Context,
     "A state of split tensors handed out in pieces",
     site=_WRITE,
     sound="asks the devices for whole rows, the only parts that can be had",
-    verdicts=(Verdict.NOT_APPLICABLE, Verdict.EXACT),
-    says="the same bytes in pieces of at most 1048320",
-    patches=("0018",),
-    model=Model("qwen35", embd=_WIDE),
-    also=on(Verdict.NOT_APPLICABLE, Model("llama", embd=_WIDE), Model("lfm2", embd=_WIDE)),
 )
 def split_tensors_in_pieces(tested: ModelUnderTest) -> Outcome:
     """Tensors split over two devices; 3,000 tokens, so that a tensor is longer than the buffer of 1 MiB.
@@ -150,12 +135,7 @@ def split_tensors_in_pieces(tested: ModelUnderTest) -> Outcome:
 
 
 @probe(
-    "States and ranges of split tensors (control)",
-    site=_READ,
-    sound="restores what was saved, byte for byte",
-    verdicts=CONTROL,
-    says="the bytes are those that were restored",
-    also=on(Verdict.EXACT, LLAMA, GEMMA3),
+    "States and ranges of split tensors (control)", site=_READ, sound="restores what was saved, byte for byte"
 )
 def split_tensors_restored(tested: ModelUnderTest) -> Outcome:
     """Tensors split over two devices; restore 40 tokens, their PARTIAL state and a range; remove; restore."""
@@ -179,10 +159,6 @@ def split_tensors_restored(tested: ModelUnderTest) -> Outcome:
     "A truncated state over live split tensors",
     site=_READ,
     sound="refuses, and the live state stays (or is dropped whole)",
-    verdicts=(Verdict.REFUSED, Verdict.REFUSED),
-    says="the restores returned [0, 0, 0, 0, 0], 40 tokens left with the same bytes",
-    patches=("0009",),
-    also=on(Verdict.REFUSED, LLAMA),
 )
 def split_tensors_failed_restore(tested: ModelUnderTest) -> Outcome:
     """Tensors split over two devices, 40 live tokens; restore states of 30 others that end too early."""

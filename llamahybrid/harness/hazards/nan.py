@@ -7,10 +7,10 @@ from functools import partial
 import numpy as np
 from llama_cpp import llama_cpp as lib
 
-from llamahybrid.harness.hazards.case import CONTROL, LLAMA, MENDED, on, probe, probes_in
+from llamahybrid.harness.hazards.case import probe, probes_in
 from llamahybrid.harness.hazards.context import PARTIAL, Context
 from llamahybrid.harness.hazards.model import ModelUnderTest
-from llamahybrid.harness.hazards.outcome import NotApplicable, Outcome, Verdict, granted
+from llamahybrid.harness.hazards.outcome import NotApplicable, Outcome, granted
 from llamahybrid.harness.hazards.steps import next_prompt
 
 
@@ -36,17 +36,11 @@ def _poisoned(tested: ModelUnderTest, flash: int = 1) -> Context:
 _NAN = "llama-graph.cpp: llm_graph_context::build_rs"
 
 
-_nan = partial(probe, sound="starts the next prompt clean", verdicts=MENDED)
+_nan = partial(probe, sound="starts the next prompt clean")
 """Defaults of all probes but the control."""
 
 
-@_nan(
-    "NaN in a recurrent row after seq_rm",
-    site=_NAN,
-    says="seq_rm returned true",
-    patches=("0004",),
-    also=on(Verdict.WRONG, "mamba"),
-)
+@_nan("NaN in a recurrent row after seq_rm", site=_NAN)
 def nan_after_removal(tested: ModelUnderTest) -> Outcome:
     """Poison the state with NaN, remove the sequence, decode a fresh prompt of twelve and go on."""
     context = _poisoned(tested)
@@ -54,13 +48,7 @@ def nan_after_removal(tested: ModelUnderTest) -> Outcome:
     return next_prompt(context, 12, "seq_rm returned true", text=0)
 
 
-@_nan(
-    "NaN in a recurrent row after clear without data",
-    site=_NAN,
-    says="cleared",
-    patches=("0004",),
-    also=on(Verdict.WRONG, "mamba"),
-)
+@_nan("NaN in a recurrent row after clear without data", site=_NAN)
 def nan_after_clear(tested: ModelUnderTest) -> Outcome:
     """Poison the state with NaN, llama_memory_clear(false), decode a fresh prompt of twelve and go on."""
     context = _poisoned(tested)
@@ -68,12 +56,7 @@ def nan_after_clear(tested: ModelUnderTest) -> Outcome:
     return next_prompt(context, 12, "cleared", text=0)
 
 
-@_nan(
-    "NaN in a recurrent row after clear with data (control)",
-    site=_NAN,
-    verdicts=CONTROL,
-    says="cleared with data",
-)
+@_nan("NaN in a recurrent row after clear with data (control)", site=_NAN)
 def nan_after_clear_data(tested: ModelUnderTest) -> Outcome:
     """Poison the state with NaN, llama_memory_clear(true), decode a fresh prompt of twelve and go on."""
     context = _poisoned(tested)
@@ -96,13 +79,7 @@ def _poisoned_attention(tested: ModelUnderTest) -> Context:
     return _poisoned(tested, flash=0)
 
 
-@_nan(
-    "NaN in attention KV after seq_rm",
-    site="llama-kv-cache.cpp: llama_kv_cache::get_n_kv",
-    says="seq_rm returned true",
-    patches=("0028",),
-    also=on(Verdict.WRONG, LLAMA, "gemma3", "jamba", "qwen4exp"),
-)
+@_nan("NaN in attention KV after seq_rm", site="llama-kv-cache.cpp: llama_kv_cache::get_n_kv")
 def nan_in_attention(tested: ModelUnderTest) -> Outcome:
     """No flash attention; decode a token on poisoned state, remove all, decode another prompt and go on."""
     context = _poisoned_attention(tested)
@@ -110,13 +87,7 @@ def nan_in_attention(tested: ModelUnderTest) -> Outcome:
     return next_prompt(context, 8, "seq_rm returned true")
 
 
-@_nan(
-    "NaN in attention KV after clear without data",
-    site="llama-kv-cache.cpp: llama_kv_cache::get_n_kv",
-    says="cleared",
-    patches=("0028",),
-    also=on(Verdict.WRONG, LLAMA, "gemma3", "jamba", "qwen4exp"),
-)
+@_nan("NaN in attention KV after clear without data", site="llama-kv-cache.cpp: llama_kv_cache::get_n_kv")
 def nan_in_attention_cleared(tested: ModelUnderTest) -> Outcome:
     """No flash attention; decode a token on poisoned state, clear without data, another prompt; go on."""
     context = _poisoned_attention(tested)

@@ -36,22 +36,11 @@ class Result:
     seconds: float
 
 
-def sound(results: Sequence[Result], patches: frozenset[str] | None = None) -> bool:
-    """Tell whether nothing went wrong and at least one probe applied.
-
-    `patches`: those of the library (`Library.patches`); see `expected`.
-    """
-    told = any(result.outcome.verdict is not Verdict.NOT_APPLICABLE for result in results)
-    return told and all(result.outcome.verdict.sound or expected(result, patches) for result in results)
-
-
 def expected(result: Result, patches: frozenset[str] | None) -> bool:
     """Tell whether our engine was built without the patches for this and therefore behaves as stock."""
-    return (
-        patches is not None
-        and not patches.issuperset(result.probe.patches)
-        and result.outcome.verdict is result.probe.known.get(result.model)
-    )
+    known = result.probe.known.get(result.model)
+    lacking = patches is not None and not patches.issuperset(result.probe.patches)
+    return lacking and known is not None and result.outcome.verdict is known.stock
 
 
 def cure(probe: Probe) -> str:
@@ -75,6 +64,17 @@ class Library:
     """Numbers of its patches; None: not built by `engine build`, or from a checkout."""
 
 
+def loading(path: Path) -> dict[str, str]:
+    """Return variables that make a process load the libllama at `path`, a file or its folder.
+
+    Raises EngineError if there is none.
+    """
+    folder = (path if path.is_dir() else path.parent).resolve()
+    if not path.exists() or installed.library(folder, "llama") is None:
+        raise EngineError(f"no libllama at {path}: give its file, or the folder that holds it")
+    return {"LLAMAHYBRID_ENGINE": "", "LLAMA_CPP_LIB_PATH": str(folder), "MTMD_CPP_LIB": str(folder)}
+
+
 def library(path: Path | None = None) -> Library:
     """Return the libllama at `path`, a file or its folder; None: the library that llama_cpp loads.
 
@@ -85,11 +85,7 @@ def library(path: Path | None = None) -> Library:
     """
     environment = {**os.environ, "GGML_NO_BACKTRACE": "1", "OMP_NUM_THREADS": "1"}
     if path is not None:
-        folder = (path if path.is_dir() else path.parent).resolve()
-        if not path.exists() or installed.library(folder, "llama") is None:
-            raise EngineError(f"no libllama at {path}: give its file, or the folder that holds it")
-        environment.pop("LLAMAHYBRID_ENGINE", None)
-        environment |= {"LLAMA_CPP_LIB_PATH": str(folder), "MTMD_CPP_LIB": str(folder)}
+        environment |= loading(path)
     try:
         child = subprocess.run(
             _CHILD, env=environment, capture_output=True, text=True, timeout=60, check=False

@@ -7,14 +7,9 @@ from functools import partial
 
 from llamahybrid.harness.hazards.case import probe
 from llamahybrid.harness.hazards.context import ABORTED, BOTH, Context
-from llamahybrid.harness.hazards.outcome import Gap, Outcome, Verdict, all_sound, refused, went_on
+from llamahybrid.harness.hazards.outcome import Gap, Outcome, all_sound, refused, went_on
 
-failed_restore = partial(
-    probe,
-    sound="refuses, and the live state stays (or is dropped whole)",
-    verdicts=(Verdict.WRONG, Verdict.REFUSED),
-    patches=("0009",),
-)
+failed_restore = partial(probe, sound="refuses, and the live state stays (or is dropped whole)")
 """Defaults of probes of a restore that has to fail."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from llamahybrid.harness.hazards.case import CONTROL, GEMMA3, MENDED, Model, on, probe, probes_in
+from llamahybrid.harness.hazards.case import Model, probe, probes_in
 from llamahybrid.harness.hazards.context import PARTIAL, TWO, Context, load_range, save_range
 from llamahybrid.harness.hazards.model import ModelUnderTest
 from llamahybrid.harness.hazards.outcome import (
@@ -31,19 +31,11 @@ def _grown(tested: ModelUnderTest) -> Context:
     return tested.context(**_SMALL).grown(400, chunk=32)
 
 
-_window = partial(
-    probe, site=_DECODE, verdicts=(Verdict.WRONG, Verdict.REFUSED), patches=("0025",), model=GEMMA3
-)
+_window = partial(probe, site=_DECODE)
 """Defaults of probes of a window: stock decodes without the tokens that it needs."""
 
 
-@_window(
-    "A cut behind the sliding window",
-    site=_SITE,
-    sound="refuses: the window before the cut is gone",
-    says="seq_rm to 100 of 400 tokens returned false",
-    patches=("0012",),
-)
+@_window("A cut behind the sliding window", site=_SITE, sound="refuses: the window before the cut is gone")
 def cut_behind_window(tested: ModelUnderTest) -> Outcome:
     """swa_full=False; 400 tokens in batches of 32; cut to 100, of all sequences and of the first; go on."""
     context = _grown(tested)
@@ -53,28 +45,14 @@ def cut_behind_window(tested: ModelUnderTest) -> Outcome:
 
 
 @_window(
-    "A cut inside the sliding window (control)",
-    site=_SITE,
-    sound="grants it, exactly (a hybrid: refuses)",
-    verdicts=CONTROL,
-    says="seq_rm to 398 of 400 tokens returned true",
-    patches=(),
-    also=on(Verdict.EXACT, _GEMMA2),
+    "A cut inside the sliding window (control)", site=_SITE, sound="grants it, exactly (a hybrid: refuses)"
 )
 def cut_inside_window(tested: ModelUnderTest) -> Outcome:
     """swa_full=False; 400 tokens in batches of 32; cut to 398; go on."""
     return cut(_grown(tested), 398, 400)
 
 
-@_window(
-    "A window restored from a snapshot (control)",
-    site=_SITE,
-    sound="exact",
-    verdicts=CONTROL,
-    says="snapshot and cut were granted",
-    patches=(),
-    also=on(Verdict.EXACT, _GEMMA2),
-)
+@_window("A window restored from a snapshot (control)", site=_SITE, sound="exact")
 def window_restored(tested: ModelUnderTest) -> Outcome:
     """Snapshot at 100 tokens, grow to 400, restore the snapshot, cut at 100, go on."""
     tested.need_window()
@@ -97,7 +75,6 @@ def _window_onto(tested: ModelUnderTest, held: int) -> Outcome:
 @_window(
     "A window restored into empty attention",
     sound="refuses to decode: the layers without a window have nothing",
-    says="the snapshot was restored beside 0 tokens of attention; the next decode returned -2",
 )
 def window_without_attention(tested: ModelUnderTest) -> Outcome:
     """swa_full=False; restore the PARTIAL snapshot of 100 tokens into an empty context; go on at 100."""
@@ -107,7 +84,6 @@ def window_without_attention(tested: ModelUnderTest) -> Outcome:
 @_window(
     "A window restored beside attention that ends earlier",
     sound="refuses to decode: the layers without a window lack tokens",
-    says="the snapshot was restored beside 50 tokens of attention; the next decode returned -2",
 )
 def window_ahead_of_attention(tested: ModelUnderTest) -> Outcome:
     """swa_full=False; restore the PARTIAL snapshot of 100 tokens where 50 are live; go on at 100."""
@@ -117,10 +93,6 @@ def window_ahead_of_attention(tested: ModelUnderTest) -> Outcome:
 @_window(
     "Attention of a range restored without its window",
     sound="refuses to decode until the window is restored, then exact",
-    verdicts=(Verdict.NOT_APPLICABLE, Verdict.EXACT),
-    says="the range was restored, decodes returned [-2, -2] before its window was; removed, it starts again",
-    patches=("0015", "0025"),
-    also=on(Verdict.NOT_APPLICABLE, _GEMMA2),
 )
 def range_without_window(tested: ModelUnderTest) -> Outcome:
     """swa_full=False; restore the range [0, 100) into an empty context; go on at 100; start at 0.
@@ -149,7 +121,6 @@ def range_without_window(tested: ModelUnderTest) -> Outcome:
     "A copy that ends behind the sliding window",
     site="llama-kv-cache-iswa.cpp: llama_kv_cache_iswa::seq_cp",
     sound="refuses to decode: the window before the copy's end is gone",
-    says="both copies were refused, the original goes on",
 )
 def copy_behind_window(tested: ModelUnderTest) -> Outcome:
     """swa_full=False; 400 tokens in batches of 32; copy their first 100 to another sequence; go on there.
@@ -174,10 +145,6 @@ def copy_behind_window(tested: ModelUnderTest) -> Outcome:
     "The PARTIAL state of an empty sequence restored over a window",
     site="llama-kv-cache.cpp: llama_kv_cache::state_read_sinfo",
     sound="drops the window: a cut is granted, and nothing is decoded before a snapshot is restored",
-    verdicts=MENDED,
-    says="empty state and cut were granted, the decode returned -2 before the snapshot was restored",
-    patches=("0027",),
-    also=on(Verdict.WRONG, _GEMMA2, Model("deepseek4", 16)),
 )
 def empty_window_restored(tested: ModelUnderTest) -> Outcome:
     """swa_full=False; 400 tokens; restore an empty sequence's PARTIAL state, cut to 100, go on.

@@ -1,85 +1,47 @@
-"""A report as Markdown for a pull request: sentences, a table for each target, and folded misses."""
+"""A report as Markdown for a pull request."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from llamahybrid.harness.render.formatting import answers, counted, length, ratio
-from llamahybrid.harness.render.sentences import (
-    HAZARD,
-    headline,
-    of_target,
-    outcome,
-    overall,
-    sentence,
-    tabled,
-)
-from llamahybrid.harness.report import Outcome, Report, TargetFigures, place
+from llamahybrid.harness.render.document import TEXTS, Section, Table, footer, sections
+from llamahybrid.harness.render.sentences import headline
+from llamahybrid.harness.report import Report
 
-_MARKS: dict[Outcome, str] = {"ok": "✅", "bad": "❌", "cannot tell": "❔"}
+_MARKS = {"ok": "✅", "bad": "❌", "cannot tell": "❔"}
 _SPECIAL = frozenset("\\`*_{}[]<>()#+!|~$&-")
-_MOST_MISSES = 3
-"""Largest number of misses of a workload."""
 
 
 def markdown(report: Report) -> str:
     """Return the document."""
-    return "\n".join(_lines(report)) + "\n"
+    lines = [f"## Prefix reuse: {_escaped(headline(report))}"]
+    for section in sections(report):
+        lines += ["", *_section(section)]
+    return "\n".join((*lines, "", f"<sub>{_escaped(footer(report))}</sub>")) + "\n"
 
 
-def _lines(report: Report) -> Iterator[str]:
-    yield f"## Prefix reuse: {escaped(headline(report))}"
-    for target in report.targets:
-        yield ""
-        yield f"### {_MARKS[outcome(target)]} {escaped(target.name)}"
-        yield ""
-        yield from (f"- {_MARKS[said.outcome]} {escaped(said.text)}" for said in of_target(target))
-        if tabled(target):
-            yield ""
-            yield from _table(target)
-        yield from _misses(target)
-        yield from _hazards(target)
+def _section(section: Section) -> Iterator[str]:
+    yield f"### {_MARKS.get(section.outcome or '', '')} {_escaped(section.title)}"
     yield ""
-    said = (*report.machine.items(), ("models", ", ".join(report.models)), ("run", report.made))
-    yield f"<sub>{escaped('; '.join(f'{name}: {value}' for name, value in said))}</sub>"
+    yield from (f"- {_MARKS[said.outcome]} {_escaped(said.text)}" for said in section.sentences)
+    for table in section.tables:
+        yield from _table(table)
+    for title, texts in section.lists.items():
+        yield from ("", f"<details><summary>{title} ({len(texts)})</summary>", "")
+        yield from (f"- {_escaped(text)}" for text in texts)
+        yield from ("", "</details>")
+    yield from ("", f"<sub>{_escaped(section.about)}</sub>")
 
 
-def _table(target: TargetFigures) -> Iterator[str]:
-    yield "| | workload | requests | had to be decoded | decoded | ratio | answers |"
-    yield "|---|---|---:|---:|---:|---:|---|"
-    for w in tabled(target):
-        mark = _MARKS[overall(w.verdicts)]
-        numbers = f"{len(w.requests)} | {counted(w.least)} | {counted(w.decoded)} | {ratio(w.ratio)}"
-        yield f"| {mark} | {escaped(w.workload + length(w.scale))} | {numbers} | {answers(w.requests)} |"
+def _table(table: Table) -> Iterator[str]:
+    yield from ("", *([f"**{_escaped(table.title)}**", ""] if table.title else []))
+    yield f"| {' | '.join(map(_escaped, table.head))} |"
+    yield f"|{'|'.join('---' if name in TEXTS else '---:' for name in table.head)}|"
+    for row in table.rows:
+        yield f"| {' | '.join(_MARKS.get(cell) or _escaped(cell) for cell in row)} |"
 
 
-def _misses(target: TargetFigures) -> Iterator[str]:
-    lines: list[str] = []
-    every = 0
-    for w in tabled(target):
-        missed = [request for request in w.requests if request.miss is not None]
-        every += len(missed)
-        shown = missed if len(missed) <= _MOST_MISSES else missed[: _MOST_MISSES - 1]
-        lines += [f"- {escaped(f'{w.workload}, {place(r)}: {r.miss}')}" for r in shown]
-        if len(missed) > len(shown):
-            lines.append(f"- {escaped(w.workload)}: and {len(missed) - len(shown)} more, in the JSON report")
-    yield from _folded(f"Why tokens were not reused ({every})", lines)
-
-
-def _hazards(target: TargetFigures) -> Iterator[str]:
-    hit = [verdict for verdict in target.hazards if verdict.outcome == "bad"]
-    lines = [f"- `{v.name.removeprefix(HAZARD)}`: {escaped(v.detail or sentence(v).text)}" for v in hit]
-    yield from _folded(
-        f"Hazards of the native memory that hit it ({len(hit)} of {len(target.hazards)})", lines
-    )
-
-
-def _folded(title: str, lines: list[str]) -> Iterator[str]:
-    if lines:
-        yield from ("", f"<details><summary>{title}</summary>", "", *lines, "", "</details>")
-
-
-def escaped(text: str) -> str:
+def _escaped(text: str) -> str:
     """Return `text` in one line, without markup and mentions."""
     plain = "".join(f"\\{letter}" if letter in _SPECIAL else letter for letter in " ".join(text.split()))
     return plain.replace("@", "@<!-- -->")

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from llamahybrid.harness.render.bars import Bar
+from llamahybrid.harness.report import RequestFigures, WorkloadFigures, place
 
 _MARKERS = "osD^vPX*"
 _GREY = "#7d8794"
 """Text and lines: readable on white and on black."""
-COLOURS = {"reused": "#3b82c4", "again": "#e0702f", "needed": "#9aa3af"}
-"""Of the parts of a bar; page.css has the same."""
-OUTCOMES = {"ok": "#1f8a4c", "bad": "#c43d2f", "cannot tell": "#b57f0a"}
+_COLOURS = ("#3b82c4", "#e0702f", "#9aa3af")
+"""Of reused tokens, of those decoded again, and of those that had to be decoded; page.html has the same."""
 _LOOK = {
     "text.parse_math": False,  # names may hold a $
     "font.size": 8,
@@ -35,6 +34,8 @@ _LOOK = {
     "ytick.color": _GREY,
     "ytick.major.size": 0,
 }
+_MOST = 60
+"""Largest number of drawn requests of a workload."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +50,41 @@ class Picture:
     """The figures in words, as alternative text and tooltip."""
 
 
-def timeline(bars: Sequence[Bar], longest: int) -> Picture:
-    """Return the requests of a workload on a target, from top to bottom; `longest` ends the axis."""
-    with _drawn(4.6, 0.55 + 0.19 * len(bars), "\n".join(bar.text for bar in bars)) as (axes, made):
-        for row, bar in enumerate(bars):
-            colours = [COLOURS[part] for part in bar.spans]
-            axes.broken_barh(list(bar.spans.values()), (row - 0.36, 0.72), facecolors=colours)
-        axes.set_yticks(range(len(bars)), [bar.label for bar in bars])
-        axes.set_ylim(len(bars) - 0.4, -0.6)
+def parts(request: RequestFigures) -> tuple[int, int, int] | None:
+    """Return the tokens of a request that were reused, decoded again though known, and had to be decoded.
+
+    None: the target hides reused and decoded tokens.
+    """
+    total, cached, decoded = request.total, request.cached, request.decoded
+    if total is None or (cached is None and decoded is None):
+        return None
+    reused = max(0, total - (decoded or 0)) if cached is None else cached
+    decoded = max(0, total - reused) if decoded is None else decoded
+    # The last token of a known prompt is decoded for its logits.
+    known = min(request.matched or 0, total - 1)
+    again = min(decoded, max(0, known - reused))
+    return reused, again, decoded - again
+
+
+def timeline(requests: Sequence[RequestFigures], every: Iterable[Sequence[RequestFigures]]) -> Picture | None:
+    """Return the tokens of each request, from top to bottom; None: they are hidden.
+
+    `every`: the requests of all targets, whose longest one ends the axis.
+    """
+    drawn = [(place(each), found) for each in requests[:_MOST] if (found := parts(each)) is not None]
+    if not drawn:
+        return None
+    longest = max(sum(parts(each) or ()) for of in every for each in of)
+    said = "\n".join(
+        f"{name}: {reused:,} reused, {again:,} decoded again, {needed:,} had to be decoded"
+        for name, (reused, again, needed) in drawn
+    )
+    with _drawn(4.6, 0.55 + 0.19 * len(drawn), said) as (axes, made):
+        for row, (_, found) in enumerate(drawn):
+            spans = [(sum(found[:i]), length) for i, length in enumerate(found)]
+            axes.broken_barh(spans, (row - 0.36, 0.72), facecolors=_COLOURS)
+        axes.set_yticks(range(len(drawn)), [name for name, _ in drawn])
+        axes.set_ylim(len(drawn) - 0.4, -0.6)
         axes.set_xlim(0, max(1, longest) * 1.02)
         axes.set_xlabel("tokens")
         axes.xaxis.set_major_formatter("{x:,.0f}")
@@ -65,23 +93,22 @@ def timeline(bars: Sequence[Bar], longest: int) -> Picture:
     return made[0]
 
 
-def first_tokens(series: Mapping[str, Sequence[float | None]], labels: Sequence[str]) -> Picture:
-    """Return the milliseconds to the first token of each request, a line for each target."""
+def first_tokens(figures: Mapping[str, WorkloadFigures]) -> Picture | None:
+    """Return the milliseconds to the first token of each request, a line for each target; None: no times."""
     from matplotlib.ticker import LogLocator
 
     points = {
-        name: [(x, s * 1e3) for x, s in enumerate(seconds, 1) if s is not None and s > 0]
-        for name, seconds in series.items()
+        name: [(x, place(r), r.ttft * 1e3) for x, r in enumerate(w.requests, 1) if r.ttft]
+        for name, w in figures.items()
     }
-    said = (
-        f"{name}, {labels[x - 1] if x <= len(labels) else x}: {ms:,.1f} ms"
-        for name, found in points.items()
-        for x, ms in found
-    )
+    said = [f"{name}, {at}: {ms:,.1f} ms" for name, found in points.items() for _, at, ms in found]
+    if not said:
+        return None
     with _drawn(7.4, 2.9, "\n".join(said)) as (axes, made):
         for i, (name, found) in enumerate(points.items()):
-            xs, ys = [x for x, _ in found], [y for _, y in found]
-            axes.plot(xs, ys, label=short(name), color=f"C{i % 10}", marker=_MARKERS[i % 8], markersize=5)
+            shown = name if len(name) <= 30 else f"…{name[-29:]}"
+            xs, ys = [x for x, _, _ in found], [ms for _, _, ms in found]
+            axes.plot(xs, ys, label=shown, color=f"C{i % 10}", marker=_MARKERS[i % 8], markersize=5)
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.yaxis.set_major_formatter("{x:,g}")
@@ -92,31 +119,6 @@ def first_tokens(series: Mapping[str, Sequence[float | None]], labels: Sequence[
         axes.grid(axis="y")
         axes.legend(loc="upper left", bbox_to_anchor=(0, 1.14), ncols=4, frameon=False, borderaxespad=0)
     return made[0]
-
-
-def hazards(counts: Mapping[str, Mapping[str, int]]) -> Picture:
-    """Return a bar of the verdicts on hazards for each target."""
-    said = (f"{name}: {counted.get(each, 0)} {each}" for name, counted in counts.items() for each in OUTCOMES)
-    with _drawn(7.4, 0.6 + 0.3 * len(counts), "\n".join(said)) as (axes, made):
-        for row, counted in enumerate(counts.values()):
-            left = 0
-            for outcome, colour in OUTCOMES.items():
-                count = counted.get(outcome, 0)
-                axes.barh([row], [count], 0.66, left, color=colour)
-                if count:
-                    look = {"ha": "center", "va": "center", "color": "white", "weight": "bold"}
-                    axes.text(left + count / 2, row, str(count), **look)
-                left += count
-        axes.set_yticks(range(len(counts)), [short(name) for name in counts])
-        axes.invert_yaxis()
-        axes.set_xlabel("hazards")
-        axes.grid(axis="x")
-    return made[0]
-
-
-def short(name: str, most: int = 30) -> str:
-    """Return a target's name shortened to its end."""
-    return name if len(name) <= most else f"…{name[1 - most :]}"
 
 
 @contextmanager

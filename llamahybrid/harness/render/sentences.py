@@ -10,7 +10,6 @@ from llamahybrid.harness.report import (
     PROBE,
     Outcome,
     Report,
-    RequestFigures,
     TargetFigures,
     Verdict,
     WorkloadFigures,
@@ -111,11 +110,6 @@ def tabled(target: TargetFigures) -> list[WorkloadFigures]:
     return [w for w in ran if PROBE not in w.workload or overall(w.verdicts) == "bad"]
 
 
-def requests(target: TargetFigures) -> list[RequestFigures]:
-    """Return all requests of a target, workload by workload."""
-    return [request for workload in target.workloads for request in workload.requests]
-
-
 def headline(report: Report) -> str:
     """Return the whole report in one sentence."""
     stopped = "" if report.complete else "the run was stopped, or out of time, before its end"
@@ -186,7 +180,7 @@ def _figures(target: TargetFigures, name: str) -> str:
             times = f"{decoded / least:.2f} times the least"
             return f": {decoded:,} tokens decoded, the least possible is {least:,}, {times}"
     if name == "exact":
-        counted = Counter(request.answer for request in requests(target))
+        counted = Counter(request.answer for w in target.workloads for request in w.requests)
         ties = f", {counted['tie']} but for two tokens that were equally likely" if counted["tie"] else ""
         told = sum(counted.values()) - counted["unknown"]
         if told:

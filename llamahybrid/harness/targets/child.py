@@ -63,6 +63,8 @@ class _Seen(threading.local):
         self.tokens: list[int] = []
         self.first: float | None = None
         self.row: Any = None
+        self.ahead = False
+        """Tokens may be decoded before they are read."""
 
 
 @dataclass(frozen=True)
@@ -151,8 +153,6 @@ class Child:
 
     def _watch(self) -> None:
         """Record calls of `generate`, and the logits of the first token."""
-        from llamahybrid.harness.targets.reference import last_row
-
         llm, seen = self.llm, self._seen
         generate, size = llm.generate, llm.n_vocab()
 
@@ -161,12 +161,25 @@ class Child:
             for token in generate(tokens, *args, **kwargs):
                 if seen.first is None:
                     seen.first = time.perf_counter()
-                    if self._parallel == 1:
-                        seen.row = last_row(llm._ctx.ctx, size)
+                    seen.row = self._row(size)
                 seen.tokens.append(int(token))
                 yield token
 
         llm.generate = watched
+
+    def _row(self, size: int) -> Any:
+        """Return the logits that the first token was sampled from; None: not known.
+
+        The loop of ours decodes chats ahead of their reader, and keeps a copy of each row that it decoded.
+        """
+        from llamahybrid.harness.targets.reference import last_row
+
+        if self._parallel > 1:
+            return None
+        if self._kind == "ours" and self._seen.ahead:
+            view = self.llm.requests.seen
+            return view.tail[-1] if view.tail is not None and view.tail_end == view.n_tokens else None
+        return last_row(self.llm._ctx.ctx, size)
 
     def close(self) -> None:
         """Close the model."""
@@ -224,9 +237,14 @@ class Child:
         return pieces_of(len(prompt), len(answer), self.llm.n_batch, before)
 
     def _send(self, ask: Ask) -> None:
+        from llama_cpp import LogitsProcessorList
+
         temperature = 0.0 if ask.seed is None else 1.0
-        options = {"max_tokens": ask.max_tokens, "temperature": temperature, "seed": ask.seed}
+        options: dict[str, Any] = {"max_tokens": ask.max_tokens, "temperature": temperature, "seed": ask.seed}
         if ask.messages:
+            self._seen.ahead = ask.seed is None
+            if ask.seed is not None:  # ours decodes no token ahead then
+                options["logits_processor"] = LogitsProcessorList([lambda ids, row: row])
             tools = list(ask.tools) or None
             self.llm.create_chat_completion(messages=list(ask.messages), tools=tools, **options)
         elif ask.text or self._completes:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -104,6 +105,38 @@ class Client:
         self._client.close()
 
 
+@dataclass
+class Heard:
+    """An answer, as the events of a stream tell it, or the one object that a reply is."""
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    """Ids, if the server tells them."""
+    total: int | None = None
+    """Tokens of the prompt."""
+    cached: int | None = None
+    worked: int | None = None
+    """Decoded prompt tokens."""
+
+    def add(self, event: Mapping[str, Any]) -> bool:
+        """Take an event of llama-server or of OpenAI's interface; True if it has a part of the answer."""
+        said, tokens = str(event.get("content") or ""), event.get("tokens") or ()
+        for choice in event.get("choices") or ():
+            spoken = choice.get("delta") or choice.get("message") or {}
+            said += str(spoken.get("reasoning_content") or "")
+            said += str(spoken.get("content") or choice.get("text") or "")
+        self.text += said
+        self.tokens += tokens
+        usage, timings = event.get("usage") or {}, event.get("timings") or {}
+        details = usage.get("prompt_tokens_details") or {}
+        totals = _number(usage.get("prompt_tokens")), _number(event.get("tokens_evaluated"))
+        cached = _number(details.get("cached_tokens")), _number(timings.get("cache_n"))
+        self.total = next((n for n in totals if n is not None), self.total)
+        self.cached = next((n for n in cached if n is not None), self.cached)
+        self.worked = _number(timings.get("prompt_n")) if timings else self.worked
+        return bool(said or tokens)
+
+
 def _number(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
@@ -131,79 +164,40 @@ class HttpSession(Session):
         if self._native:
             body |= {"ignore_eos": True, "cache_prompt": not fresh}
         if ask.salt or fresh:
-            body |= {"cache_salt": fresh or ask.salt}
-        if ask.messages:
-            return self._chat(ask, body)
-        if ask.tokens and self._native:
-            return self._completion(ask, body)
-        if ask.text:
-            return self._text(ask, body)
-        raise TargetError("takes no token ids")
-
-    def _completion(self, ask: Ask, body: dict[str, Any]) -> Reply:
-        body |= {"prompt": list(ask.tokens), "n_predict": ask.max_tokens, "return_tokens": True}
-        began, first, tokens, text = time.perf_counter(), None, [], []
-        last: dict[str, Any] = {}
-        for event in self._client.stream("/completion", body):
-            if event.get("tokens") and first is None:
-                first = time.perf_counter() - began
-            tokens += event.get("tokens", ())
-            text.append(event.get("content", ""))
-            last = event
-        timings = last.get("timings", {})
-        return Reply(
-            text="".join(text),
-            seconds=time.perf_counter() - began,
-            ttft=first,
-            prompt=ask.tokens,
-            tokens=tuple(tokens),
-            total=_number(last.get("tokens_evaluated")) or len(ask.tokens),
-            reported=_number(timings.get("cache_n")),
-            worked=_number(timings.get("prompt_n")),
-        )
-
-    def _chat(self, ask: Ask, body: dict[str, Any]) -> Reply:
-        body |= {"messages": list(ask.messages), "max_tokens": ask.max_tokens}
-        if self._native:
-            body["reasoning_format"] = "none"
-        if ask.tools:
-            body["tools"] = list(ask.tools)
-        reply = self._events("/v1/chat/completions", body, lambda choice: _said(choice.get("delta") or {}))
-        prompt = self._rendered(ask) if self._native else None
-        if prompt is not None and reply.total is not None and len(prompt) != reply.total:
-            prompt = None  # the server renders messages in another way
-        return Reply(**{**_fields(reply), "prompt": prompt})
-
-    def _text(self, ask: Ask, body: dict[str, Any]) -> Reply:
-        body |= {"prompt": ask.text, "max_tokens": ask.max_tokens}
-        return self._events("/v1/completions", body, lambda choice: str(choice.get("text") or ""))
-
-    def _events(self, path: str, body: dict[str, Any], said: Any) -> Reply:
-        body |= {"stream_options": {"include_usage": True}}
+            body["cache_salt"] = fresh or ask.salt
         if self.name:
             body["model"] = self.name
-        began, first, text = time.perf_counter(), None, []
-        usage: dict[str, Any] = {}
-        timings: dict[str, Any] = {}
+        if ask.tokens and self._native and not ask.messages:
+            path = "/completion"
+            body |= {"prompt": list(ask.tokens), "n_predict": ask.max_tokens, "return_tokens": True}
+        else:
+            path, more = self._openai(ask)
+            body |= {**more, "max_tokens": ask.max_tokens, "stream_options": {"include_usage": True}}
+        heard, began, first = Heard(), time.perf_counter(), None
         for event in self._client.stream(path, body):
-            for choice in event.get("choices") or ():
-                piece = said(choice)
-                if piece and first is None:
-                    first = time.perf_counter() - began
-                text.append(piece)
-            usage = event.get("usage") or usage
-            timings = event.get("timings") or timings
-        cached, worked = _number(timings.get("cache_n")), _number(timings.get("prompt_n"))
-        details = usage.get("prompt_tokens_details") or {}
-        told = _number(details.get("cached_tokens"))
-        return Reply(
-            text="".join(text),
-            seconds=time.perf_counter() - began,
-            ttft=first,
-            total=_number(usage.get("prompt_tokens")),
-            reported=cached if told is None else told,
-            worked=worked,
-        )
+            if heard.add(event) and first is None:
+                first = time.perf_counter() - began
+        seconds = time.perf_counter() - began
+        bare = path == "/completion"
+        prompt = ask.tokens if bare else self._rendered(ask) if self._native and ask.messages else None
+        total = heard.total or (len(ask.tokens) if bare else None)
+        if prompt is not None and total is not None and len(prompt) != total:
+            prompt = None  # the server renders messages in another way
+        tokens = tuple(heard.tokens) if bare else None
+        return Reply(heard.text, seconds, first, prompt, tokens, total, heard.cached, heard.worked)
+
+    def _openai(self, ask: Ask) -> tuple[str, dict[str, Any]]:
+        """Return path and prompt of a request to OpenAI's interface. Raises TargetError for token ids."""
+        if ask.messages:
+            more: dict[str, Any] = {"messages": list(ask.messages)}
+            if self._native:
+                more["reasoning_format"] = "none"
+            if ask.tools:
+                more["tools"] = list(ask.tools)
+            return "/v1/chat/completions", more
+        if ask.text:
+            return "/v1/completions", {"prompt": ask.text}
+        raise TargetError("takes no token ids")
 
     def _rendered(self, ask: Ask) -> tuple[int, ...] | None:
         """Return the token ids of a chat's prompt; None if the server does not tell."""
@@ -272,14 +266,6 @@ class HttpSession(Session):
             return str(self._client.json("/detokenize", {"tokens": list(tokens)})["content"])
         except (TargetError, KeyError):
             return None
-
-
-def _said(delta: dict[str, Any]) -> str:
-    return str(delta.get("reasoning_content") or "") + str(delta.get("content") or "")
-
-
-def _fields(reply: Reply) -> dict[str, Any]:
-    return {name: getattr(reply, name) for name in reply.__dataclass_fields__}
 
 
 def _around(text: str, fresh: str) -> str:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from llamahybrid.children import python
-from llamahybrid.engine import installed
 from llamahybrid.errors import TargetError
+from llamahybrid.harness.hazards.runner import loading
 from llamahybrid.harness.report import Sameness, Saving
 from llamahybrid.harness.targets.base import Ask, ModelFile, Reply, Session, Shape, Target
 from llamahybrid.harness.workloads.speech import Vocabulary
@@ -30,17 +30,13 @@ def library_environment(lib: Path | None, kind: str) -> dict[str, str]:
     """Return the environment of a process that loads the libllama in `lib` (a file, or its folder).
 
     None: the engine that llamahybrid chooses for ours, that of llama_cpp for the others. The user's folder of
-    conversations is left out. Raises TargetError if there is no libllama.
+    conversations is left out. Raises EngineError if there is no libllama.
     """
     environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}
     environment.pop(DISK, None)
     if lib is None:
         return environment if kind == "ours" else {**environment, "LLAMAHYBRID_ENGINE": "stock"}
-    folder = (lib if lib.is_dir() else lib.parent).resolve()
-    if not lib.exists() or installed.library(folder, "llama") is None:
-        raise TargetError(f"no libllama at {lib}: give its file, or the folder that holds it")
-    environment.pop("LLAMAHYBRID_ENGINE", None)
-    return environment | {"LLAMA_CPP_LIB_PATH": str(folder), "MTMD_CPP_LIB": str(folder)}
+    return environment | loading(lib)
 
 
 class Process:

@@ -9,15 +9,17 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from llamahybrid.errors import TargetError
 from llamahybrid.harness.targets.base import Ask
-from llamahybrid.harness.targets.http import base_url, events
+from llamahybrid.harness.targets.http import Heard, base_url, events
 from llamahybrid.harness.traces.trace import Entry, TraceWriter
 
 try:
     import anyio
+    import anyio.to_thread
     import httpx
     import uvicorn
     from starlette.requests import Request
@@ -73,88 +75,87 @@ class RecordingProxy:
         self._thread.join()
 
     async def _app(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http":
-            response = await self._forward(Request(scope, receive))
+        if scope["type"] != "http":
+            return
+        exchange = _Exchange(self._writer.now())
+        response = await self._forward(Request(scope, receive), exchange)
+        try:
             await response(scope, receive, send)
+        finally:
+            if exchange.recorded:
+                exchange.seconds = time.perf_counter() - exchange.began
+                with anyio.CancelScope(shield=True):
+                    await anyio.to_thread.run_sync(self._record, exchange)  # a slow disk delays no client
 
-    async def _forward(self, request: Request) -> Response:
+    async def _forward(self, request: Request, exchange: _Exchange) -> Response:
         """Send a request on and stream the response."""
-        at, began, body = self._writer.now(), time.perf_counter(), bytearray()
         async for piece in request.stream():
-            body += piece
-            if len(body) > LARGEST_REQUEST:
+            exchange.body += piece
+            if len(exchange.body) > LARGEST_REQUEST:
                 return PlainTextResponse("the request is too large", 413)
         raw_path = self._base.raw_path.rstrip(b"/") + request.scope["raw_path"]
         if query := request.scope["query_string"]:
             raw_path += b"?" + query
         headers = [(name, value) for name, value in request.headers.items() if name not in _HOP]
         url = self._base.copy_with(raw_path=raw_path)
-        outgoing = self._client.build_request(request.method, url, headers=headers, content=bytes(body))
+        body = bytes(exchange.body)
+        outgoing = self._client.build_request(request.method, url, headers=headers, content=body)
         try:
             response = await self._client.send(outgoing, stream=True)
         except httpx.HTTPError as error:
             return PlainTextResponse(f"the server behind does not answer: {type(error).__name__}", 502)
-        recorded = response.status_code == 200 and request.url.path.endswith(RECORDED)
-        passing = self._pass_on(response, bytes(body), at, began, recorded)
-        answer = StreamingResponse(passing, response.status_code)
+        exchange.recorded = response.status_code == 200 and request.url.path.endswith(RECORDED)
+        answer = StreamingResponse(_pass_on(response, exchange), response.status_code)
         answer.raw_headers = [pair for pair in response.headers.raw if pair[0].lower().decode() not in _HOP]
         return answer
 
-    async def _pass_on(
-        self, response: httpx.Response, body: bytes, at: float, began: float, recorded: bool
-    ) -> AsyncIterator[bytes]:
-        """Yield a response as it comes, then record the request."""
-        reply, first = bytearray(), None
+    def _record(self, exchange: _Exchange) -> None:
         try:
-            async for piece in response.aiter_raw():
-                first = first or time.perf_counter() - began
-                reply += piece
-                yield piece
-        finally:
-            if recorded:
-                self._record(body, bytes(reply), at, first, time.perf_counter() - began)
-            with anyio.CancelScope(shield=True):
-                await response.aclose()
-
-    def _record(self, body: bytes, reply: bytes, at: float, first: float | None, seconds: float) -> None:
-        try:
-            entry = entry_of(body, reply, at, first, seconds)
+            entry = exchange.entry()
             if entry is not None:
                 self._writer.add(entry)
         except (TypeError, ValueError, AttributeError, RecursionError) as error:  # of an odd reply
             logger.warning("a request was not recorded: %s: %s", type(error).__name__, error)
 
 
-def entry_of(body: bytes, reply: bytes, at: float, first: float | None, seconds: float) -> Entry | None:
-    """Return a request and its answer; None: the request cannot be repeated."""
+@dataclass
+class _Exchange:
+    """A request and its response."""
+
+    at: float
+    """Seconds since the trace began."""
+    began: float = field(default_factory=time.perf_counter)
+    body: bytearray = field(default_factory=bytearray)
+    reply: bytearray = field(default_factory=bytearray)
+    first: float | None = None
+    seconds: float = 0.0
+    recorded: bool = False
+
+    def entry(self) -> Entry | None:
+        """Return the request for the trace; None: it cannot be repeated."""
+        try:
+            ask = _ask(json.loads(self.body))
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            return None
+        if ask is None:
+            return None
+        heard = Heard()
+        for event in _events(self.reply.decode(errors="replace")):
+            heard.add(event)
+        answer = tuple(heard.tokens)
+        return Entry(self.at, ask, heard.text, answer, heard.total, heard.cached, self.seconds, self.first)
+
+
+async def _pass_on(response: httpx.Response, exchange: _Exchange) -> AsyncIterator[bytes]:
+    """Yield a response as it comes."""
     try:
-        ask = _ask(json.loads(body))
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        return None
-    if ask is None:
-        return None
-    text: list[str] = []
-    usage: dict[str, Any] = {}
-    timings: dict[str, Any] = {}
-    answer: list[int] = []
-    for event in _events(reply.decode(errors="replace")):
-        for choice in event.get("choices") or ():
-            spoken = choice.get("delta") or choice.get("message") or {}
-            text.append(str(spoken.get("content") or choice.get("text") or ""))
-        text.append(str(event.get("content") or ""))
-        answer += event.get("tokens") or ()
-        usage, timings = event.get("usage") or usage, event.get("timings") or timings
-    details = usage.get("prompt_tokens_details") or {}
-    return Entry(
-        at=at,
-        ask=ask,
-        text="".join(text),
-        answer=tuple(answer),
-        total=usage.get("prompt_tokens"),
-        cached=details.get("cached_tokens", timings.get("cache_n")),
-        seconds=seconds,
-        ttft=first,
-    )
+        async for piece in response.aiter_raw():
+            exchange.first = exchange.first or time.perf_counter() - exchange.began
+            exchange.reply += piece
+            yield piece
+    finally:
+        with anyio.CancelScope(shield=True):
+            await response.aclose()
 
 
 def _events(reply: str) -> list[dict[str, Any]]:

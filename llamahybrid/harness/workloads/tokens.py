@@ -44,11 +44,11 @@ def _joined(parts: Iterable[Sequence[int]]) -> list[int]:
     return [token for part in parts for token in part]
 
 
-def exact_append(speech: Speech) -> Conversation:
+def exact_append(speech: Speech, system: int = 120, turns: int = 6, message: int = 50) -> Conversation:
     """Each prompt is the one before, its answer, and a new message."""
-    history = speech.message(120, "system")
-    for _ in range(6):
-        history += speech.message(50) + speech.reply()
+    history = speech.message(system, "system")
+    for _ in range(turns):
+        history += speech.message(message) + speech.reply()
         answer = yield Request(48, history)
         history += answer.tokens
 
@@ -71,16 +71,15 @@ def regenerate(speech: Speech, system: int = 200, answers: int = 7) -> Conversat
         yield Request(40, prompt, seed=seed)
 
 
-def edit_middle(speech: Speech) -> Conversation:
+def edit_middle(
+    speech: Speech, system: int = 150, turns: int = 5, message: int = 60, edited: int = 3
+) -> Conversation:
     """After five turns the third message is rewritten, everything behind it kept, and the chat goes on."""
-    parts = [speech.message(150, "system")]
-    for _ in range(5):
-        parts.append(speech.message(60) + speech.reply())
-        answer = yield Request(40, _joined(parts))
-        parts.append(list(answer.tokens))
-    parts[5] = speech.message(60) + speech.reply()
-    for _ in range(2):
-        parts.append(speech.message(60) + speech.reply())
+    parts = [speech.message(system, "system")]
+    for turn in range(turns + 2):
+        if turn == turns:
+            parts[2 * edited - 1] = speech.message(message) + speech.reply()
+        parts.append(speech.message(message) + speech.reply())
         answer = yield Request(40, _joined(parts))
         parts.append(list(answer.tokens))
 

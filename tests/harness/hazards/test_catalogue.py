@@ -6,9 +6,9 @@ import pytest
 
 from llamahybrid.engine import sdist, series
 from llamahybrid.harness.hazards import case, catalogue
-from llamahybrid.harness.hazards.case import GEMMA3, LLAMA, QWEN35, Model, on, probes_in
+from llamahybrid.harness.hazards.case import Known, Model
 from llamahybrid.harness.hazards.catalogue import PROBES, find
-from llamahybrid.harness.hazards.outcome import Outcome, Verdict, wrong
+from llamahybrid.harness.hazards.outcome import Verdict
 
 
 def test_every_probe_is_listed_once_and_described() -> None:
@@ -27,17 +27,15 @@ def test_faults_of_stock_have_a_patch_that_fixes_them() -> None:
     numbers = set(series.sets(sdist.PIN.version))
     for probe in PROBES:
         assert set(probe.patches) <= numbers
-        for model in probe.known:
-            verdict, says = probe.mended(model)
-            assert verdict in (Verdict.EXACT, Verdict.REFUSED)
-            assert says
-        assert set(probe.otherwise) <= set(probe.also)
-        if not all(verdict.sound for verdict in probe.known.values()):
+        for known in probe.known.values():
+            assert known.patched in (Verdict.EXACT, Verdict.REFUSED)
+            assert known.says
+        if not all(known.stock.sound for known in probe.known.values()):
             assert probe.patches, probe.id
 
 
 def test_catalogue_has_faults_for_each_patch() -> None:
-    verdicts = [probe.stock for probe in PROBES]
+    verdicts = [probe.known[probe.model].stock for probe in PROBES]
     assert verdicts.count(Verdict.WRONG) >= 15
     assert verdicts.count(Verdict.DIED) >= 8
     assert {number for probe in PROBES for number in probe.patches} >= {
@@ -45,36 +43,25 @@ def test_catalogue_has_faults_for_each_patch() -> None:
     }
 
 
-def test_probe_is_made_of_a_function() -> None:
-    @case.probe(
-        "title",
-        site="x.cpp: f",
-        sound="refuses",
-        verdicts=(Verdict.DIED, Verdict.REFUSED),
-        says="no",
-        also=on(Verdict.WRONG, "jamba", LLAMA),
-        otherwise={LLAMA: (Verdict.EXACT, "yes")},
+def test_known_outcomes_are_those_of_the_probes() -> None:
+    assert list(case.table()) == [probe.id for probe in PROBES]
+    probe = find("abort-in-token")
+    assert probe.done.startswith("Twelve tokens; stop after 10, 50 and 97 % of the next one;")
+    assert (probe.patches, probe.model) == (("0002",), Model("qwen35"))
+    refused = Known(
+        Verdict.WRONG, Verdict.REFUSED, "the decode returned 2, 0 tokens left; the next decode returned -2"
     )
-    def do_this(tested: object) -> Outcome:
-        """Do this,
-        then that.
-        """
-        return wrong("")
-
-    made = do_this
-    assert (made.id, made.stock, made.patched) == ("do-this", Verdict.DIED, Verdict.REFUSED)
-    assert probes_in(locals()) == (made, made)
-    assert made.done == "Do this, then that."
-    assert made.known == {QWEN35: Verdict.DIED, Model("jamba"): Verdict.WRONG, LLAMA: Verdict.WRONG}
-    assert [made.mended(model) for model in (QWEN35, LLAMA)] == [
-        (Verdict.REFUSED, "no"),
-        (Verdict.EXACT, "yes"),
-    ]
+    exact = Known(Verdict.WRONG, Verdict.EXACT, "the decode returned 2, 0 tokens left")
+    names = {model.name: known for model, known in probe.known.items()}
+    assert names == {"qwen35": refused, "jamba": refused, "lfm2": refused, "mamba": exact}
 
 
 def test_model_name_has_its_sizes() -> None:
-    assert [model.name for model in (LLAMA, GEMMA3, Model("qwen35", embd=192))] == [
-        "llama",
-        "gemma3-window16",
-        "qwen35-embd192",
-    ]
+    models = {
+        "llama": Model("llama"),
+        "falcon-h1": Model("falcon-h1"),
+        "gemma3-window16": Model("gemma3", 16),
+        "qwen35-embd192": Model("qwen35", embd=192),
+    }
+    assert {name: Model.named(name) for name in models} == models
+    assert [model.name for model in models.values()] == list(models)

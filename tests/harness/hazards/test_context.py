@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import pytest
 
-from llamahybrid.harness.hazards.batches import batch_of_several
-from llamahybrid.harness.hazards.context import ABORTED, PARTIAL, TWO, Context, Item
+from llamahybrid.harness.hazards.context import ABORTED, PARTIAL, TWO
 from llamahybrid.harness.hazards.model import ModelUnderTest
-from llamahybrid.harness.hazards.outcome import Gap, NotApplicable, Verdict
+from llamahybrid.harness.hazards.outcome import Gap, NotApplicable
 from llamahybrid.harness.hazards.steps import stop
 
 
@@ -108,51 +107,3 @@ def test_decode_that_was_not_stopped_is_an_error(
     end = context.last() + 1
     with pytest.raises(RuntimeError, match="the decode was not stopped: it returned 0"):
         stop(context, polls, 2.0, lambda: context.feed(end, end + 8))
-
-
-def _decoding(patch: pytest.MonkeyPatch, shared: Callable[[Callable[..., int], list[Item]], int]) -> None:
-    """Let `shared` decode batches of several sequences."""
-    native = Context.decode
-
-    def decode(context: Context, items: Iterable[Item]) -> int:
-        rows = list(items)
-        if len({seqs for _, _, seqs in rows}) == 1:
-            return native(context, rows)
-        return shared(lambda rows: native(context, rows), rows)
-
-    patch.setattr(Context, "decode", decode)
-
-
-def test_last_two_of_three_sequences_are_decoded_together_twice(
-    tested: Callable[[str], ModelUnderTest], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    batches: list[list[Item]] = []
-
-    def noted(native: Callable[..., int], rows: list[Item]) -> int:
-        batches.append(rows)
-        return native(rows)
-
-    _decoding(monkeypatch, noted)
-    llama = tested("llama")
-    assert batch_of_several.run(llama).verdict is Verdict.EXACT
-    assert batches == [[(llama.token(at, seq), at, (seq,)) for seq in (1, 2)] for at in (12, 13)]
-
-
-@pytest.mark.parametrize("arch", ["llama", "jamba"])
-def test_mixed_up_sequences_are_wrong(
-    tested: Callable[[str], ModelUnderTest], monkeypatch: pytest.MonkeyPatch, arch: str
-) -> None:
-    def swapped(native: Callable[..., int], rows: list[Item]) -> int:
-        (one, at, first), (two, _, second) = rows
-        return native([(two, at, first), (one, at, second)])
-
-    _decoding(monkeypatch, swapped)
-    assert batch_of_several.run(tested(arch)).verdict is Verdict.WRONG
-
-
-def test_batch_that_fails_is_an_error(
-    tested: Callable[[str], ModelUnderTest], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _decoding(monkeypatch, lambda native, rows: 1)
-    with pytest.raises(RuntimeError, match="llama_decode returned 1 for a batch of 2 sequences"):
-        batch_of_several.run(tested("llama"))

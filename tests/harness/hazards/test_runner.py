@@ -18,13 +18,13 @@ import pytest
 from llamahybrid.engine.bindings import stock
 from llamahybrid.errors import EngineError, UnknownArchitecture
 from llamahybrid.harness.hazards import runner
-from llamahybrid.harness.hazards.case import QWEN35, Model
+from llamahybrid.harness.hazards.case import Model
 from llamahybrid.harness.hazards.catalogue import PROBES, find
 from llamahybrid.harness.hazards.outcome import Outcome, Verdict
 from llamahybrid.harness.hazards.process import memory_left, peak_memory
 
 
-def child(code: str, seconds: float = 20.0) -> Outcome:
+def child(code: str, seconds: float = 120.0) -> Outcome:
     """Run a child with `code`."""
     return runner.supervise([sys.executable, "-c", code], os.environ, seconds)
 
@@ -87,13 +87,13 @@ def test_results_come_in_the_order_of_the_probes_on_the_models_asked_for(
     library = runner.Library("", "", os.environ)
     probes = [find("nan-after-removal"), find("abort-at-once")]
     found = runner.run(probes, library, known=True, gpu_layers=3, done=told.append)
-    models = [QWEN35, Model("mamba"), QWEN35]
+    models = [Model("qwen35"), Model("mamba"), Model("qwen35")]
     ids = [probes[0].id, probes[0].id, probes[1].id]
     assert [(each.probe.id, each.model) for each in found] == list(zip(ids, models, strict=True))
     assert [each.outcome.detail for each in found] == [
         [name, str(tmp_path / model.name), "3"] for name, model in zip(ids, models, strict=True)
     ]
-    assert made == [QWEN35, Model("mamba")], "each model is made once"
+    assert made == [Model("qwen35"), Model("mamba")], "each model is made once"
     assert sorted(each.probe.id for each in told) == sorted(ids)
     (other,) = runner.run(probes[1:], library, arch="jamba")
     assert other.model == Model("jamba")
@@ -131,18 +131,6 @@ def test_interrupt_does_not_wait_for_a_hanging_probe(monkeypatch: pytest.MonkeyP
     assert len(folders) == 1, "no other was started"
     assert not folders[0].exists(), "what it left is gone"
     assert not runner._running
-
-
-def test_hazard_without_its_patch_is_expected() -> None:
-    probe = find("nan-in-attention")
-    result = runner.Result(probe, probe.model, Outcome(probe.stock), 0.0)
-    assert runner.cure(probe) == "hardening"
-    assert runner.sound([result], frozenset({"0001"}))
-    for patches in (None, frozenset(probe.patches)):
-        assert not runner.sound([result], patches)
-    if probe.stock is not Verdict.DIED:
-        died = runner.Result(probe, probe.model, Outcome(Verdict.DIED), 0.0)
-        assert not runner.sound([died], frozenset({"0001"})), "not as on stock"
 
 
 COMMAND = (sys.executable, "-m", "llamahybrid.harness.hazards.child")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,8 +10,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from llamahybrid.harness.targets import child as process
 from llamahybrid.harness.targets.base import Ask
 from llamahybrid.harness.targets.child import Child
+from tests.request.asking import until
 
 OPTIONS = {"n_threads": 1, "n_threads_batch": 1, "n_batch": 64, "seed": 7}
 
@@ -40,6 +43,26 @@ def test_reported_reuse_may_be_any_integer_type(tiny_model: Callable[..., Path])
         child.llm.last_request = SimpleNamespace(cached=1.5)
         with pytest.raises(TypeError):
             child.ask(ask)
+    finally:
+        child.close()
+
+
+def test_chat_decoded_ahead_of_its_reader_is_compared_by_its_first_row(
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child, reads = Child(), iter((False, True, False))
+
+    def clock() -> float:
+        if next(reads):  # the reader has the first token: let the loop decode it meanwhile
+            progress = child.llm.requests.inside.progress
+            until(lambda: progress.decoded > 0)
+        return time.perf_counter()
+
+    monkeypatch.setattr(process, "time", SimpleNamespace(perf_counter=clock))
+    try:
+        child.open("ours", str(tiny_model("qwen35")), OPTIONS, 512, 1)
+        reply = child.ask(Ask(8, messages=({"role": "user", "content": "a letter"},)).as_json())
+        assert child.check(reply["extra"]["number"]) == ("same", "")
     finally:
         child.close()
 

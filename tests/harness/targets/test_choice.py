@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llamahybrid.errors import TargetError
+from llamahybrid.errors import EngineError, TargetError
 from llamahybrid.harness.targets.base import Ask, ModelFile, Shape
 from llamahybrid.harness.targets.choice import KEY, target, targets
 from tests.harness.fake_server import FakeServer
@@ -33,7 +33,7 @@ def test_target_may_have_a_label_and_a_library(tmp_path: Path) -> None:
     ):
         one = target(written)
         assert (one.name, one.kind) == (name, kind)
-        with pytest.raises(TargetError, match=f"no libllama at {tmp_path}:"):
+        with pytest.raises(EngineError, match=f"no libllama at {tmp_path}:"):
             one.open(ModelFile("x", tmp_path), Shape(256)).__enter__()
     assert target(f"class:{mine}:Mine").kind == f"class:{mine}:Mine"
     url = target("new=http://127.0.0.1:9/?a=b")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -67,6 +68,24 @@ def test_proxy_forwards_events_at_once(tmp_path: Path) -> None:
         server.go.set()
         assert reply.read().endswith(b"data: [DONE]\n\n")
     writer.close()
+
+
+def test_slow_recording_delays_no_client(tmp_path: Path) -> None:
+    passed = threading.Event()
+
+    class Slow(TraceWriter):
+        def add(self, *entry: Any) -> None:
+            assert passed.wait(60)
+            super().add(*entry)
+
+    writer = Slow(tmp_path / "t", "proxy")
+    with FakeServer() as server, RecordingProxy(server.url, writer) as proxy:
+        for _ in range(2):
+            with _post(proxy.url, {"messages": list(MESSAGES)}) as reply:
+                assert json.load(reply)["choices"]
+        passed.set()
+    writer.close()
+    assert len(read(tmp_path / "t").entries) == 2
 
 
 def test_proxy_without_a_server_answers_502(tmp_path: Path) -> None:

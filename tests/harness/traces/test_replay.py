@@ -10,27 +10,15 @@ from typer.testing import CliRunner
 
 from llamahybrid.cli.main import app
 from llamahybrid.errors import ReportError
-from llamahybrid.harness.report import Report, Sameness
-from llamahybrid.harness.targets.base import Ask, ModelFile, Reply, Session
+from llamahybrid.harness.report import Report
+from llamahybrid.harness.targets.base import Ask, ModelFile
 from llamahybrid.harness.targets.http import UrlTarget
 from llamahybrid.harness.targets.local import LocalTarget
 from llamahybrid.harness.traces.replay import needed_context, replay, suited
 from llamahybrid.harness.traces.trace import Entry, Trace
 from tests.harness.fake_server import FakeServer
+from tests.harness.pretended import PretendSession
 from tests.harness.traces.said import MESSAGES, MORE, written
-
-
-class Mute(Session):
-    """Says only what it takes."""
-
-    def __init__(self, takes_tokens: bool) -> None:
-        self.takes_tokens = takes_tokens
-
-    def ask(self, ask: Ask) -> Reply:
-        raise NotImplementedError
-
-    def sameness(self, ask: Ask, reply: Reply) -> tuple[Sameness, str]:
-        raise NotImplementedError
 
 
 def test_recorded_chat_is_replayed_on_a_url(tmp_path: Path) -> None:
@@ -45,11 +33,13 @@ def test_recorded_chat_is_replayed_on_a_url(tmp_path: Path) -> None:
 
 
 def test_request_is_replayed_as_tokens_or_messages() -> None:
+    tokens, chats = PretendSession(print), PretendSession(print)
+    chats.takes_tokens = False
     both = Ask(5, tokens=(1, 2), messages=MESSAGES, seed=3, salt="a")
-    assert suited(Mute(takes_tokens=True), both, False) == replace(both, messages=())
-    assert suited(Mute(takes_tokens=False), both, False) == replace(both, tokens=())
+    assert suited(tokens, both, False) == replace(both, messages=())
+    assert suited(chats, both, False) == replace(both, tokens=())
     ids = Ask(5, tokens=(1, 2))
-    assert suited(Mute(takes_tokens=False), ids, False) == ids, "there is nothing else to ask"
+    assert suited(chats, ids, False) == ids, "there is nothing else to ask"
 
 
 def test_context_holds_the_longest_request() -> None:
