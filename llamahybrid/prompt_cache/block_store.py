@@ -252,28 +252,16 @@ class BlockStore:
 
     # -- storing -----------------------------------------------------------------------------------
 
-    def link(
-        self,
-        namespace: str,
-        tokens: Tokens,
-        new: Item,
-        borrowed: Sequence[Reach] = (),
-        wanted: Callable[[], bool] = lambda: True,
-    ) -> bool:
-        """Make a written record known at the end of `tokens`, if it is `wanted` at this very moment.
+    def link(self, namespace: str, tokens: Tokens, new: Item, borrowed: Sequence[Reach] = ()) -> None:
+        """Make a written record known at the end of `tokens`.
 
         `borrowed`: attention of other paths that a checkpoint needs.
         """
         ids, last = ids_of(tokens), whole_blocks(len(tokens))
         hashes = chain(root_of(namespace), ids[: BLOCK_BYTES * last])
         tail = ids[BLOCK_BYTES * last :]
-        done = False
 
         def change(rows: Values) -> Values:
-            nonlocal done
-            if not wanted():
-                return {}
-            done = True
             old = Place.unpack(new.digest, rows[b"p" + new.digest])
             if old is None or (old.block, old.tail) != (hashes[-1], tail):
                 old = Place(hashes[-1], new.end, tail, ())
@@ -295,7 +283,6 @@ class BlockStore:
             return rows
 
         self.rows.update([b"p" + new.digest, *(b"n" + h for h in hashes)], change)
-        return done
 
     def unlink(self, items: Iterable[Item]) -> None:
         """Remove records, and what places say of them."""

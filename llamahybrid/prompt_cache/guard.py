@@ -34,16 +34,14 @@ R = TypeVar("R")
 class Guard:
     """The lock of one store."""
 
-    def __init__(self, restart: Callable[[], None], warning: str) -> None:
-        """`restart`: starts the store anew; called again where it did not come to its end. `warning`: logged
-        once when that was needed."""
+    def __init__(self, warning: str) -> None:
+        """`warning`: logged once when the store had to be started anew."""
         self.lock = threading.RLock()
         self.changing = False
         """A change has begun and has not come to its end."""
         self.restarts = 0
         self.deferred: deque[Callable[[], object]] = deque()
         """Calls from inside, left to the next call."""
-        self._restart = restart
         self._warning = warning
         _guards.add(self)
 
@@ -51,10 +49,14 @@ class Guard:
         """Return whether the calling thread has the lock."""
         return self.lock._is_owned()  # type: ignore[attr-defined, no-any-return, unused-ignore]
 
-    def enter(self) -> None:
-        """Start anew what was left half changed, and do what was deferred; the lock was taken just now."""
+    def enter(self, restart: Callable[[], None]) -> None:
+        """Start anew what was left half changed, and do what was deferred; the lock was taken just now.
+
+        `restart`: starts the store anew; called again where it did not come to its end. It is no part of the
+        guard: a store that nothing refers to any more goes at once, with its bytes.
+        """
         if self.changing:
-            self._restart()
+            restart()
             self.restarts += 1
             self.changing = False
         while self.deferred:
@@ -94,7 +96,7 @@ def guarded(
             try:
                 # The lock's own methods are C: no signal can come between taking it and the `with`.
                 with guard.lock:
-                    guard.enter()
+                    guard.enter(store.restart)
                     guard.changing = changes
                     result = method(store, *args, **kwargs)
                     guard.changing = False

@@ -42,7 +42,7 @@ class Room:
 
     def __init__(self, limit: int, eviction: Eviction) -> None:
         """`limit`: bytes."""
-        self.guard = Guard(self._restart, RESTARTED)
+        self.guard = Guard(RESTARTED)
         self.account = Account(limit)
         self.eviction = eviction
         self.counts = Counts()
@@ -58,7 +58,7 @@ class Room:
         self.kept: set[Entry] = set()
         """Checkpoints in the tree that the user pinned."""
 
-    def _restart(self) -> None:
+    def restart(self) -> None:
         """Begin with nothing, after half a change. Checkpoints of plans count until they are collected."""
         for entry in self.pins.entries():
             self.account.reserve(entry.checkpoint.snapshot)

@@ -214,19 +214,18 @@ class Tier:
                 self.loader.discard(item)
 
     def forget(self, tokens: Tokens, seconds: float = CANCEL_SECONDS) -> bool:
-        """Remove every record of a path and of all that goes on from it, and what of it waits to be written.
+        """Remove every record of a path and of all that goes on from it, behind a write that runs.
 
-        A record that is just being written never appears. False if that write still runs after `seconds`, or
-        if the store failed to remove something; `forget` may be called again. Records that end within
-        a beginning which the user pinned stay.
+        RAM has forgotten the path before: nothing of it that waits is written. False if the write takes
+        longer than `seconds`, or if the store failed to remove something; `forget` may be called again.
+        Records that end within a beginning which the user pinned stay.
         """
         stays = pinned_before(self.writer.source.pinned, tokens)
-        self.writer.cancel(tokens, stays)
         return self._change(seconds, self._forgot, tokens, stays)
 
     def clear(self, seconds: float = CANCEL_SECONDS) -> bool:
         """Remove every record, and what waits to be written. False: see `forget`."""
-        self.writer.cancel(None)
+        self.writer.clear()
         return self._change(seconds, self._cleared)
 
     def _change(self, seconds: float, change: Callable[P, bool], *args: P.args, **kwargs: P.kwargs) -> bool:
@@ -238,8 +237,8 @@ class Tier:
             return False
 
     def opened(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """The result of work on the open store; done again where its folder was removed or its index damaged
-        meanwhile."""
+        """The result of work on the open store; a second try where its folder was removed or its index
+        damaged meanwhile."""
         self.rows.open()
         try:
             return work(*args, **kwargs)

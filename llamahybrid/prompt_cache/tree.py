@@ -57,6 +57,13 @@ class Tree:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def __del__(self) -> None:
+        """Nodes and checkpoints name each other: their bytes would stay until Python looks for cycles."""
+        for entry in self._entries:
+            entry.node, entry.above, entry.below = None, None, {}
+        for node in self._nodes:
+            node.parent, node.children = None, {}
+
     @property
     def path_bytes(self) -> int:
         """Bytes of all nodes and their token ids."""

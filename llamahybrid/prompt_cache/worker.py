@@ -35,7 +35,7 @@ def _nothing() -> None:
 
 
 class Worker:
-    """One thread, which does what it is given in turn, and between that what is due."""
+    """One thread for work that is handed over, in turn, and for work that is due, in between."""
 
     def __init__(
         self, name: str, ended: Callable[[], None], tick: Callable[[], float | None] = _nothing
@@ -43,7 +43,7 @@ class Worker:
         """`ended()` is called last on a thread that ends.
 
         `tick()` does one thing that is due, if there is one, and returns the seconds until the next one; None
-        where nothing waits. It is never called with work at hand, and raises nothing.
+        where nothing waits. Work that is handed over comes first. An exception of `tick` ends the thread.
         """
         self._name = name
         self._ended = ended

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from llamahybrid.errors import SnapshotError
-from llamahybrid.prompt_cache.base import NOTHING, Bytes, Logits, Segment, Tokens, part_of, same_start
+from llamahybrid.prompt_cache.base import NOTHING, Bytes, Logits, Segment, Tokens, part_of
 from llamahybrid.prompt_cache.blocks import Item, Kind, Place, Reach, Why, digest_at
 from llamahybrid.prompt_cache.breaker import READ, WRITE
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES, header_of, path_digest, sealed
@@ -36,8 +36,6 @@ class Job:
     """The earliest `time.monotonic` to write it."""
     since: float = 0.0
     """When something of this conversation began to wait."""
-    cancelled: bool = False
-    """It must not be written; if it is being written, nothing of it is to be left."""
     seen: Seen = field(default_factory=Seen)
     """Records of its path outside RAM, as far as was looked and written since."""
 
@@ -110,23 +108,10 @@ class Writer:
             return False
         return before == (counts.deferred, counts.errors)
 
-    def cancel(self, tokens: Tokens | None, stays: int = 0) -> None:
-        """Give up what waits of a path, of all that goes on from it, and what leads to it; None: everything.
-
-        A write of it that runs leaves nothing behind. States within its first `stays` tokens wait on, with no
-        more than these.
-        """
+    def clear(self) -> None:
+        """Give up all that waits."""
         with self._lock:
-            kept: list[Job] = []
-            for job in [*self._jobs, *([self._running] if self._running else [])]:
-                if tokens is not None and not same_start(job.path, tokens):
-                    continue
-                job.cancelled = True
-                points = tuple(p for p in job.points if p.position <= stays)
-                if points:
-                    kept.append(replace(job, path=job.path[:stays].copy(), points=points, cancelled=False))
-            self._jobs = [*(job for job in self._jobs if not job.cancelled), *kept]
-        self.worker.wake()
+            self._jobs = []
 
     # -- the writer's thread -----------------------------------------------------------------------
 
@@ -148,20 +133,22 @@ class Writer:
     def _do(self, job: Job) -> None:
         """Write a job, unless it does not wait any more; it waits again where the store fails."""
         with self._lock:
-            if job.cancelled or job not in self._jobs:
+            if job not in self._jobs:
                 return
             self._running = job
             self._jobs = [other for other in self._jobs if other is not job]
         written = self._write(job)
         with self._lock:
             self._running = None
-            if not written and not job.cancelled:
+            if not written:
                 job.due = time.monotonic() + self._tier.may_write_in()
                 self._jobs = [*self._jobs, job]
 
     def _write(self, job: Job) -> bool:
         tier = self._tier
         if tier.may_write_in():  # it failed just now
+            if not any(self._nbytes(job, point) for point in job.points):
+                return True  # evicted, or forgotten
             tier.counts.errors += 1
             return False
         try:
@@ -183,8 +170,6 @@ class Writer:
             self._tier.counts.dropped += len(bare) if self.budget.open() else 0
             ready = [point for point in ready if point not in bare]
         for point in ready:
-            if job.cancelled:
-                return
             if not self.budget.open():
                 self._tier.counts.deferred += 1
                 continue
@@ -194,22 +179,25 @@ class Writer:
                     continue
                 path = job.path[: point.position]
                 self._put(job, path, None, state.snapshot, state.logits, point.why)
-        if not job.cancelled and self.budget.hourly:
+        if self.budget.hourly:
             store.used(job.namespace, job.path, store.look(job.namespace, job.path))
 
     def _serves(self, job: Job, point: Point) -> bool:
         return job.seen.serves(point.position, logits=point.logits, attention=job.attention)
+
+    def _nbytes(self, job: Job, point: Point) -> int:
+        """Bytes of the record of a state, about; 0 where RAM has evicted it."""
+        with self.source.checkpoint_at(job.namespace, job.path[: point.position]) as state:
+            return 0 if state is None else state.snapshot.nbytes + HEAD_BYTES
 
     def _fits(self, job: Job, point: Point) -> bool:
         """A state is still in RAM, and fits in the budgets."""
         if not self.budget.open():
             self._tier.counts.deferred += 1
             return False
-        with self.source.checkpoint_at(job.namespace, job.path[: point.position]) as state:
-            if state is None:
-                self._tier.counts.dropped += 1
-                return False
-            return bool(state.snapshot.nbytes + HEAD_BYTES <= self._tier.limit)
+        nbytes = self._nbytes(job, point)
+        self._tier.counts.dropped += not nbytes
+        return 0 < nbytes <= int(self._tier.limit)
 
     def _write_attention(self, job: Job, position: int) -> bool:
         """Write the attention before a position that is not there yet; False where it is not to be had."""
@@ -238,8 +226,7 @@ class Writer:
     def _put(
         self, job: Job, path: Tokens, start: int | None, state: Bytes, logits: Logits | None, why: Why
     ) -> bool:
-        """Write one record of a path; False if it does not fit, is not wanted any more, or is sealed
-        otherwise.
+        """Write one record of a path; False if it does not fit, or is sealed otherwise.
 
         `start`: of attention.
         """
@@ -259,13 +246,12 @@ class Writer:
                 Reach(p.item, p.end) for p in pieces if p.item.key not in there or p.item.end > item.end
             ]
         if item.key in there:
-            return bool(tier.store.link(job.namespace, path, item, borrowed, lambda: not job.cancelled))
-        if job.cancelled or not self.budget.open() or not self._make_room(item.nbytes, job):
+            tier.store.link(job.namespace, path, item, borrowed)
+            return True
+        if not self.budget.open() or not self._make_room(item.nbytes, job):
             return False
         tier.rows.write(item.key, parts)
-        if not tier.store.link(job.namespace, path, item, borrowed, lambda: not job.cancelled):
-            tier.rows.remove(item.key)
-            return False
+        tier.store.link(job.namespace, path, item, borrowed)
         self.budget.spend(item.nbytes)
         tier.wrote(item)
         if kind == Kind.PROMPT and (old := replace(item, kind=Kind.STATE)).key in there:

@@ -29,7 +29,7 @@ def _(cache: PromptCache) -> None:
     guard = cache.guard
     if not guard.inside():  # else it is in the middle of a change
         with guard.lock:
-            guard.enter()
+            guard.enter(cache.restart)
             check_ram(cache)
     if cache.disk is not None:
         check_integrity(cache.disk)

@@ -92,7 +92,7 @@ def add(store: BlockStore, listed: dict[bytes, Listed], one: tuple[str, tuple[in
     kind = Kind.STATE if start is None else Kind.ATTENTION
     item = item_of(namespace, ids(path), start, 10, kind, Why.TIP)
     store.rows.write(item.key, [b"record"])
-    assert store.link(namespace, ids(path), item)
+    store.link(namespace, ids(path), item)
     listed[item.key] = Listed(namespace, path, item)
 
 

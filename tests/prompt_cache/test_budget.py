@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import tracemalloc
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -198,16 +200,6 @@ def test_two_plans_pin_twice() -> None:
     assert cache.stats().extra["idle_bytes"] == SIZE
 
 
-def test_a_budget_shrunk_under_a_pin_holds_once_it_is_released() -> None:
-    cache = PromptCache(1 << 20)
-    fill(cache, [1, 2, 3], 3)
-    plan = cache.plan(np.array([1, 2, 3, 4], np.int32), view([0]), (), NO_COSTS)
-    cache.ram_bytes = 100
-    assert cache.stats().entries == 1
-    cache.release(plan)
-    assert cache.stats().bytes_ram <= 100
-
-
 def test_a_checkpoint_that_pins_leave_no_room_for_is_refused_and_evicts_nothing() -> None:
     cache = PromptCache(4 * SIZE)
     fill(cache, [1, 2], 2, size=2 * SIZE)
@@ -328,6 +320,21 @@ def test_distinct_prompts_without_end_stay_within_the_budget(prompts: int, snaps
     assert cache.stats().bytes_ram > cache.ram_bytes // 2
     assert used < 1.25 * cache.ram_bytes
     check_integrity(cache)
+
+
+def test_a_cache_that_is_dropped_gives_its_bytes_back_at_once() -> None:
+    cache = PromptCache(1 << 20)
+    fill(cache, [1, 2, 3, 4], 2, 4)
+    fill(cache, [1, 2, 7, 8], 4)
+    plan = cache.plan(np.array([1, 2, 3, 4, 5], np.int32), view([-2]), (), NO_COSTS)
+    assert plan.checkpoint is not None
+    snapshot = weakref.ref(plan.checkpoint.snapshot)
+    gc.disable()
+    try:
+        del cache, plan
+        assert snapshot() is None
+    finally:
+        gc.enable()
 
 
 def test_a_smaller_budget_takes_effect_at_once() -> None:

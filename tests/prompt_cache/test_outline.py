@@ -49,21 +49,6 @@ def begins(paths: Sequence[Sequence[int]], path: Sequence[int]) -> bool:
     return any(list(each[: len(path)]) == list(path) for each in paths)
 
 
-def test_shared_prefixes_are_there_once() -> None:
-    cache = PromptCache(1 << 24)
-    for prompt in (A, B, C):
-        ask(cache, prompt)
-    seen = outline(cache)
-    require_once(seen)
-    assert len(seen.branches) == 4
-    (shared,) = [b for b in seen.branches if b.end == 150]
-    below = [b for b in seen.branches if b.parent == seen.branches.index(shared)]
-    assert len(below) == 2
-    assert all(begins(paths(seen), prompt) for prompt in (A, B, C))
-    assert total(seen.branches, "ram") == held(cache)
-    assert seen.more == 0
-
-
 def test_disk_and_ram_are_one_tree(folder: Path) -> None:
     """Of two caches over one folder each has something in RAM that parts from what the other wrote."""
     assert filled(folder).close()

@@ -45,16 +45,6 @@ def test_a_conversation_goes_on_after_its_model_was_closed(
     assert tokens == fresh(longer, 8, arch)
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_a_history_that_parts_from_a_stored_one_answers_as_a_fresh_context(
-    arch: str, open_model: Open, fresh: Callable[..., list[int]], tmp_path: Path
-) -> None:
-    for prompt in (PROMPT, [*PROMPT, *QUESTION], [*PROMPT[:70], *QUESTION], [*PROMPT[:70], *QUESTION[::-1]]):
-        tokens, report = answered(open_model, arch, prompt, disk_dir=tmp_path)
-        assert tokens == fresh(prompt, 8, arch)
-    assert report.cached == 70, "two histories have parted there"
-
-
 def test_forgotten_and_damaged_conversations_are_decoded_again(
     open_model: Open, fresh: Callable[..., list[int]], tmp_path: Path
 ) -> None:

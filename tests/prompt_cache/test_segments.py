@@ -145,17 +145,6 @@ def test_segments_go_with_the_last_checkpoint_that_needs_them() -> None:
     assert (cache.stats().segments, cache.stats().extra["segment_bytes"]) == (0, 0)
 
 
-def test_dropping_a_checkpoint_leaves_others_at_its_position() -> None:
-    cache = PromptCache(1 << 20)
-    one, two = PATH[:200], [-1] * 200
-    store(cache, one, 200)
-    store(cache, two, 200)
-    plan = plan_for(cache, [*two, 999], view(ELSEWHERE))
-    assert plan.checkpoint is not None
-    cache.drop(plan.checkpoint)
-    assert plan_for(cache, [*one, 999], view(ELSEWHERE)).cached == 200
-
-
 def test_a_checkpoint_taken_again_keeps_its_segments() -> None:
     cache = PromptCache(1 << 20)
     store(cache, PATH, 200)
@@ -212,24 +201,6 @@ def test_room_for_a_segment_is_made_before_it_is_saved() -> None:
     del room
     assert cache.stats().bytes_ram == held
     check_integrity(cache)
-
-
-def test_room_that_is_not_used_is_room_again() -> None:
-    cache = PromptCache(1 << 20)
-    cache.admit(view(PATH), 300, cache.buffer(SIZE))
-    before = cache.stats().bytes_ram
-    room = cache.segment_buffer(view(PATH), 5000)
-    assert cache.stats().bytes_ram == before + 5000
-    del room
-    assert cache.stats().bytes_ram == before
-
-
-def test_no_segment_is_kept_at_the_price_of_another_of_its_path() -> None:
-    cache = PromptCache(POINT + path_bytes(300) + bytes_of((0, 150)))
-    cache.admit(view(PATH), 300, cache.buffer(SIZE))
-    assert cache.store_segment(view(PATH), piece(PATH, 0, 150))
-    assert not cache.store_segment(view(PATH), piece(PATH, 150, 300))
-    assert cache.missing(view(PATH)) == [(150, 300)]
 
 
 def test_attention_that_another_chat_needs_stays() -> None:

@@ -225,23 +225,28 @@ class OutsideContract(StoreContract):
         assert ask(cache, A).source == store.name
         assert store.count(cache, "damaged") == 0
 
-    @pytest.mark.parametrize("length", [0, 7, 100, 180, -1])
-    def test_a_truncated_record_is_a_miss(self, store: Store, length: int) -> None:
-        ask(store.open(), A)
-        store.open()
-        store.damage(lambda raw: raw[:length])
-        assert ask(store.open(), A).cached == 0
-
-    def test_foreign_bytes_in_place_of_records_cost_no_other_conversation(self, store: Store) -> None:
+    @pytest.mark.parametrize("what", [0, 7, 100, 180, -1, "nonsense", *MADE_UP])
+    def test_what_is_no_record_of_a_path_is_a_miss_and_costs_no_other(
+        self, store: Store, what: int | str
+    ) -> None:
+        """Truncated to a length, foreign bytes, and soundly sealed ones that lie: of other format versions,
+        with impossible ranges and sizes, digests of other prompts."""
         ask(store.open(), C)
         store.open()
         sound = store.records()
         for prompt in (A, B):
             ask(store.open(), prompt)
         store.open()
-        store.damage(lambda raw: b"nonsense" * 50, lambda name: name not in sound)
+
+        def damaged(raw: bytes) -> bytes:
+            if isinstance(what, int):
+                return raw[:what]
+            return made_up(**MADE_UP[what]) if what in MADE_UP else b"nonsense" * 50
+
+        store.damage(damaged, lambda name: name not in sound)
         cache = store.open()
-        assert [planned(cache, p) for p in (A, B, C)] == [0, 0, len(C)]
+        assert [planned(cache, prompt) for prompt in ([*A, 1], B, [*C, 1])] == [0, 0, len(C)]
+        assert store.count(cache, "errors") == 0
         assert sound.items() <= store.records().items()
 
     def test_a_record_under_the_name_of_another_does_not_serve(self, store: Store) -> None:
@@ -255,19 +260,6 @@ class OutsideContract(StoreContract):
         cache = store.open()
         for prompt in (A, C):
             assert ask(cache, prompt, "recurrent").cached == 0
-
-    @pytest.mark.parametrize("what", MADE_UP)
-    def test_a_soundly_sealed_record_that_lies_costs_nothing_else(self, store: Store, what: str) -> None:
-        """Other format versions, impossible ranges and sizes, digests of other prompts."""
-        ask(store.open(), C)
-        store.open()
-        sound = store.records()
-        ask(store.open(), A)
-        store.open()
-        store.damage(lambda _: made_up(**MADE_UP[what]), lambda name: name not in sound)
-        cache = store.open()
-        assert [planned(cache, prompt) for prompt in ([*A, 1], [*C, 1])] == [0, len(C)]
-        assert store.count(cache, "errors") == 0
 
     def test_a_record_that_was_read_wrong_once_is_not_removed(self, store: Store) -> None:
         ask(store.open(), A)

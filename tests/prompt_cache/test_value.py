@@ -41,15 +41,6 @@ def returned(rates: ReturnRates) -> float:
     return sum(sum(silences.returns) for silences in rates.kinds.values())
 
 
-def test_a_checkpoint_that_saves_more_tokens_is_worth_more() -> None:
-    tree, learned = Tree(), ReuseValue()
-    path = range(100)
-    near, far = put(tree, path, 10), put(tree, path, 90)
-    assert learned.of(far, 0) > learned.of(near, 0)
-    put(tree, path, 88)
-    assert learned.of(far, 0) < learned.of(near, 0)
-
-
 def test_bytes_are_those_that_go_with_it() -> None:
     tree = Tree()
     shared, one, two = (put(tree, [1, 2, 3, *tail], n) for tail, n in (((), 3), ((4, 5), 5), ((6, 7), 5)))
@@ -75,16 +66,6 @@ def test_a_mark_without_a_snapshot_is_worth_the_attention_it_keeps() -> None:
     assert learned.of(shallow, 0) > 1, "it shares all it has"
     assert tree.store(tree.match("m", path), Segment(40, 100, np.zeros(500, np.uint8)))
     assert 0 < learned.of(deep, 0) < learned.of(shallow, 0)
-
-
-def test_bytes_on_one_edge_are_those_behind_the_checkpoint_above() -> None:
-    tree = Tree()
-    first, second = put(tree, [1, 2, 3, 4], 2), put(tree, [1, 2, 3, 4], 4)
-    for start in (0, 2):
-        assert tree.store(tree.match("m", ids(1, 2, 3, 4)), Segment(start, start + 2, np.zeros(7, np.uint8)))
-    assert (freed(first), freed(second)) == (STATE, STATE + 7)
-    tree.detach(first)
-    assert freed(second) == STATE + 14
 
 
 def test_a_path_is_worth_as_much_as_long_as_its_kind_still_comes_back() -> None:

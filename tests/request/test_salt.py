@@ -319,7 +319,7 @@ def test_folder_serves_each_salt_its_own(opened: Opened, tmp_path: Path, arch: s
         else:
             assert told(report) == UNKNOWN
             assert counter.take() == len(SECRET) + len(expected) - 1
-        later.prompt_cache.disk.writer.cancel(None)
+        later.prompt_cache.disk.writer.clear()
 
 
 def test_folder_does_not_tell_a_salt(opened: Opened, tmp_path: Path) -> None:
