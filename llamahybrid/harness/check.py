@@ -14,7 +14,7 @@ from llamahybrid.errors import LlamaHybridError
 from llamahybrid.files import distinct_names
 from llamahybrid.harness import directed
 from llamahybrid.harness.collecting import LATE, Collector, Progress, left_out
-from llamahybrid.harness.figures import workload_figures
+from llamahybrid.harness.figures import judged, workload_figures
 from llamahybrid.harness.plan import Cost, Plan, Speed, longest_scale, measured
 from llamahybrid.harness.report import PROBE, Report, Verdict, WorkloadFigures
 from llamahybrid.harness.runner import RequestResult, WorkloadRunner, suits
@@ -222,13 +222,14 @@ class Check:
         played = player.converse(workload, plan.scale)
         decoded = session.decoded()
         self.progress(f"{name}, comparing answers", self._steps - 1, self._of)
+        found = judged(session, workload.name, played, until=plan.compare_until)
         return workload_figures(
-            session,
-            workload,
-            played,
+            workload.name,
+            found,
             decoded,
+            measured_from=workload.measured_from,
+            bound=workload.bound,
             scale=plan.scale,
-            until=plan.compare_until,
             cut_short=player.cut_short,
         )
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 import random
 import statistics
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
 from itertools import pairwise
 
 from llamahybrid.harness import figures
 from llamahybrid.harness.conversation import Message
-from llamahybrid.harness.figures import UNKNOWN_BEFORE, Checked
-from llamahybrid.harness.report import RequestFigures, Verdict, WorkloadFigures
-from llamahybrid.harness.runner import RequestResult, WorkloadRunner
+from llamahybrid.harness.figures import UNKNOWN_BEFORE, Judged
+from llamahybrid.harness.report import Sameness, Verdict, WorkloadFigures
+from llamahybrid.harness.runner import WorkloadRunner
 from llamahybrid.harness.targets.base import Ask, Reply, Session, Shape
 
 SHAPE = Shape(2048)
@@ -54,33 +54,17 @@ def _text(piece: Sequence[int]) -> str:
     return " ".join(f"w{word}" for word in piece)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Found:
     """The requests of a probe, for its judge."""
 
-    played: Sequence[RequestResult]
-    checked: Sequence[Checked]
-    requests: Sequence[RequestFigures]
-    bad: set[str] = field(default_factory=set)
+    requests: Sequence[Judged]
+    bad: Set[str]
     """Verdicts of earlier probes that were bad."""
 
-    def wrong(self, since: int = 0) -> str | None:
-        """Return the fault of the first wrong answer from request `since` on."""
-        return next((said for same, said in self.checked[since:] if same == "different"), None)
-
-    def unknown(self, since: int = 0) -> str | None:
-        """Return the reason why an answer from `since` on cannot be judged."""
-        return next((said for same, said in self.checked[since:] if same == "unknown"), None)
-
-    def reused(self, number: int) -> int | None:
-        """Return the tokens that request `number` reused, by counters, else as reported."""
-        reused = self.played[number].reply.reused
-        return self.requests[number].cached if reused is None else reused
-
-    def over(self) -> bool:
-        """Tell whether more was reused than the common prefix."""
-        pairs = zip(self.played, self.requests, strict=True)
-        return any(figures._over(each, found) for each, found in pairs)
+    def first(self, same: Sameness, since: int = 0) -> str | None:
+        """Return the words on the first answer from request `since` on that compares so; None: none does."""
+        return next((each.said for each in self.requests[since:] if each.same == same), None)
 
 
 @dataclass(frozen=True)
@@ -104,7 +88,7 @@ def hits(script: Script) -> None:
 
 
 def _judge_hits(found: Found) -> Verdict:
-    total, cached = found.requests[0].total, found.reused(1)
+    total, cached = found.requests[0].figures.total, found.requests[1].reused
     if cached is None or total is None:
         return Verdict("hits", "cannot tell", "the target does not say what it reused")
     said = f"a prompt of {total} tokens went on: {cached} of them were reused"
@@ -120,7 +104,7 @@ def beside(script: Script) -> None:
 
 
 def _judge_beside(found: Found) -> Verdict:
-    return figures.prefix_verdict(found.played, found.requests, found.checked)
+    return figures.prefix_verdict(found.requests)
 
 
 def cut(script: Script) -> None:
@@ -155,13 +139,13 @@ def _exact(name: str, right: str, since: int = 1, blamed: str = "") -> Callable[
     """Return a judge of answers from request `since` on; `blamed`: a fault that explains this one, too."""
 
     def judge(found: Found) -> Verdict:
-        if wrong := found.wrong(since):
-            if found.over():
+        if wrong := found.first("different", since):
+            if any(each.over for each in found.requests):
                 return Verdict(name, "cannot tell", f"more was reused than there was in common; {wrong}")
             if blamed in found.bad:
                 return Verdict(name, "cannot tell", f"{blamed!r} is bad, which shows here, too; {wrong}")
             return Verdict(name, "bad", wrong)
-        if unknown := found.unknown(since):
+        if unknown := found.first("unknown", since):
             return Verdict(name, "cannot tell", unknown)
         return Verdict(name, "ok", right)
 
@@ -182,7 +166,7 @@ _APART = "salts are not kept apart, or cache_salt is not known"
 
 def _judge_salted(found: Found) -> Verdict:
     name = "salt-kept-apart"
-    same, other = found.reused(1), found.reused(2)
+    same, other = found.requests[1].reused, found.requests[2].reused
     if same is None or other is None:
         return Verdict(name, "cannot tell", "the target does not say what it reused")
     if other > UNKNOWN_BEFORE:
@@ -202,12 +186,13 @@ def reported(script: Script) -> None:
 
 def _judge_reported(found: Found) -> Verdict:
     name = "reports-what-it-reused"
-    for number, each in enumerate(found.requests[:2]):
+    requests = [each.figures for each in found.requests]
+    for number, each in enumerate(requests[:2]):
         if each.matched is None and each.cached is not None and each.cached > UNKNOWN_BEFORE:
             said = f"{each.cached} of {each.total} tokens reused of a prompt that nobody had asked before"
             return Verdict(name, "bad", f"request {number}: {said}")
-    verdict = figures.reports_verdict(found.played, found.requests, found.checked)
-    known = all(each.matched is None and each.cached is not None for each in found.requests)
+    verdict = figures.reports_verdict(found.requests)
+    known = all(each.matched is None and each.cached is not None for each in requests)
     if verdict.outcome == "cannot tell" and known:
         return Verdict(
             name, "cannot tell", "nothing for prompts that are new; beyond that it cannot be checked"
@@ -254,11 +239,10 @@ def run(session: Session, probe: Probe, bad: set[str], scale: float = 1.0) -> Wo
         return _none(name, Verdict(probe.name, "cannot tell", "the target has no salts"))
     script = Script(session, len(bad), scale)
     probe.run(script)
-    played = script.player.played
-    checked = figures.checks(session, played)
-    found = Found(played, checked, figures.requests(session, name, played, checked), bad)
-    verdicts = (probe.judge(found),)
-    return WorkloadFigures(name, tuple(found.requests), verdicts=verdicts, scale=scale)
+    found = figures.judged(session, name, script.player.played)
+    requests = tuple(each.figures for each in found)
+    verdicts = (probe.judge(Found(found, bad)),)
+    return WorkloadFigures(name, requests, verdicts=verdicts, scale=scale)
 
 
 def _none(name: str, verdict: Verdict) -> WorkloadFigures:
