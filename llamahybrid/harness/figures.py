@@ -64,7 +64,7 @@ def judged(
     Answers are compared with fresh ones of the session until `until`, a `time.monotonic()`; the requests for
     that disturb its cache. With `compare` False no answer is compared.
     """
-    compared = []
+    compared: list[tuple[Sameness, str]] = []
     for each in played:
         late = until is not None and time.monotonic() > until
         if late or not compare:
