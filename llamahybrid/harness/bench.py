@@ -234,12 +234,13 @@ def _ask(tokens: Sequence[int]) -> Ask:
 
 @contextmanager
 def _kept_in(target: Target, folder: str) -> Iterator[None]:
-    """Let processes of the target keep conversations in a folder."""
+    """Let processes of the target keep conversations in a folder, and end them."""
     target.kept_in = folder
     try:
         yield
     finally:
         target.kept_in = None
+        target.close()  # it would write into the folder after its removal
 
 
 def _play(session: Session, workload: Workload, measured: _Measured, scale: float) -> None:
