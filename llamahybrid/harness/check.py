@@ -203,6 +203,9 @@ class Check:
             bad |= {verdict.name for verdict in done.verdicts if verdict.outcome == "bad"}
             yield done
         self._step(f"{name}: memory")
+        if plan.over:
+            yield left_out(directed.MEMORY, LATE)
+            return
         share = 1.0
         if plan.speed is not None and plan.memory_seconds is not None:
             share = min(1.0, plan.memory_seconds / plan.speed.seconds(MEMORY_COST))

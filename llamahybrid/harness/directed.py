@@ -16,7 +16,7 @@ from typing import TypeAlias
 from llamahybrid.harness import figures
 from llamahybrid.harness.conversation import Message
 from llamahybrid.harness.figures import UNKNOWN_BEFORE, Judged
-from llamahybrid.harness.report import Outcome, RequestFigures, Sameness, Verdict, WorkloadFigures
+from llamahybrid.harness.report import PROBE, Outcome, RequestFigures, Sameness, Verdict, WorkloadFigures
 from llamahybrid.harness.runner import WorkloadRunner
 from llamahybrid.harness.targets.base import Ask, Reply, Session, Shape
 
@@ -235,7 +235,7 @@ def run(session: Session, probe: Probe, bad: set[str], scale: float = 1.0) -> Wo
     Raises TargetError.
     """
     requests: tuple[RequestFigures, ...] = ()
-    name, judgement = f"probe: {probe.about}", _unsuited(session, probe)
+    name, judgement = f"{PROBE}{probe.about}", _unsuited(session, probe)
     if judgement is None:
         script = Script(session, len(bad), scale)
         probe.run(script)
@@ -252,6 +252,7 @@ def _unsuited(session: Session, probe: Probe) -> Judgement | None:
     return None
 
 
+MEMORY = f"{PROBE}the same two prompts, over and over"
 WARM, COUNTED, ROUNDS = 24, 40, 4
 """Requests before memory is measured, between two measurements, and number of further measurements."""
 MEMORY_PROMPT = 120
@@ -264,11 +265,11 @@ def memory(session: Session, share: float = 1.0) -> WorkloadFigures:
     The median of several measurements counts, because an allocator takes pages by chance.
     `share` of the requests are made, and of the prompts' length. Raises TargetError.
     """
-    name, verdict_name = "probe: the same two prompts, over and over", "memory-flat"
+    verdict_name = "memory-flat"
     first, state = session.resident(), session.state_bytes
     if first is None or state is None:
         untold = Verdict(verdict_name, "cannot tell", "its memory, or a state's size, is not told")
-        return WorkloadFigures(name, verdicts=(untold,))
+        return WorkloadFigures(MEMORY, verdicts=(untold,))
     script = Script(session, scale=max(0.25, share))
     prompts = script.words(MEMORY_PROMPT), script.words(MEMORY_PROMPT)
     warm, counted = (max(4, round(n * share)) for n in (WARM, COUNTED))
@@ -285,4 +286,4 @@ def memory(session: Session, share: float = 1.0) -> WorkloadFigures:
     growth = int(statistics.median(b - a for a, b in pairwise(looks)) / counted)
     said = f"{growth:,} bytes a request; a conversation's state takes {state:,}"
     verdict = Verdict(verdict_name, "bad" if growth > state // 2 else "ok", said)
-    return WorkloadFigures(name, memory_growth=growth, verdicts=(verdict,))
+    return WorkloadFigures(MEMORY, memory_growth=growth, verdicts=(verdict,))
