@@ -63,19 +63,20 @@ fuzz: venv ## campaigns of TIME seconds each: random histories, parallel request
 	$(BIN)/python -m tests.lab.blob_fuzz --seconds $(TIME)
 	@if LLAMAHYBRID_ENGINE=patched $(BIN)/python -c "import llamahybrid, llama_cpp" 2>/dev/null; then \
 		LLAMAHYBRID_ENGINE=patched $(BIN)/python -m tests.lab.rpc tests.lab.fuzz --seconds $(TIME) && \
-		LLAMAHYBRID_ENGINE=patched $(BIN)/python -m tests.lab.blob_fuzz --native --seconds $(TIME); \
+		LLAMAHYBRID_ENGINE=patched $(BIN)/python -m tests.lab.blob_fuzz --way native --seconds $(TIME); \
 	else echo "damaged state straight at the C API: left out, no patched engine that was built matches"; fi
-	$(BIN)/python -m tests.lab.disk_fuzz --kills $(KILLS) --seconds 60 --faults $(KILLS)
+	$(BIN)/pytest -q -m hypothesis --hypothesis-profile=random
+	$(BIN)/python -m tests.lab.disk_fuzz --kills $(KILLS) --seconds 60
 	$(BIN)/python -m tests.lab.remote_fuzz --blows 50 --seconds $(TIME)
 	$(BIN)/python -m tests.lab.draft_fuzz --seconds $(TIME)
 
 soak: venv ## memory of one long chat (TIME seconds) and of 500 short ones; a server under load, hung up on and killed
-	$(BIN)/python -m tests.lab.fuzz --one-life --seconds $(TIME)
+	$(BIN)/python -m tests.lab.fuzz --way one-life --arch qwen35 --seconds $(TIME)
 	$(BIN)/python -m tests.lab.footprint
 	$(BIN)/python -m tests.lab.server_load
 
-bench: venv ## overhead against stock, and what drafts gain
-	$(BIN)/python -m benchmarks.overhead
+bench: venv ## one client beside stock, and the gain of drafts
+	$(BIN)/python -m benchmarks.clients alone
 	$(BIN)/python -m benchmarks.speculative
 
 gpu: venv ## with all layers on the GPU: hazards, campaigns, speed; benchmarks/results/gpu-*.json (skipped without a GPU)
@@ -87,7 +88,7 @@ clean: ## remove what the other targets made here (the cache folder keeps the bu
 
 .venv/.created:
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet "platformdirs>=4" "filelock>=3.12" "rich>=13"
+	$(BIN)/python -m pip install --quiet "platformdirs>=4" "filelock>=3.25" "rich>=13"
 	touch $@
 
 # Each stamp is newer than all it was made from, so a second run does nothing.

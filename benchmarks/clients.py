@@ -301,7 +301,7 @@ def named(part: str, clients: int) -> str:
 
 def main(arguments: argparse.Namespace) -> int:
     """Make what is missing, and play all parts."""
-    from benchmarks.tables import machine
+    from benchmarks.figures import machine
     from llamahybrid.engine.process import display
     from llamahybrid.tiny import make
     from tests.lab import server_build

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.tables import machine, milliseconds, table_of, yes
+from benchmarks.figures import machine, milliseconds
 from llamahybrid.harness.check import Check
 from llamahybrid.harness.conversation import Conversation, Message, Request
 from llamahybrid.harness.report import Report
@@ -60,13 +60,16 @@ DEMO = Workload("eight-turn chat", museum_chat, measured_from=0, template=True)
 def turn_table(report: Report) -> Table:
     """Turn by turn: prompt, tokens decoded by each, time to the first token of each, texts equal."""
     title = "a chat with thinking stripped from history, Qwen3.5 architecture and template"
+    table = Table("turn", title=title)
     numbers = "prompt", "stock decoded", "ours decoded", "stock TTFT ms", "ours TTFT ms"
-    table = table_of(title, "turn", *numbers, "texts equal")
+    for head in (*numbers, "texts equal"):
+        table.add_column(head, justify="right")
     stock, ours = (target.workloads[0].requests for target in report.targets)
     for turn, (one, two) in enumerate(zip(stock, ours, strict=True), 1):
         counts = (str(count) for count in (two.total, one.decoded, two.decoded))
         times = (milliseconds(each.ttft or 0) for each in (one, two))
-        table.add_row(str(turn), *counts, *times, yes(one.text_hash == two.text_hash))
+        equal = "[green]yes[/]" if one.text_hash == two.text_hash else "[red]no[/]"
+        table.add_row(str(turn), *counts, *times, equal)
     return table
 
 

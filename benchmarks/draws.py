@@ -21,7 +21,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.conversations import Draw, Words, named, ratio
-from benchmarks.tables import machine
+from benchmarks.figures import machine
 from llamahybrid import Llama
 from llamahybrid.harness.conversation import Conversation
 from llamahybrid.harness.workloads.speech import Speech

@@ -7,6 +7,8 @@ Run: python -m benchmarks.figures
 from __future__ import annotations
 
 import json
+import os
+import platform
 import re
 import textwrap
 from collections import defaultdict
@@ -15,6 +17,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from llamahybrid.engine import bindings
 from tests.lab.habits import LINE
 
 ROOT = Path(__file__).parents[1]
@@ -26,6 +29,19 @@ DECODE_LOOP = "2026-11-26"
 """Results made before this day are of an older decode loop, and are not shown."""
 
 GIB = ("1", "2", "4", "8", "16")
+
+
+def machine() -> str:
+    """The machine and the versions a measurement belongs to, in one line."""
+    host = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    names = "llama-cpp-python", "llamahybrid"
+    versions = ", ".join(f"{name} {bindings.version(name)}" for name in names)
+    return f"{host}, Python {platform.python_version()}, {versions}"
+
+
+def milliseconds(seconds: float) -> str:
+    """Seconds as milliseconds, readable at both ends."""
+    return f"{seconds * 1e3:,.1f}" if seconds < 0.1 else f"{seconds * 1e3:,.0f}"
 
 
 class Stale(Exception):

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.tables import machine
+from benchmarks.figures import machine
 from llamahybrid.engine.bindings import loaded_from, stock
 from llamahybrid.harness.workloads.tokens import Workload, long_prompt, raw
 from llamahybrid.tiny import make

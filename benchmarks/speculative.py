@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.tables import machine, milliseconds
+from benchmarks.figures import machine, milliseconds
 from llamahybrid.harness.workloads.speech import Speech
 from llamahybrid.tiny import make
 

@@ -17,14 +17,16 @@ def main() -> None:
         from llamahybrid.program import run
 
         sys.exit(run(sys.argv[2:]))
-    from llamahybrid.cli.main import app
-    from llamahybrid.cli.streams import print_anything, require_descriptors
     from llamahybrid.errors import EngineError
 
-    require_descriptors()
-    print_anything()
     try:
+        from llamahybrid.cli.console import prepare_streams
+        from llamahybrid.cli.main import app
+
+        prepare_streams()
         app()
+    except KeyboardInterrupt:  # while the commands are imported
+        sys.exit(130)
     except EngineError as error:  # invalid LLAMAHYBRID_ENGINE, in any command that imports llama_cpp
         sys.exit(f"error: {error}")
     except (ImportError, OSError, RuntimeError) as error:

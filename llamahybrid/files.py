@@ -21,12 +21,9 @@ except ImportError:  # Windows
 def write_json(path: Path, data: Any) -> None:
     """Write plain data as JSON, `without_home`, atomically. Raises OSError."""
     text = json.dumps(without_home(data), indent=1) + "\n"
-    if path.exists() and not path.is_file():  # /dev/stdout
-        path.write_text(text, encoding="utf-8")
-        return
     mask = os.umask(0)
     os.umask(mask)
-    write_whole(path.resolve(), text.encode("utf-8"), 0o666 & ~mask)  # links stay links
+    write_whole(path, text.encode("utf-8"), 0o666 & ~mask)
 
 
 def write_so_far(path: Path, write: Callable[[Path], None]) -> None:
@@ -106,8 +103,13 @@ def printable(text: str) -> str:
 def write_whole(path: Path, data: bytes, mode: int | None = None) -> None:
     """Write a file atomically: the old content stays until the new one is complete.
 
-    `mode`: None: readable by the owner alone. Raises OSError.
+    A link stays, and its file is written; a device or pipe is written into. `mode`: None: readable by the
+    owner alone. Raises OSError.
     """
+    if path.exists() and not path.is_file():  # /dev/stdout
+        path.write_bytes(data)
+        return
+    path = path.resolve()
     descriptor, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.")
     try:
         with open(descriptor, "wb") as file:

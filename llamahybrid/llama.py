@@ -8,34 +8,36 @@ vocabularies without a model, everything is upstream's.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import llama_cpp
 from llama_cpp.llama_speculative import LlamaDraftModel
-from llama_cpp.llama_tokenizer import LlamaTokenizer
 
 from llamahybrid.capi.samplers import Samplers, WithSamplers
 from llamahybrid.client import json_schema
 from llamahybrid.client.answer import answer
-from llamahybrid.client.answer_text import AnswerText
 from llamahybrid.client.answers import answer_count, answers
 from llamahybrid.client.attributes import upstream_attribute, upstream_seed
+from llamahybrid.client.chat_template import let_templates_fill_lists
 from llamahybrid.client.chat_way import ChatWay
-from llamahybrid.client.completion import arguments, completion, decode_ahead, generate, keeps_rows
+from llamahybrid.client.chosen_call import chooses_tool
+from llamahybrid.client.completion import arguments, decode_ahead, generate, keeps_rows
 from llamahybrid.client.embedding import embedded, embedded_beside
-from llamahybrid.client.extras import NO_EXTRAS, current_extras
+from llamahybrid.client.extras import NO_EXTRAS, Extras, current_extras
 from llamahybrid.client.handle import RequestHandle, made_with, takes_salt
 from llamahybrid.client.native_calls import GuardedModel, NativeCalls, held
 from llamahybrid.client.requests import Requests
 from llamahybrid.client.salt import digest, model_salt, text_of
 from llamahybrid.client.sampling import sampled, sampler_for
+from llamahybrid.client.token_bytes import TokenBytes
 from llamahybrid.configuration import cache_for, current, wait_timeout
 from llamahybrid.core.assembly import ContextShape, Wish, assemble, filled_in, require_adapter, slots_for
 from llamahybrid.core.executor import Executor
 from llamahybrid.core.report import PromptProgress, RequestReport
+from llamahybrid.core.request import Request
 from llamahybrid.core.runner import Runner
 from llamahybrid.core.slots import Slots
 from llamahybrid.devices.offload import Offload
@@ -123,7 +125,6 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self.user_cache: Any = None
         self.on_request: Callable[[RequestReport], None] | None = None
         self.on_progress: Callable[[PromptProgress], None] | None = None
-        self._answer_text: AnswerText | None = None
         self._vectors: Vectors | None = None
         self.offload = Offload.of(rpc_servers, kwargs.get("n_gpu_layers"), watched=cache is not None)
         if cache is None:
@@ -142,7 +143,6 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
                 lora, flash = (self._lora_adapter, self.lora_scale), bool(kwargs.get("flash_attn"))
                 shape = self.context_params, self.n_batch, flash
                 self._vectors = Vectors(self._ctx, *shape, lora, self.offload.watch)
-            self._answer_text = AnswerText(self.token_bos())
             self.draft_model = self._draft_model
         except BaseException:
             files.abandon()
@@ -151,8 +151,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def _open(self, model_path: str, options: dict[str, Any]) -> None:
         super().__init__(model_path, **options)
         GuardedModel.guard(self._model, self._calls)
+        self.token_bytes = TokenBytes(self)
         self.offload.opened(self._model)
         require_adapter(self)
+        let_templates_fill_lists(self)
 
     pooling_type = held(llama_cpp.Llama.pooling_type)
 
@@ -281,8 +283,22 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             return super()._create_completion(**options)  # type: ignore[no-any-return]
         options = _COMPLETE(*args, **kwargs)
         options["grammar"] = json_schema.followed(options.get("grammar"))
-        request = self.requests.request(completing=True, rows=keeps_rows(self, options))
-        return completion(self.requests, request, partial(answer, self, extras=extras), options)
+
+        def make(extras: Extras, **more: Any) -> tuple[Request, Generator[Any, None, None]]:
+            request = self.requests.request(completing=True, rows=keeps_rows(self, options))
+            made = partial(answer, self, request, extras, options | more)
+            return request, self.requests.drive(request, made)
+
+        if (group := extras.group) is not None:
+            whole, alone = not options.get("stream"), replace(extras, group=None)
+            one = lambda i: make(replace(alone, index=i), seed=group.seeds[i])  # noqa: E731
+            if (items := group.items(extras.index, one, whole)) is not None:
+                return items  # type: ignore[no-any-return]
+        _, made = make(extras)
+        if options.get("stream"):
+            return made
+        with closing(made):  # here, since upstream drops it and would lose errors of `on_request`
+            return iter((next(made),))
 
     @as_of(llama_cpp.Llama.create_completion)
     @takes_salt
@@ -290,9 +306,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         """Complete a prompt as upstream does, with `n` answers to a prompt that is decoded once.
 
         Answer i equals the answer with `seed + i` alone; usage counts the prompt once. Each chunk of a
-        stream has one choice with its index. Several slots decode the answers together and call a
-        `logits_processor` or `stopping_criteria` in threads of their own, one at a time; one slot,
-        `logits_all` and plain attention decode them one after the other. Cancelling one, or an exception in
+        stream has one choice with its index. Several slots decode the answers together; one slot, a subclass
+        with an `eval`, `sample` or `generate` of its own, `logits_all` and plain attention decode them one
+        after the other. Cancelling one, or an exception in
         one, ends all. `last_request` reports answer 0.
         `cache_salt`: see `request`. Raises ValueError for an `n` below 1.
         """
@@ -339,6 +355,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     def _chat(self, way: ChatWay, *args: Any, **kwargs: Any) -> Any:
         options = _CHAT(*args, **kwargs)
+        ours = self.requests.loop is not None and self.chat_handler is None
+        way = replace(way, chosen=ours and chooses_tool(options))
         with json_schema.asked(options), way.asking(self, options):
             return self._answered(way, *args, **kwargs)
 
@@ -380,15 +398,6 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         if self.requests.several and not self.n_tokens:
             raise AssertionError("there are no tokens to sample behind: eval some first")  # as upstream
         return sampled(self, super().sample, *args, **kwargs)
-
-    def detokenize(
-        self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False
-    ) -> bytes:
-        """Detokenize as upstream; a growing list is detokenized incrementally."""
-        spell = partial(super().detokenize, special=special)
-        if special or self._answer_text is None or type(self.tokenizer_) is not LlamaTokenizer:
-            return bytes(spell(tokens, prev_tokens=prev_tokens))
-        return self._answer_text.spell(tokens, spell)
 
     def _init_sampler(self, *args: Any, **kwargs: Any) -> Any:
         return sampler_for(self, super()._init_sampler, *args, **kwargs)
@@ -485,8 +494,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             del state["flash_attn"]
         return state
 
-    own_methods: tuple[tuple[str, Any], ...] = ()
-    """`eval` and `sample` as they are here: a subclass may have its own."""
+    own_methods: Mapping[str, Any] = {}
+    """Methods as they are here: a subclass may have its own."""
 
 
-Llama.own_methods = tuple((name, vars(Llama)[name]) for name in ("eval", "sample"))
+Llama.own_methods = {name: vars(Llama)[name] for name in ("eval", "generate", "sample")}

@@ -31,8 +31,10 @@ with suppress(ImportError):  # other packages' environments have none
     from hypothesis import HealthCheck, settings
 
     # An example takes as long as it takes: by default one of 200 ms fails, as it does where a machine stalls.
-    settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    settings.load_profile("any machine")
+    slow = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("same", slow, derandomize=True)
+    settings.register_profile("random", slow, max_examples=1000)
+    settings.load_profile("same")  # `make fuzz` draws other examples each time, and more
 
 TinyModel: TypeAlias = Callable[..., Path]
 

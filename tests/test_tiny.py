@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import llama_cpp
@@ -124,6 +125,14 @@ def test_sizes_that_would_kill_the_process_are_refused(
     with pytest.raises(ValueError, match=r"multiple of|layers|two or more"):
         tiny.make(arch, tmp_path / "x.gguf", **sizes)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_device_is_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(FileExistsError):
+        tiny.make("qwen35", pipe)
+    assert pipe.is_fifo()
 
 
 def test_unknown_architecture_is_refused(tmp_path: Path) -> None:

@@ -68,10 +68,13 @@ class TokenBatch:
         at, rows = 0, []
         for seq, position, tokens, outputs in parts:
             n = len(tokens)
-            part = slice(at, at + n)
-            self._tokens[part], self._ids[part] = tokens, seq
-            self._positions[part] = np.arange(position, position + n)
-            self._outputs[part] = outputs == "all"
+            if n == 1:
+                self._tokens[at], self._ids[at], self._positions[at] = tokens[0], seq, position
+            else:
+                part = slice(at, at + n)
+                self._tokens[part], self._ids[part] = tokens, seq
+                self._positions[part] = np.arange(position, position + n)
+                self._outputs[part] = outputs == "all"
             at += n
             self._outputs[at - 1] = outputs != "none"
             rows.append(at - 1)
@@ -204,8 +207,9 @@ class NativeContext:
         The times are needed because each count reads max(1, n) (src/llama-context.cpp,
         perf_get_data).
         """
-        self.synchronize()
-        data = llama_cpp.llama_perf_context(self._pointer)
+        context = self._pointer
+        llama_cpp.llama_synchronize(context)
+        data = llama_cpp.llama_perf_context(context)
         return data.n_p_eval, data.n_eval, data.t_p_eval_ms, data.t_eval_ms
 
     def reset_counters(self) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llamahybrid.cli.engine import errors_shown
+from llamahybrid.cli.console import errors_shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,8 +29,6 @@ Preview = Annotated[
 MOST_SHOWN = 200
 PREVIEW_TOKENS = 60
 PREVIEW_WIDTH = 36
-NAME_LETTERS = 8
-"""Letters of a model's fingerprint."""
 
 
 @cache.command("list")
@@ -42,20 +40,21 @@ def list_(folder: Folder = None, preview: Preview = None) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
-    from llamahybrid.cli.cache_folder import CacheFolder, age, conversations
+    from llamahybrid.cli.cache_folder import NAME_LETTERS, CacheFolder, age, conversations
 
     stored = CacheFolder(folder)
     spell = _speller(preview) if preview else None
     found = stored.found()
-    table = Table("model", title=escape(str(stored.rows.folder.parent)))
+    table = Table(title=escape(str(stored.rows.folder.parent)))
     salted = any(one.salt for one in found)
-    if salted:
-        table.add_column("salt", no_wrap=True)
+    for name in ("model", *(["salt"] if salted else [])):
+        table.add_column(name, no_wrap=True)
     for name in ("tokens", "checkpoints", "MiB", "age"):
         table.add_column(name, justify="right", no_wrap=True)
     if spell:
-        table.add_column("text", overflow="ellipsis", no_wrap=True, max_width=PREVIEW_WIDTH)
+        table.add_column("text")  # may wrap, so that it alone is narrowed; its cells do not
     for group in sorted(conversations(found), key=lambda group: max(one.item.written for one in group)):
         deepest = max(group, key=lambda one: one.item.end)
         table.add_row(
@@ -65,7 +64,7 @@ def list_(folder: Folder = None, preview: Preview = None) -> None:
             str(sum(one.item.is_checkpoint for one in group)),
             f"{sum(one.item.nbytes for one in group) / 2**20:.1f}",
             age(max(one.item.written for one in group)),
-            *([escape(spell(deepest.tokens))] if spell else []),
+            *([Text(spell(deepest.tokens), no_wrap=True, overflow="ellipsis")] if spell else []),
         )
     console = Console()
     console.print(table)

@@ -23,6 +23,9 @@ from llamahybrid.prompt_cache.forgetting import sweep_nodes
 from llamahybrid.prompt_cache.nodes import Node, tokens_of
 from llamahybrid.prompt_cache.tree import Tree
 
+NAME_LETTERS = 8
+"""Letters of a model's fingerprint that are shown."""
+
 
 @dataclass(frozen=True)
 class Found:

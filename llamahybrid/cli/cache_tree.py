@@ -7,12 +7,10 @@ from collections.abc import Callable
 from rich.markup import escape
 from rich.tree import Tree
 
+from llamahybrid.cli.cache_folder import NAME_LETTERS
 from llamahybrid.prompt_cache.base import HERE_ONLY, Tokens
 from llamahybrid.prompt_cache.nodes import tokens_of
 from llamahybrid.prompt_cache.outline import Branch, CacheOutline
-
-NAME_LETTERS = 8
-"""Letters of a model's fingerprint, as in `list`."""
 
 DEEPEST = 12
 """Deeper branches are not indented further, for the terminal's width."""
@@ -45,7 +43,7 @@ def _label(branch: Branch) -> str:
         plural = "" if kept.checkpoints == 1 else "s"
         parts.append(f"{kept.checkpoints} checkpoint{plural}, {kept.nbytes / 2**20:.1f} MiB")
     if branch.why:
-        parts.append(", ".join(f"{why} {position:,}" for position, why in branch.why))
+        parts.append(", ".join(f"{why} {position:,}" for position, why in sorted(branch.why.items())))
     if "disk" in branch.goes_next:
         parts.append("[red]goes next[/]")
     if branch.more:

@@ -16,7 +16,6 @@ from llamahybrid.cli.chat_requests import ChatRequests, Outcome
 from llamahybrid.cli.conversation import Conversation
 from llamahybrid.cli.dialogue import ChatAction, Dialogue, Step
 from llamahybrid.cli.prompt_bar import PromptBar
-from llamahybrid.cli.signals import delivered
 from llamahybrid.core.report import RequestReport
 from llamahybrid.errors import RequestCancelled
 from llamahybrid.llama import Llama
@@ -116,8 +115,7 @@ class TerminalChat:
             if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
                 before[number] = signal.signal(number, self._hang_up)
         try:
-            with delivered(lambda: self._hung_up):
-                yield
+            yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)

@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from llamahybrid.cli.console import errors_shown
+
 engine = typer.Typer(
     no_args_is_help=True, help="Build and list patched llama.cpp libraries; diagnose the loaded one."
 )
-
-
-@contextmanager
-def errors_shown(*more: type[Exception]) -> Iterator[None]:
-    """Print our errors, and those of `more` kinds, as one line on stderr; exit status 1."""
-    from llamahybrid.errors import LlamaHybridError
-
-    kinds: tuple[type[Exception], ...] = (LlamaHybridError, *more)
-    try:
-        yield
-    except kinds as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from error
 
 
 @engine.command()

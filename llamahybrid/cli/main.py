@@ -9,19 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
-from llamahybrid.cli.bench import bench
 from llamahybrid.cli.cache import cache
-from llamahybrid.cli.check import check
-from llamahybrid.cli.compare import compare
-from llamahybrid.cli.engine import engine, errors_shown
-from llamahybrid.cli.hazards import hazards
+from llamahybrid.cli.console import ctrl_c_kept, errors_shown
+from llamahybrid.cli.engine import engine
+from llamahybrid.cli.harness import Model, bench, check, hazards
 from llamahybrid.cli.record import record, replay
-from llamahybrid.cli.report import report
+from llamahybrid.cli.report import compare, report
 
 MOST_TOKENS = 2**31 - 1
 """Largest context: llama.cpp's positions have 32 bits."""
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help=(__doc__ or "").split(".")[0])
+app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 app.add_typer(engine, name="engine")
 app.add_typer(cache, name="cache")
@@ -66,7 +64,7 @@ def _count(text: str | None) -> int | None:
 @app.command()
 def tiny(
     arch: Annotated[str | None, typer.Argument(help="architecture, as llama.cpp names it")] = None,
-    out: Annotated[Path | None, typer.Argument(help="GGUF file to write")] = None,
+    out: Annotated[Path | None, typer.Argument(dir_okay=False, help="GGUF file to write")] = None,
     vocab: Annotated[str, typer.Option(help="tiny, qwen35, llama-spm or bert-bge")] = "tiny",
     layers: Annotated[int | None, typer.Option(min=1)] = None,
     embd: Annotated[int | None, typer.Option(min=1, help="width")] = None,
@@ -97,7 +95,7 @@ def tiny(
 
 @app.command()
 def chat(
-    model: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="GGUF file")],
+    model: Model,
     system: Annotated[str, typer.Option(help="system prompt")] = "",
     n_ctx: Annotated[int, typer.Option(min=64, max=MOST_TOKENS, help="context length")] = 8192,
     max_tokens: Annotated[int, typer.Option(min=1, help="longest answer")] = 512,
@@ -133,7 +131,8 @@ def chat(
     }
     with errors_shown(ValueError, OSError):
         cache = PromptCache(disk_dir=default_folder() if keep else None)
-        llm = Llama(str(model), n_ctx=n_ctx, verbose=False, explain=True, prompt_cache=cache, **options)
+        with ctrl_c_kept():
+            llm = Llama(str(model), n_ctx=n_ctx, verbose=False, explain=True, prompt_cache=cache, **options)
         with closing(llm):
             TerminalChat(llm, Console(), system, max_tokens, keep_thinking).run()
 
@@ -151,7 +150,7 @@ def serve(context: typer.Context) -> None:
             raise  # another package of that name
         typer.echo(f"error: {error}; install llamahybrid[server]", err=True)
         raise typer.Exit(1) from error
-    with errors_shown(ValueError, OSError):
+    with errors_shown(ValueError, OSError), ctrl_c_kept():
         served = server(context.args)
     served.run()
     if not served.started:

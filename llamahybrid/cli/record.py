@@ -9,11 +9,9 @@ from typing import Annotated
 
 import typer
 
-from llamahybrid.children import ended_in_order
-from llamahybrid.cli.check import Json, Lib, Models, On, finish
-from llamahybrid.cli.engine import errors_shown
-from llamahybrid.cli.progress import progress
-from llamahybrid.files import open_alone, require_writable, write_so_far
+from llamahybrid.cli.console import errors_shown
+from llamahybrid.cli.harness import Json, Lib, Models, On, finish, running, so_far
+from llamahybrid.files import open_alone
 
 
 def record(
@@ -60,7 +58,7 @@ def _run(program: Sequence[str], out: Path, hashed: bool) -> int:
     path, process, begun = out.absolute(), os.getpid(), False
     before = path.exists()
     with errors_shown(OSError):
-        open_alone(path).close()  # now: the program may be long in coming to its first model
+        open_alone(path).close()  # before the program runs: its first model may come late
 
     def recording() -> None:
         nonlocal begun
@@ -75,7 +73,7 @@ def _run(program: Sequence[str], out: Path, hashed: bool) -> int:
         if not begun and os.getpid() == process:  # not in a child that the program forked
             if not before:
                 path.unlink(missing_ok=True)
-            typer.echo(f"nothing was recorded: {program[0]} did not come to import llama_cpp", err=True)
+            typer.echo(f"nothing was recorded: {program[0]} has not imported llama_cpp", err=True)
 
 
 def replay(
@@ -94,14 +92,10 @@ def replay(
     from llamahybrid.harness.targets import choice
     from llamahybrid.harness.traces.replay import replay as play
 
-    with ended_in_order(), errors_shown(ValueError, OSError):
-        require_writable(json)
+    with running(json) as told:
         targets = choice.targets(on, lib)
         if not model and any(each.needs_model for each in targets):
             raise ValueError("give --model, the one that the trace was recorded on")
-        with models(model or (), make=False) as files, progress() as told:
-            found = (
-                (lambda so_far: write_so_far(json, so_far.write)) if json is not None else (lambda _: None)
-            )
-            report = play(trace, targets, files, n_ctx, told, found)
+        with models(model or (), make=False) as files:
+            report = play(trace, targets, files, n_ctx, told, so_far(json))
     finish(report, json)

@@ -1,4 +1,4 @@
-"""`llamahybrid report`: what a run of the harness found, for people and for CI."""
+"""`llamahybrid report` and `compare`: JSON reports of the harness, for people and for CI."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from llamahybrid.cli.engine import errors_shown
+from llamahybrid.cli.console import errors_shown
 
 
 def report(
@@ -33,3 +33,26 @@ def report(
                 typer.echo(out)
     if not (html or markdown or junit):
         terminal.show(found, Console())
+
+
+def compare(
+    old: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="the JSON report of before")],
+    new: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="the one of now")],
+    strict: Annotated[bool, typer.Option(help="what NEW leaves out is worse, not only said")] = False,
+) -> None:
+    """Say what got better or worse beyond noise; exit status 1 where something got worse.
+
+    Verdicts and counts of tokens are exact. Times count only beside another target that did not change, over
+    eight workloads or more.
+    """
+    from rich.console import Console
+
+    from llamahybrid.harness.render.terminal import show_changes
+    from llamahybrid.harness.report import Report
+    from llamahybrid.harness.report_diff import changes
+
+    with errors_shown(ValueError, OSError):
+        found = changes(Report.read(old), Report.read(new), strict=strict)
+    show_changes(found, Console())
+    if found.regressed:
+        raise typer.Exit(1)

@@ -19,6 +19,7 @@ def parser() -> argparse.ArgumentParser:
     """The options, named after the settings; `--n-ctx` is the same as `--n_ctx`."""
     made = argparse.ArgumentParser(
         prog="llamahybrid serve",
+        usage="llamahybrid serve [OPTION ...] [MODEL]; --help lists the options",
         description="Serve models over HTTP, as llama_cpp.server does, several requests at once.",
         epilog="Each option may be given in the environment, too, in capitals.",
     )

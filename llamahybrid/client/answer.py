@@ -1,39 +1,39 @@
 """Completions, whole or streamed, with the same text, end and log-probabilities either way.
 
-Upstream's own stream (`Llama._create_completion`) loses characters of several tokens, text behind a byte that
-is not UTF-8, and text that might have begun a stop string. Upstream's code still runs up to the first token,
-and makes whole answers, with these exceptions: an answer that fills the context inside a character, one that
-ends on a stop token of the request, log-probabilities, and the echo of a prompt.
+The loop has the shape of upstream's (`Llama._create_completion`), whose own code runs up to the first token.
+Upstream's stream loses characters of several tokens, text behind a byte that is not UTF-8, and text that
+might have begun a stop string.
 """
 
 from __future__ import annotations
 
 import inspect
 import time
-from codecs import getincrementaldecoder
+from codecs import utf_8_decode
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
 import llama_cpp
 
-from llamahybrid.client.answer_text import AnswerSpelling
-from llamahybrid.client.completion import Pauses
-from llamahybrid.client.extras import NO_EXTRAS, Extras
+from llamahybrid.client.completion import WAIT, Pauses
+from llamahybrid.client.extras import Extras
 from llamahybrid.client.logprobs import (
     AnswerLogprobs,
     EchoedPrompt,
-    logprobs_of_answer,
+    Logprobs,
     logprobs_with_prompt,
+    no_logprobs,
 )
 from llamahybrid.client.stand_in import StandIn
+from llamahybrid.client.token_bytes import token_bytes
+from llamahybrid.core.request import Request
 
 _DEFAULTS = {
     name: each.default
     for name, each in inspect.signature(llama_cpp.Llama._create_completion).parameters.items()
     if each.default is not each.empty
 }
-_Decoder = getincrementaldecoder("utf-8")
 _UNKNOWN = "\ufffd".encode()
 _LEADS = ((2, 0b1100_0000), (3, 0b1110_0000), (4, 0b1111_0000))
 """Bytes of a character in UTF-8, and the bits that its first one has set at least."""
@@ -41,14 +41,108 @@ _LEADS = ((2, 0b1100_0000), (3, 0b1110_0000), (4, 0b1111_0000))
 Chunk = dict[str, Any]
 
 
-def answer(llm: Any, options: Mapping[str, Any], extras: Extras = NO_EXTRAS) -> Generator[Any, Any, None]:
+def answer(
+    llm: Any, request: Request, extras: Extras, options: Mapping[str, Any]
+) -> Generator[Any, None, None]:
     """Make a completion with upstream's arguments, or its chunks. Raises upstream's errors."""
-    asked = {**_DEFAULTS, **options}
-    if asked["logit_bias"] is not None and isinstance(asked["logits_processor"], list):
-        asked["logits_processor"] = _Processors(asked["logits_processor"])
+    options = {**_DEFAULTS, **options}
+    if options["logit_bias"] is not None and isinstance(options["logits_processor"], list):
+        options["logits_processor"] = _Processors(options["logits_processor"])
     if extras.truncate is not None:
-        asked["prompt"] = _tokens(llm, asked["prompt"])[-extras.truncate :]
-    return _stream(llm, asked, extras) if asked["stream"] else _whole(llm, asked, extras)
+        options["prompt"] = _tokens(llm, options["prompt"])[-extras.truncate :]
+    prompt, asked = _asked(llm, options)
+    bounds, stream, begun = Bounds(llm, options, prompt), options["stream"], not len(options["prompt"])
+    request.most, request.pauses = bounds.tokens, Pauses(llm, extras.stop_token_ids, bounds.stops)
+    if extras.samplers is not None:
+        asked["samplers"] = extras.samplers
+    thought = None if extras.thinking is None else extras.thinking.thought(llm, prompt)
+    request.limits = None if extras.thinking is None else extras.thinking.limit(llm, prompt)
+    odds = None
+    if options["logprobs"] is not None and (stream or not options["echo"]):
+        odds = AnswerLogprobs(llm, options["logprobs"], len(options["prompt"]), prompt)
+    pauses, pieces, stops, bos = request.pauses, token_bytes(llm, extras.spelt), bounds.stops, llm.token_bos()
+    said: list[int] = [bos] if begun else []  # as upstream's
+    last: list[int] = []  # the token that ends the answer, and is not part of it
+    text, sent, end, finish_reason = b"", 0, None, "length"
+    completion: Chunk = {"id": f"cmpl-{uuid4()}", "object": "text_completion", "created": int(time.time())}
+    completion["model"] = llm.model_path if options["model"] is None else options["model"]
+
+    def with_choice(text: str, logprobs: Logprobs | None, finish_reason: str | None = None) -> Chunk:
+        choice = {"text": text, "index": 0, "logprobs": logprobs, "finish_reason": finish_reason}
+        return {**completion, "choices": [choice]}
+
+    for token in llm.generate(prompt, **asked):
+        if token == WAIT:
+            yield WAIT
+            continue
+        ends = pauses[token] and _ends(llm, extras, token)
+        if thought is not None and request.progress is not None:
+            if not ends:
+                thought.follow(token)
+            request.progress.thinking = thought.tokens
+        if ends:
+            finish_reason, last = "stop", [token]
+            break
+        if extras.on_token is not None:
+            extras.on_token(extras.index, token)
+        if odds is not None:
+            odds.add(token, said, text)
+        said.append(token)
+        if pieces is None or (said[0] == bos and not extras.spelt):
+            text = llm.detokenize(said, prev_tokens=prompt)
+        else:
+            text += pieces[token]
+        plain = not bounds.lacking and text[-3:].isascii()
+        if not plain and not bounds.complete(text):
+            if len(said) - begun > bounds.room:
+                break
+            continue
+        if stops and (end := bounds.stop(text, sent)) is not None:
+            finish_reason = "stop"
+            break
+        if len(said) >= bounds.tokens:
+            break
+        held = len(text) if plain and not stops else bounds.held(text, sent)
+        if not stream:
+            sent = held
+            continue
+        piece, used = utf_8_decode(text[sent:held], "ignore")
+        sent += used
+        if piece or sent == len(text):
+            yield with_choice(piece, None if odds is None else odds.take())
+    criteria = options["stopping_criteria"]
+    if request.ended_early or (criteria is not None and criteria(llm._input_ids, llm._scores[-1, :])):
+        finish_reason, end = "stop", None
+    if llm.verbose:
+        llm._ctx.print_timings()
+    told = None if odds is None else odds.take()
+    if stream:
+        rest = text[sent:end].decode("utf-8", "ignore")
+        if rest or told:
+            yield with_choice(rest, told)
+        made = with_choice("", None, finish_reason)
+    else:
+        made = with_choice(text[:end].decode("utf-8", "ignore"), told, finish_reason)
+        made["usage"] = _usage(prompt, said)
+        if options["echo"]:
+            _echo(llm, options, extras, made, prompt, [*said, *last])
+        elif odds is not None:
+            made["choices"][0]["logprobs"] = told or no_logprobs()
+        if llm.stock_logprobs and options["logprobs"] is not None:
+            made["choices"][0]["logprobs"] = _stock_logprobs(llm, options, [*said[begun:], *last])
+    request.annotate(made)
+    if not stream and llm.cache:
+        llm.cache[prompt + said] = llm.save_state()
+    yield made
+    if stream and llm.cache:
+        llm.cache[prompt + said] = llm.save_state()
+
+
+def _ends(llm: Any, extras: Extras, token: int) -> bool:
+    """The answer ends before this token."""
+    if token in extras.stop_token_ids:
+        return True
+    return bool(llm._calls.run(llama_cpp.llama_vocab_is_eog, llm._model.vocab, token))
 
 
 def _tokens(llm: Any, prompt: str | Sequence[int]) -> list[int]:
@@ -60,28 +154,9 @@ def _tokens(llm: Any, prompt: str | Sequence[int]) -> list[int]:
     return tokens
 
 
-def _generate(
-    llm: Any, prompt: list[int], extras: Extras, options: dict[str, Any], bounds: Bounds
-) -> Iterator[tuple[int, bool]]:
-    """Yield the tokens of an answer, each with True if the answer ends before it."""
-    request = llm.requests.inside
-    assert request is not None, "a completion is a request"
-    request.most, request.pauses = bounds.tokens, Pauses(llm, extras.stop_token_ids, bounds.stops)
-    if extras.samplers is not None:
-        options = {**options, "samplers": extras.samplers}
-    thought = None if extras.thinking is None else extras.thinking.thought(llm, prompt)
-    request.limits = None if extras.thinking is None else extras.thinking.limit(llm, prompt)
-    for token in llm.generate(prompt, **options):
-        ends = token in extras.stop_token_ids or llm._calls.run(
-            llama_cpp.llama_vocab_is_eog, llm._model.vocab, token
-        )
-        if thought is not None and request.progress is not None:
-            if not ends:
-                thought.follow(token)
-            request.progress.thinking = thought.tokens
-        if extras.on_token is not None and not ends:
-            extras.on_token(extras.index, token)
-        yield token, ends
+def _usage(prompt: Sequence[int], said: Sequence[int]) -> dict[str, int]:
+    n, count = len(prompt), len(said)
+    return {"prompt_tokens": n, "completion_tokens": count, "total_tokens": n + count}
 
 
 class _Processors(llama_cpp.LogitsProcessorList):  # type: ignore[misc]
@@ -100,14 +175,15 @@ class Bounds:
         stops = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else []
         self.stops = [each.encode("utf-8") for each in stops]
         self._longest = max(map(len, self.stops), default=0)
-        self._lacking = 0
+        self.lacking = 0
+        """Tokens for which the text counts as incomplete."""
         most = options["max_tokens"]
         self.room = llm._n_ctx - len(prompt)
         """Tokens of an answer that the context takes; one more can be sampled."""
         self.tokens: int = self.room if most is None or most <= 0 else min(most, self.room)
         """The largest number of tokens, the BOS before the answer to an empty prompt included."""
 
-    def asked(self, text: bytes) -> bool:
+    def complete(self, text: bytes) -> bool:
         """Upstream looks for stop strings and `max_tokens` after one more token made this text.
 
         Not while the text ends like an incomplete character, for as many tokens as bytes are missing; a text
@@ -116,9 +192,9 @@ class Bounds:
         for left, byte in zip((3, 2, 1), text[-3:], strict=False):
             for width, lead in _LEADS:
                 if byte & lead == lead and width > left:
-                    self._lacking = width - left
-        if self._lacking:
-            self._lacking -= 1
+                    self.lacking = width - left
+        if self.lacking:
+            self.lacking -= 1
             return False
         return True
 
@@ -141,98 +217,7 @@ class Bounds:
         return max(start, len(known))
 
 
-# -- whole -----------------------------------------------------------------------------------------------
-
-
-class _Bounded(StandIn):
-    """Ends an answer at a full context inside a character, where upstream continues.
-
-    And on the request's own stop tokens.
-    """
-
-    def __init__(self, llm: Any, options: Mapping[str, Any], extras: Extras) -> None:
-        super().__init__(llm)
-        self._options = options
-        self._extras = extras
-        self.prompt: list[int] = []
-        self.said: list[int] = []
-        """The tokens of the answer so far."""
-        self.end: int | None = None
-        """The token that ended the answer and is not part of it."""
-        self.ended: bytes | None = None
-        """The text of an answer that was ended here."""
-        self.detokenize = AnswerSpelling(llm, extras.spelt)
-        """Upstream's method of that name."""
-
-    def generate(self, tokens: list[int], **options: Any) -> Iterator[int]:
-        """See `Llama.generate`."""
-        llm, said = self._llm, _begun(self._llm, self._options)
-        self.prompt, self.said = tokens, said
-        bounds = Bounds(llm, self._options, tokens)
-        room = bounds.room
-        generated = _generate(llm, tokens, self._extras, options, bounds)
-        for count, (token, ends) in enumerate(generated, 1):
-            if ends:
-                self.end = token
-                if token in self._extras.stop_token_ids:
-                    self.ended = self.detokenize(said, prev_tokens=tokens)
-                    return
-            else:
-                said.append(token)
-            yield token
-            if count > room:
-                self.ended = self.detokenize(said, prev_tokens=tokens)
-                return
-
-    def finish(self, choice: Chunk) -> None:
-        """Write the text and finish reason of an answer that was ended here into its choice."""
-        if self.ended is None:
-            return
-        choice["text"] = self.ended.decode("utf-8", errors="ignore")
-        if self.end in self._extras.stop_token_ids:
-            choice["finish_reason"] = "stop"
-
-
-def _whole(llm: Any, options: Mapping[str, Any], extras: Extras) -> Generator[Any, Any, None]:
-    bounded = _Bounded(llm, options, extras)
-    if llm.stock_logprobs:
-        for made in llama_cpp.Llama._create_completion(bounded, **options):
-            bounded.finish(made["choices"][0])
-            if bounded.ended is not None and options["echo"]:
-                made["choices"][0]["text"] = options["prompt"] + made["choices"][0]["text"]
-            yield made
-        return
-    if options["logprobs"] is not None and not llm._logits_all:  # as upstream
-        raise ValueError("logprobs is not supported for models created with logits_all=False")
-    plain = {**options, "echo": False, "logprobs": None}
-    for made in llama_cpp.Llama._create_completion(bounded, **plain):
-        bounded.finish(made["choices"][0])
-        _tell(llm, options, extras, bounded, made)
-        yield made
-
-
-def _tell(llm: Any, options: Mapping[str, Any], extras: Extras, bounded: _Bounded, made: Chunk) -> None:
-    """Write the echoed prompt and the log-probabilities into a completion."""
-    (choice,), best, said = made["choices"], options["logprobs"], list(bounded.said)
-    if not options["echo"]:
-        if best is not None:
-            before = len(options["prompt"])
-            choice["logprobs"] = logprobs_of_answer(llm, best, before, bounded.prompt, said)
-        return
-    prompt = EchoedPrompt(llm, options["prompt"], bounded.prompt)
-    if extras.prompt_only:
-        said, choice["text"], choice["finish_reason"] = [], "", "length"
-    elif best is not None and bounded.end is not None:  # lm-eval takes the last score for the answer's
-        said.append(bounded.end)
-    if best is not None:
-        choice["logprobs"] = logprobs_with_prompt(llm, best, prompt, said)
-    if best is not None or extras.prompt_only:
-        n = len(bounded.prompt)
-        made["usage"].update(completion_tokens=len(said), total_tokens=n + len(said))
-    choice["text"] = prompt.text + choice["text"]
-
-
-# -- streamed --------------------------------------------------------------------------------------------
+# -- with upstream's code ------------------------------------------------------------------------------
 
 
 class _Asked(Exception):
@@ -251,61 +236,58 @@ class _Asking(StandIn):
         raise _Asked(tokens, options)
 
 
-def _asked(llm: Any, options: Mapping[str, Any]) -> _Asked:
+def _asked(llm: Any, options: Mapping[str, Any]) -> tuple[list[int], dict[str, Any]]:
+    """Return the prompt and the options with which upstream calls `generate`. Raises upstream's errors."""
     try:
         list(llama_cpp.Llama._create_completion(_Asking(llm), **options))
     except _Asked as asked:
-        return asked.with_traceback(None)  # whose frames hold the model
+        return asked.tokens, asked.options
+    except ValueError as error:
+        said, window, _ = str(error).partition(" exceed context window of ")
+        if not window:
+            raise
+        raise ValueError(f"{said}{window}{llm.n_ctx()}") from None  # upstream adds up the slots' contexts
     raise AssertionError("upstream's completion generates")
 
 
-def _stream(llm: Any, options: Mapping[str, Any], extras: Extras) -> Generator[Chunk, Any, None]:
-    named = {"id": f"cmpl-{uuid4()}", "object": "text_completion", "created": int(time.time())}
-    named["model"] = llm.model_path if options["model"] is None else options["model"]
+class _Replay(StandIn):
+    """Says the tokens of an answer again, whose rows of logits are there."""
 
-    def chunk(text: str, logprobs: Chunk | None, finish_reason: str | None = None) -> Chunk:
-        choice = {"text": text, "index": 0, "logprobs": logprobs, "finish_reason": finish_reason}
-        return {**named, "choices": [choice]}
+    cache = None
+    verbose = False
 
-    asked = _asked(llm, options)
-    prompt, bounds = asked.tokens, Bounds(llm, options, asked.tokens)
-    said, text, sent, spell = _begun(llm, options), b"", 0, AnswerSpelling(llm, extras.spelt)
-    decoder, finish_reason, end = _Decoder(errors="ignore"), "length", None
-    odds = AnswerLogprobs(llm, options["logprobs"], len(options["prompt"]), prompt)
-    for count, (token, ends) in enumerate(_generate(llm, prompt, extras, asked.options, bounds), 1):
-        if ends:
-            finish_reason = "stop"
-            break
-        odds.add(token, said, text)
-        said.append(token)
-        text = spell(said, prev_tokens=prompt)
-        if not bounds.asked(text):
-            if count > bounds.room:
-                break
-            continue
-        end = bounds.stop(text, sent)
-        if end is not None:
-            finish_reason = "stop"
-            break
-        if len(said) >= bounds.tokens:
-            break
-        held = bounds.held(text, sent)
-        piece, sent = decoder.decode(text[sent:held]), held
-        if piece or (held == len(text) and not decoder.getstate()[0]):
-            yield chunk(piece, odds.take())
-    criteria = options["stopping_criteria"]
-    if criteria is not None and criteria(llm._input_ids, llm._scores[-1, :]):
-        finish_reason, end = "stop", None
-    if llm.verbose:
-        llm._ctx.print_timings()
-    piece, logprobs = decoder.decode(text[sent:end], final=True), odds.take()
-    if piece or logprobs:
-        yield chunk(piece, logprobs)
-    yield chunk("", None, finish_reason)
-    if llm.cache:
-        llm.cache[prompt + said] = llm.save_state()
+    def __init__(self, llm: Any, said: list[int]) -> None:
+        super().__init__(llm)
+        self._said = said
+
+    def generate(self, tokens: list[int], **options: Any) -> Iterator[int]:
+        """See `Llama.generate`."""
+        return iter(self._said)
+
+    def set_seed(self, seed: int) -> None:
+        """The tokens are sampled already."""
 
 
-def _begun(llm: Any, options: Mapping[str, Any]) -> list[int]:
-    """Return the first tokens of upstream's answer: a BOS for an empty prompt."""
-    return [] if len(options["prompt"]) else [llm.token_bos()]
+def _stock_logprobs(llm: Any, options: Mapping[str, Any], said: list[int]) -> Any:
+    """Return upstream's log-probabilities of an answer, `said`, with the token that ended it."""
+    options = {**options, "stopping_criteria": None}
+    (made,) = llama_cpp.Llama._create_completion(_Replay(llm, said), **options)
+    return made["choices"][0]["logprobs"]
+
+
+def _echo(
+    llm: Any, options: Mapping[str, Any], extras: Extras, made: Chunk, tokens: list[int], said: list[int]
+) -> None:
+    """Put the prompt, `tokens`, before an answer, and log-probabilities of both.
+
+    `said`: the answer's tokens, and the one that ended it: lm-eval takes the last score for the answer's.
+    """
+    (choice,), best = made["choices"], options["logprobs"]
+    prompt = EchoedPrompt(llm, options["prompt"], tokens)
+    if extras.prompt_only:
+        said, choice["text"], choice["finish_reason"] = [], "", "length"
+    if best is not None:
+        choice["logprobs"] = logprobs_with_prompt(llm, best, prompt, said)
+    if best is not None or extras.prompt_only:
+        made["usage"] = _usage(tokens, said)
+    choice["text"] = prompt.text + choice["text"]

@@ -1,40 +1,30 @@
 """Answers: several answers to one prompt, as one completion or one stream of chunks.
 
 Each answer is a separate completion with its own sampler and seed. With several slots that can load each
-other's state they run in parallel, in threads; else one by one. The prompt is decoded once, for the first
-answer.
+other's state they are decoded together, and the caller's thread reads them by turns; else one by one. The
+prompt is decoded once, for the first answer.
 """
 
 from __future__ import annotations
 
-import contextvars
 import operator
 import random
-import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
-from functools import partial
-from queue import Empty, SimpleQueue
+from dataclasses import replace
 from typing import Any
-from weakref import finalize
 
-from llamahybrid.client.collecting import collecting
-from llamahybrid.client.completion import keeps_rows
-from llamahybrid.client.extras import asking, current_extras
+from llamahybrid.client.completion import WAIT, keeps_rows, overrides
+from llamahybrid.client.extras import Extras, asking, current_extras
 from llamahybrid.client.handle import RequestHandle, advanced_for, belonging_to
 from llamahybrid.client.salt import SHARED
+from llamahybrid.core.reply import Bell
 from llamahybrid.core.request import Request
 from llamahybrid.errors import LlamaHybridError
 
 RANDOM_SEED = 0xFFFFFFFF
 """Seed for a random seed of the library (LLAMA_DEFAULT_SEED, include/llama.h)."""
-
-AHEAD = 8
-"""Most unread chunks of each answer of a stream."""
-
-Make = Callable[[int], Any]
-"""Makes one answer, by its index: a completion, or an iterator of chunks."""
 
 Part = tuple[int, Any]
 """The index of an answer, and its completion or one of its chunks."""
@@ -67,13 +57,7 @@ def answers(llm: Any, create: Callable[..., Any], options: Mapping[str, Any], co
     Raises LlamaHybridError for natively decoded content (an image), which has one answer.
     """
     handle = Siblings(llm.requests, llm.requests.handle(), llm.requests.salt())
-    extras = current_extras()
-
-    def one(index: int, own: dict[str, Any]) -> Any:
-        with asking(replace(extras, index=index)):
-            return create(**own)
-
-    parts = _parts(llm, one, dict(options), count, handle)
+    parts = _parts(llm, create, dict(options), count, handle, current_extras())
     if "prompt" in options and llm.requests.seen.handoff and llm.requests.seen.salt == handle.salt:
         raise LlamaHybridError("an image is answered once: use n of create_chat_completion instead")
     return _as_one_stream(parts) if options.get("stream") else merged(dict(parts))
@@ -85,8 +69,6 @@ class Siblings(RequestHandle):
     def __init__(self, owner: Any, part_of: RequestHandle | None, salt: bytes = SHARED) -> None:
         super().__init__(owner, part_of, salt)
         self.entered()
-        self.began: Callable[[], object] | None = None
-        """Called when the first request was made."""
 
     @property
     def first(self) -> Request | None:
@@ -101,8 +83,6 @@ class Siblings(RequestHandle):
         else:
             request.after = first
         super().add(request)
-        if first is None and self.began is not None:
-            self.began()
 
     def made(self, item: Any) -> None:
         """Note a completion or chunk; one that ends as cancelled cancels the others."""
@@ -143,10 +123,11 @@ def _as_one_stream(parts: Generator[Part, None, None]) -> Iterator[Any]:
 
 def _parts(
     llm: Any,
-    create: Callable[[int, dict[str, Any]], Any],
+    create: Callable[..., Any],
     options: dict[str, Any],
     count: int,
     handle: Siblings,
+    extras: Extras,
 ) -> Generator[Part, None, None]:
     requests, stream = llm.requests, bool(options.get("stream"))
     seed = options.get("seed")
@@ -154,143 +135,140 @@ def _parts(
         with belonging_to(handle):  # a stream may be advanced in another context
             seed = random.Random(llm._seed).randint(0, 2**32)
     each = seeds(seed, count)
+    together = requests.inside is None and _go_on_from_each_other(llm, options)
+    group = Group(handle, each, len(llm.slots)) if together else None
 
     def make(index: int) -> Any:
-        return create(index, dict(options, seed=each[index]))
+        with belonging_to(handle), asking(replace(extras, index=index, group=group)):
+            return create(**options | {"seed": each[index]})
 
-    if requests.inside is None and _go_on_from_each_other(llm, options):
-        parts = _side_by_side(llm, make, count, handle, stream)
-    else:
-        parts = _one_after_the_other(make, count, handle, stream)
+    parts = _chunks(make, count, group, handle) if stream else ((n, make(n)) for n in range(count))
     try:
         with closing(parts):
             for index, item in parts:
+                handle.made(item)
                 if handle.first is not None and handle.first.progress is not None:
                     requests.note(handle.first)
                 yield index, item
     finally:
+        if group is not None:
+            group.close()
         if requests.seed in each:
             llm.set_seed(seed)  # as after a single answer
 
 
 def _go_on_from_each_other(llm: Any, options: Mapping[str, Any]) -> bool:
-    """Slots can load the state of other slots."""
-    if len(llm.slots) < 2 or llm.chat_handler is not None:
+    """Slots can load the state of other slots, and no code of the caller stands between."""
+    if len(llm.slots) < 2 or llm.chat_handler is not None or overrides(llm, "eval", "generate", "sample"):
         return False
     rows = llm.requests.seen.always_rows or keeps_rows(llm, options)
     return llm.slots.all[0].runner.live.profile.keeps_chats and not rows
 
 
-def _one_after_the_other(
-    make: Make, count: int, handle: Siblings, stream: bool
+def _chunks(
+    make: Callable[[int], Any], count: int, group: Group | None, handle: Siblings
 ) -> Generator[Part, None, None]:
-    """Make the answers one by one, in the calling thread."""
-    for index in range(count):
-        with belonging_to(handle):
-            made = make(index)
-        with closing(advanced_for(handle, iter(made if stream else [made]))) as items:
-            for item in items:
-                handle.made(item)
-                yield index, item
-
-
-def _side_by_side(
-    llm: Any, make: Make, count: int, handle: Siblings, stream: bool
-) -> Generator[Part, None, None]:
-    """Make the answers in parallel, in a thread for each slot; the threads end with this generator."""
-    crew, threads, owner = _Crew(make, count, handle, stream), list[threading.Thread](), _Owner()
-    dismiss = finalize(owner, crew.dismiss)
-    dismiss.atexit = False
-    try:
-        yield from crew.parts(threads, min(count, len(llm.slots)))
-    finally:
-        dismiss()
-        loop = llm.requests.loop
-        if not (collecting() or llm.requests.inside is not None or (loop is not None and loop.here)):
-            for thread in threads:
-                thread.join()
-
-
-class _Owner:
-    """Lives as long as the generator of the answers."""
-
-
-@dataclass(frozen=True)
-class _Left:
-    """A thread has ended, or failed."""
-
-    error: BaseException | None
-
-
-class _Crew:
-    """Threads that make answers, and their queues; holds no reference to the reader."""
-
-    def __init__(self, make: Make, count: int, handle: Siblings, stream: bool) -> None:
-        self._make = make
-        self._handle = handle
-        self._stream = stream
-        self._over = False
-        # SimpleQueue is reentrant: the garbage collector may run `dismiss` inside any call.
-        self._news: SimpleQueue[Part | _Left | None] = SimpleQueue()
-        self._todo: SimpleQueue[int] = SimpleQueue()
-        self._room: list[SimpleQueue[None]] = [SimpleQueue() for _ in range(count)]
+    """Yield the chunks of all answers: of each that has some, or of one after the other."""
+    if group is None:
         for index in range(count):
-            self._todo.put(index)
-            for _ in range(AHEAD if stream else 0):
-                self._room[index].put(None)
-        handle.began = partial(self._news.put, None)
+            with closing(advanced_for(handle, make(index))) as chunks:
+                yield from ((index, chunk) for chunk in chunks)
+        return
+    streams = {index: advanced_for(handle, make(index)) for index in range(count)}
+    while streams:
+        ready = [index for index in streams if group.ready(index)]
+        if not ready:
+            group.advance()
+        for index in ready:
+            chunk = next(streams[index], None)
+            if chunk is None:
+                del streams[index]
+            else:
+                yield index, chunk
 
-    def parts(self, threads: list[threading.Thread], width: int) -> Generator[Part, None, None]:
-        """Yield completions or chunks of `width` threads, added to `threads`. Raises the first error."""
-        self._start(threads)
-        left = 0
-        while left < len(threads):
-            news = self._news.get()
-            while len(threads) < width:  # the first thread has made its request
-                self._start(threads)
-            if isinstance(news, _Left):
-                left += 1
-                if news.error is not None:
-                    raise news.error
-            elif news is not None:
-                yield news
-                self._room[news[0]].put(None)
 
-    def dismiss(self) -> None:
-        """Cancel all answers; takes no lock."""
-        self._over = True
-        self._handle.drop()
-        for room in self._room:
-            room.put(None)
+class Group:
+    """Answers that are decoded together, and advanced by one thread; each is a completion, or its chunks.
 
-    def _start(self, threads: list[threading.Thread]) -> None:
-        target = partial(contextvars.copy_context().run, self._work)
-        threads.append(threading.Thread(target=target, name="llamahybrid-answer", daemon=True))
-        threads[-1].start()
+    An answer whose next token is not there yields `WAIT`, and the others go on.
+    """
 
-    def _work(self) -> None:
-        error = None
-        try:
-            with belonging_to(self._handle):
-                while not self._over and (index := self._next()) is not None:
-                    self._answer(index)
-        except BaseException as raised:
-            error = raised
-        self._news.put(_Left(error))
+    def __init__(self, handle: Siblings, each: list[int], width: int) -> None:
+        """`each`: their seeds; `width`: most that run at once."""
+        self.seeds = each
+        self._handle = handle
+        self._width = width
+        self._whole = False
+        self._bell = Bell()
+        self._answers: list[Generator[Any, None, None]] = []
+        self._running: list[int] = []
+        self._begun = 0
+        """Number of answers that were begun, in order."""
+        self._items: list[deque[Any]] = []
+        """Chunks that nobody has read, of each."""
+        self._read: set[int] = set()
+        """Answers whose items were asked for."""
 
-    def _next(self) -> int | None:
-        try:
-            return self._todo.get_nowait()
-        except Empty:
+    def items(
+        self, index: int, make: Callable[[int], tuple[Request, Generator[Any, None, None]]], whole: bool
+    ) -> Iterator[Any] | None:
+        """Return the items of an answer; None where they were asked for before: a further completion.
+
+        `make(index)` makes the request and the items of an answer, `whole` ones or chunks; the first call
+        makes all of them.
+        """
+        if index in self._read:
             return None
+        self._read.add(index)
+        if not self._answers:
+            self._whole = whole
+            for number in range(len(self.seeds)):
+                request, answer = make(number)
+                request.bell = self._bell
+                self._answers.append(advanced_for(self._handle, answer))
+                self._items.append(deque())
+        return self._items_of(index)
 
-    def _answer(self, index: int) -> None:
-        made = self._make(index)
-        with closing(advanced_for(self._handle, iter(made if self._stream else [made]))) as items:
-            for item in items:
-                self._handle.made(item)  # at once, however late it is read
-                self._news.put((index, item))
-                if self._stream:
-                    self._room[index].get()
-                if self._over:
-                    return
+    def _items_of(self, index: int) -> Iterator[Any]:
+        items = self._items[index]
+        while items or not self._ended(index):
+            if items:
+                yield items.popleft()
+            else:
+                self.advance()
+
+    def ready(self, index: int) -> bool:
+        """The next item of an answer takes no wait for its tokens, or the answer is not one of the group."""
+        return index not in self._read or bool(self._items[index]) or self._ended(index)
+
+    def _ended(self, index: int) -> bool:
+        return index < self._begun and index not in self._running
+
+    def advance(self) -> None:
+        """Advance all answers; wait where none has anything. Raises the first error of one."""
+        while True:
+            while len(self._running) < self._width and self._begun < len(self._answers):
+                self._running.append(self._begun)
+                self._begun += 1
+            told = False
+            for index in list(self._running):
+                item = next(self._answers[index], None)
+                if item == WAIT:
+                    continue
+                told = True
+                if item is not None:
+                    self._handle.made(item)  # at once, however late it is read
+                    self._items[index].append(item)
+                if item is None or self._whole:
+                    self._running.remove(index)
+                    self._answers[index].close()
+            if told:
+                return
+            self._bell.wait()
+
+    def close(self) -> None:
+        """End all answers."""
+        if self._running:
+            self._handle.drop()
+        for answer in self._answers:
+            answer.close()

@@ -1,9 +1,11 @@
-"""Variables of a chat template that one request sets: `chat_template_kwargs`."""
+"""Chat templates: variables that one request sets (`chat_template_kwargs`), and templates that fill lists."""
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Collection, Mapping
+from copy import deepcopy
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +18,44 @@ _CHAT = inspect.signature(llama_cpp.Llama.create_chat_completion).parameters
 _DEFAULTS = {name: each.default for name, each in _CHAT.items() if each.default is not each.empty}
 _OURS = ("eos_token", "bos_token", "raise_exception", "add_generation_prompt", "strftime_now")
 """Set by llama-cpp-python (llama_chat_format.py, Jinja2ChatFormatter)."""
+
+_FILLS_LISTS = re.compile(r"\.(append|pop)\(")
+
+
+class ListFormatter(llama_chat_format.Jinja2ChatFormatter):  # type: ignore[misc]
+    """Upstream's formatter for a template that fills lists of its own, as llama.cpp's for Kimi K2 do.
+
+    The sandbox of upstream and of transformers refuses changes of any list, since it cannot tell a template's
+    from the caller's. Here a template has copies of all that it is given. `append` and `pop` reach no more of
+    Python than `+` on lists, which the sandbox allows.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        environment = self._environment.environment  # the sandbox of this template alone
+        safe = environment.is_safe_attribute
+
+        def fills_list(obj: Any, name: str, value: Any) -> bool:
+            return (type(obj) is list and name in ("append", "pop")) or bool(safe(obj, name, value))
+
+        environment.is_safe_attribute = fills_list
+
+    def __call__(self, **given: Any) -> Any:
+        """See `llama_cpp.llama_chat_format.Jinja2ChatFormatter`."""
+        return super().__call__(**deepcopy(given))
+
+
+def let_templates_fill_lists(llm: Any) -> None:
+    """Take `ListFormatter` for the templates of a new model that need it."""
+    for name in llm._chat_handlers:
+        template = llm.metadata.get("tokenizer." + name.removesuffix(".default"), "")
+        if _FILLS_LISTS.search(template):
+            spelt = [
+                llm._model.token_get_text(token) if token != -1 else ""
+                for token in (llm.token_eos(), llm.token_bos())
+            ]
+            formatter = ListFormatter(template, *spelt, stop_token_ids=[llm.token_eos()])
+            llm._chat_handlers[name] = formatter.to_chat_handler()
 
 
 def template_of(llm: Any) -> str | None:

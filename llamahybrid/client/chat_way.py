@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from llamahybrid.client.chat_template import chat_with, template_of
+from llamahybrid.client.chosen_call import ChosenCall
 from llamahybrid.client.continuation import Continuation, Continuing
 from llamahybrid.client.extras import asking, current_extras
 from llamahybrid.client.model_markers import markers_of
@@ -25,21 +26,29 @@ class ChatWay:
     """Text that a thought ends with where it is ended."""
     continues: bool = False
     """The answer goes on from the last message."""
+    chosen: bool = False
+    """The answer is a call of the tool that the chat chose."""
 
     @property
     def ours(self) -> bool:
         """Upstream's own method does not do it."""
-        return bool(self.template) or self.continues
+        return bool(self.template) or self.continues or self.chosen
 
     def create(self, llm: Any) -> Callable[..., Any]:
         """Return the method that makes the completion."""
-        if not self.continues:
-            return lambda *args, **kwargs: chat_with(llm, self.template, *args, **kwargs)
-        return lambda messages, *args, **kwargs: self._continued(llm, messages, *args, **kwargs)
+        if self.continues:
+            return lambda messages, *args, **kwargs: self._continued(llm, messages, *args, **kwargs)
+        return lambda *args, **kwargs: self._made(llm, *args, **kwargs)
 
     def _continued(self, llm: Any, messages: Any, *args: Any, **kwargs: Any) -> Any:
         stand_in = Continuing(llm, continuation_of(llm, messages))
-        return chat_with(stand_in, self.template, messages[:-1], *args, **kwargs)
+        return self._made(stand_in, messages[:-1], *args, **kwargs)
+
+    def _made(self, llm: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self.chosen:
+            return chat_with(llm, self.template, *args, **kwargs)
+        call = ChosenCall(llm)
+        return call.into(chat_with(call, self.template, *args, **kwargs))
 
     @contextmanager
     def asking(self, llm: Any, options: Mapping[str, Any]) -> Iterator[None]:

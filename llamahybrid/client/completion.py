@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from functools import partial
+from os import getpid
 from typing import Any
 
 import llama_cpp
@@ -14,13 +15,17 @@ from llamahybrid.client.requests import Requests
 from llamahybrid.client.sampling import RowSampler
 from llamahybrid.core.answering import answer_steps
 from llamahybrid.core.executor import Executor
+from llamahybrid.core.loop import DecodeLoop
 from llamahybrid.core.messages import Resume
-from llamahybrid.core.reply import Feed
+from llamahybrid.core.reply import Feed, Reply
 from llamahybrid.core.report import RequestReport
 from llamahybrid.core.request import Request
 from llamahybrid.errors import LlamaHybridError, ModelClosed, RequestCancelled, RequestSuperseded
 
 Tokens = Generator[int, Sequence[int] | None, None]
+
+WAIT = -1
+"""In place of a token, or of a completion: it is not there yet, and the reader of several may go on."""
 
 _CRITERION = "Jinja2ChatFormatter.__call__.<locals>.stop_on_last_token"
 
@@ -44,57 +49,17 @@ def keeps_rows(llm: Any, options: Mapping[str, Any]) -> bool:
     return given and (llm.requests.logprobs_on_request or llm._draft_model is not None)
 
 
-class Cancelled(llama_cpp.StoppingCriteriaList):  # type: ignore[misc]
-    """A caller's stopping criteria, and one for a cancelled request.
-
-    A cancelled request ends its `generate()`, and upstream then returns "length" without the text (llama.py,
-    _create_completion). With a stopping criterion it returns the text.
-    """
-
-    def __init__(self, request: Request, criteria: Any) -> None:
-        super().__init__()
-        self.request = request
-        self.given = criteria
-
-    def __call__(self, ids: Any, scores: Any) -> bool:
-        """Return True where the answer ends."""
-        return self.request.ended_early or bool(self.given is not None and self.given(ids, scores))
-
-
-def completion(
-    requests: Requests,
-    request: Request,
-    start: Callable[[dict[str, Any]], Generator[Any, Any, None]],
-    options: dict[str, Any],
-) -> Generator[Any, Any, None]:
-    """Run `start(options)`, a completion or its chunks, as a request."""
-    options["stopping_criteria"] = Cancelled(request, options.get("stopping_criteria"))
-    made = requests.drive(request, lambda: start(options))
-    if not options.get("stream"):
-        item = next(made)
-        made.close()  # here, since upstream drops this generator and would lose errors of `on_request`
-        request.annotate(item)
-        yield item
-        return
-    for item in made:
-        request.annotate(item)
-        yield item
-
-
-class Pauses:
-    """Tokens that may end an answer, behind which the loop does not decode ahead of the reader."""
+class Pauses(dict[int, bool]):
+    """Tells of a token whether an answer may end on it: the loop does not decode it ahead of the reader."""
 
     def __init__(self, llm: Any, ends: Collection[int] = (), stops: Sequence[bytes] = ()) -> None:
         """`ends`: the request's own stop tokens; `stops`: its stop strings."""
+        super().__init__(dict.fromkeys(ends, True))
         self._model = llm._model
-        self._known: dict[int, bool] = dict.fromkeys(ends, True)
         self._stops = [stop for stop in stops if stop]
 
-    def __call__(self, token: int) -> bool:
-        """The answer may end on this token."""
-        pauses = self._known.get(token)
-        if pauses is None:
-            pauses = self._known[token] = self._may_end(token)
+    def __missing__(self, token: int) -> bool:
+        pauses = self[token] = self._may_end(token)
         return pauses
 
     def _may_end(self, token: int) -> bool:
@@ -128,10 +93,10 @@ def generate(
         requests.begin(request, reset)
         request.prompt = _placed_by(llm, request, prompt, reset)
         rest: list[int] = []
-        if _overridden(llm):  # a subclass sees each evaluation
+        if overrides(llm, "eval", "sample"):  # a subclass sees each evaluation
             rest = loop.run(request, lambda ex: ex.begin(request, prompt, reset)).tolist()
         else:
-            loop.run(request, lambda ex: ex.prefill(request, prompt, reset))
+            yield from _done(loop, request, lambda ex: ex.prefill(request, prompt, reset))
     except RequestCancelled:
         if request.completing and not (request.unwanted and request.progress is None):
             return
@@ -162,16 +127,32 @@ def generate(
                 if request.completing:
                     return
                 raise
-            progress.hand_out(token)
+            if token != WAIT:
+                progress.hand_out(token)
             sent = yield token
             request.sent |= sent is not None
     finally:
         inner.close()
 
 
-def _overridden(llm: Any) -> bool:
-    """A subclass or the object overrides `eval` or `sample`, which `generate` then calls."""
-    return any(name in vars(llm) or getattr(type(llm), name) is not own for name, own in llm.own_methods)
+def _done(loop: DecodeLoop, request: Request, begin: Callable[[Executor], Any]) -> Tokens:
+    """Run a task of a request to its end (see `DecodeLoop.run`); one of several yields `WAIT` until then."""
+    if request.bell is None:
+        loop.run(request, begin)
+        return
+    reply = Reply(request.bell)
+    try:
+        loop.submit(request, begin, reply)
+        while reply.empty():
+            yield WAIT
+        loop.result(request, reply)
+    finally:
+        request.awaits = False
+
+
+def overrides(llm: Any, *names: str) -> bool:
+    """A subclass or the object overrides one of these methods of `Llama`."""
+    return any(name in vars(llm) or getattr(type(llm), name) is not llm.own_methods[name] for name in names)
 
 
 def _placed_by(llm: Any, request: Request, prompt: Sequence[int], reset: bool) -> Any:
@@ -193,10 +174,10 @@ def _answer(
 ) -> Tokens:
     """Yield the answer's tokens, sampled in the loop unless code of the caller takes part."""
     criteria = options.get("stopping_criteria")
-    if isinstance(criteria, Cancelled) and (criteria.given is None or _idle(llm, request, criteria.given)):
+    if request.completing and criteria is not None and _idle(llm, request, criteria):
         options = {**options, "stopping_criteria": None}
     lock_step = (
-        _overridden(llm)
+        overrides(llm, "eval", "sample")
         or options.get("stopping_criteria") is not None
         or llm.draft_model is not None
         or request.view.keeps_rows
@@ -208,9 +189,9 @@ def _answer(
         sampler.limit(request.limits)
     if not (lock_step or sampler.calls_back):
         rest = yield from _run_ahead(llm, request, sampler)
-        yield from _lock_step(llm, options, rest, view.n_tokens)
+        yield from _lock_step(llm, request, options, rest, view.n_tokens)
         return
-    yield from _lock_step(llm, options, rest, view.n_tokens + len(rest) - 1)
+    yield from _lock_step(llm, request, options, rest, view.n_tokens + len(rest) - 1)
 
 
 def _idle(llm: Any, request: Request, criteria: Any) -> bool:
@@ -230,7 +211,7 @@ def _idle(llm: Any, request: Request, criteria: Any) -> bool:
     return all(llama_cpp.llama_vocab_is_eog(llm._model.vocab, token) for token in ends)
 
 
-def _lock_step(llm: Any, options: dict[str, Any], tokens: list[int], index: int) -> Tokens:
+def _lock_step(llm: Any, request: Request, options: dict[str, Any], tokens: list[int], index: int) -> Tokens:
     """Yield the tokens of an answer, sampled in the caller's thread as in upstream's `Llama.generate`.
 
     `tokens` are evaluated first; the first sample uses the row of token `index`.
@@ -238,8 +219,10 @@ def _lock_step(llm: Any, options: dict[str, Any], tokens: list[int], index: int)
     criteria = options.get("stopping_criteria")
     arguments = {name: value for name, value in options.items() if name not in ("stopping_criteria", "reset")}
     while True:
-        if tokens:
+        if tokens and request.bell is None:
             llm.eval(tokens)
+        elif tokens:
+            yield from _done(llm.requests.loop, request, partial(Executor.eval, tokens=tokens))
         while index < llm.n_tokens:
             token = llm.sample(idx=index, **arguments)
             index += 1
@@ -273,24 +256,23 @@ def _run_ahead(
     llm: Any, request: Request, sampler: RowSampler
 ) -> Generator[int, Sequence[int] | None, list[int]]:
     """Yield the tokens that the loop samples; return the last one and sent ones to continue in lock step."""
-    loop, view, feed = llm.requests.loop, request.view, Feed()
+    loop, view, feed, several = llm.requests.loop, request.view, Feed(request.bell), request.bell is not None
     context = llm._ctx
     progress = request.progress
     assert progress is not None, "its prompt is decoded"
     total = progress.plan.total
-
-    def sample(executor: Executor) -> int:
-        return sampler.sample_at(context, executor.live.row.place())
-
-    pauses = request.pauses or _always  # a caller of `generate` may stop at any token
-    count, last, process = 0, -1, os.getpid()
+    sample, pauses = partial(sampler.sample_at, context), request.pauses
+    interrupted, resume = partial(loop.cancel, request), Resume(request)
+    count, last, process = 0, -1, getpid()
     try:
         loop.submit(request, lambda _: answer_steps(request, feed, sample, pauses), feed)
         while True:
             feed.asked += 1
-            if feed.paused and feed.due:
-                loop.post(Resume(request))
-            token: int = loop.result(request, feed)
+            if feed.paused and feed.asked >= feed.needs:
+                loop.post(resume)
+            while several and feed.empty():
+                yield WAIT
+            token: int = feed.get(interrupted)
             request.aside = None  # of a signal handler that ran in this wait
             count += 1
             if count > 1:
@@ -298,16 +280,11 @@ def _run_ahead(
                 view.n_tokens = total + count - 1
             last = token
             sent = yield token
-            if sent is not None or os.getpid() != process:  # a forked child continues in lock step
+            if sent is not None or getpid() != process:  # a forked child continues in lock step
                 progress.said, progress.decoded = [], 0
                 return [token, *(sent or ())]
     finally:
         request.awaits = False
-
-
-def _always(token: int) -> bool:
-    """An answer may end on any token."""
-    return True
 
 
 def decode_ahead(llm: Any, prompt: str | Sequence[int] | Sequence[dict[str, Any]]) -> RequestReport:

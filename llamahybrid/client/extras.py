@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 from llamahybrid.capi.samplers import Samplers
 from llamahybrid.client.thought import Thinking
@@ -33,7 +34,9 @@ class Extras:
     on_token: Callable[[int, int], None] | None = None
     """Called with the index of the answer and each token of it, in the thread that makes the answer."""
     index: int = 0
-    """Of several answers, the index of this one."""
+    """Of several answers, the index of this one,"""
+    group: Any = None
+    """and the `answers.Group` that decodes them together; None: none does."""
 
 
 NO_EXTRAS = Extras()

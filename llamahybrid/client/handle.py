@@ -37,12 +37,13 @@ class RequestHandle:
         self._owner = owner
         self._part_of = part_of
         self._requests: list[Request] = []
-        self._cancelled = False
+        self.cancelled = False
+        """Its requests were told to end."""
         self._unwanted = False
 
     def cancel(self) -> None:
         """Cancel these requests, running, suspended or waiting (see `Llama.cancel`)."""
-        self._cancelled = True
+        self.cancelled = True
         for request in list(self._requests):
             self._owner.cancel(request)
 
@@ -68,7 +69,7 @@ class RequestHandle:
         self._requests.append(request)
         if self._unwanted:  # no |=: it would undo what `drop` says between its read and its write
             request.unwanted = True
-        if self._cancelled:
+        if self.cancelled:
             self._owner.cancel(request)
         if self._part_of is not None:
             self._part_of.add(request)

@@ -1,4 +1,4 @@
-"""JSON answers that follow a schema, enforced by llguidance while the answer is sampled.
+"""JSON schemas and regular expressions that answers follow, enforced by llguidance while they are sampled.
 
 llama-cpp-python converts a schema to GBNF rules, which allow raw newlines in strings and silently ignore
 keywords such as `minimum`, `uniqueItems` or `required` outside of `properties`. llguidance follows a keyword
@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import json
 import logging
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -43,20 +44,43 @@ limit a model may fill an answer with spaces."""
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 """The schema of `{"type": "json_object"}` without one."""
 
+_SPACES = r" \t\n\r\x0b\x0c"
+_CLASSES = {"d": "[0-9]", "w": "[0-9A-Za-z_]", "s": f"[{_SPACES}]"}
+_CLASSES |= {"D": "[^0-9]", "W": "[^0-9A-Za-z_]", "S": f"[^{_SPACES}]"}
+"""ASCII classes of regular expressions, also inside of other classes."""
+
 _chosen: ContextVar[Any] = ContextVar("llamahybrid_json_schema", default=None)
 _tokenizers: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
-class SchemaGrammar(llama_cpp.LlamaGrammar):  # type: ignore[misc]
-    """A JSON schema in the place of a `LlamaGrammar`; llamahybrid's `Llama` takes it, stock's does not.
+class ConstraintGrammar(llama_cpp.LlamaGrammar):  # type: ignore[misc]
+    """llguidance's grammar in the place of a `LlamaGrammar`, for llamahybrid's `Llama` alone."""
 
-    Raises ValueError for a schema that cannot be followed.
+    def __init__(self, compiled: str) -> None:
+        super().__init__(_grammar="")
+        self._compiled = compiled
+
+    def constraint(self, llm: Any) -> Constraint:
+        """A processor of logits for one answer of a model."""
+        return Constraint(tokenizer_of(llm), self._compiled)
+
+
+class RegexGrammar(ConstraintGrammar):
+    r"""A regular expression that an answer matches as a whole; `\d`, `\w` and `\s` are ASCII.
+
+    Raises ValueError for one that cannot be read or followed (look-around, references to groups).
     """
 
+    def __init__(self, pattern: str) -> None:
+        super().__init__(_compiled_regex(pattern))
+
+
+class SchemaGrammar(ConstraintGrammar):
+    """A JSON schema. Raises ValueError for one that cannot be followed."""
+
     def __init__(self, schema: Any) -> None:
-        super().__init__(_grammar="")
+        super().__init__(compiled(schema))
         self._schema = schema
-        self._compiled = compiled(schema)
 
     def replaces(self, rules: str) -> bool:
         """Return True for the rules that upstream's chat handlers write for the schema, or fall back to."""
@@ -68,13 +92,9 @@ class SchemaGrammar(llama_cpp.LlamaGrammar):  # type: ignore[misc]
             written = None
         return rules in (written, llama_grammar.JSON_GBNF)
 
-    def constraint(self, llm: Any) -> Constraint:
-        """A processor of logits for one answer of a model."""
-        return Constraint(tokenizer_of(llm), self._compiled)
-
 
 class Constraint:
-    """A logits processor that allows only tokens which continue a JSON value of the schema; for one answer.
+    """A logits processor that allows only tokens which continue a text of the grammar; for one answer.
 
     Processors are called with all tokens up to the one to be sampled: the first call is at the prompt's end.
     Tokens that were taken back since the last call, as those of a wrong draft, are rolled back.
@@ -127,6 +147,17 @@ def _compiled(text: str) -> str:
     )
     if why := LLMatcher.validate_grammar(grammar):
         raise ValueError(why.strip().splitlines()[0])
+    return str(grammar)
+
+
+@lru_cache(maxsize=64)
+def _compiled_regex(pattern: str) -> str:
+    if LLMatcher is None:
+        raise ValueError("regular expressions need the package llguidance")
+    ascii_only = re.sub(r"\\(.)", lambda found: _CLASSES.get(found[1], found[0]), pattern, flags=re.DOTALL)
+    grammar = LLMatcher.grammar_from_regex(ascii_only)
+    if why := LLMatcher.validate_grammar(grammar):
+        raise ValueError(" ".join(why.split()))
     return str(grammar)
 
 

@@ -31,11 +31,16 @@ def top(odds: npt.NDArray[np.floating[Any]], count: int) -> list[int]:
     return [int(each) for each in among[order]]
 
 
+def no_logprobs() -> Logprobs:
+    """Return the log-probabilities of no tokens."""
+    return {name: [] for name in _NAMES}
+
+
 class AnswerLogprobs:
     """The log-probabilities of an answer's tokens, as they come."""
 
-    def __init__(self, llm: Any, best: int | None, before: int, prompt: Sequence[int]) -> None:
-        """`best`: number of likeliest tokens; None: no log-probabilities. `before`: length of the prompt."""
+    def __init__(self, llm: Any, best: int, before: int, prompt: Sequence[int]) -> None:
+        """`best`: number of likeliest tokens; `before`: length of the prompt's text."""
         self._llm = llm
         self._best = best
         self._before = before
@@ -44,8 +49,6 @@ class AnswerLogprobs:
 
     def add(self, token: int, said: list[int], text: bytes) -> None:
         """Add the next token of an answer, behind the tokens `said` and their `text`."""
-        if self._best is None:
-            return
         row, self._row = self._llm._scores[self._row], self._row + 1
         if token == self._llm.token_bos():  # as upstream
             return
@@ -54,7 +57,7 @@ class AnswerLogprobs:
         spelt = self._spell(token, said)
         likeliest[spelt] = float(odds[token])
         offset = self._before + len(text.decode("utf-8", errors="ignore"))
-        self._told = self._told or {name: [] for name in _NAMES}
+        self._told = self._told or no_logprobs()
         for name, value in zip(_NAMES, (spelt, offset, likeliest[spelt], likeliest), strict=True):
             self._told[name].append(value)
 
@@ -65,14 +68,6 @@ class AnswerLogprobs:
 
     def _spell(self, token: int, before: list[int]) -> str:
         return str(self._llm.detokenize([token], prev_tokens=before), "utf-8", errors="ignore")
-
-
-def logprobs_of_answer(llm: Any, best: int, before: int, prompt: Sequence[int], said: list[int]) -> Logprobs:
-    """The log-probabilities of a whole answer's tokens, as a stream tells them."""
-    told = AnswerLogprobs(llm, best, before, prompt)
-    for n, token in enumerate(said):
-        told.add(token, said[:n], llm.detokenize(said[:n], prev_tokens=list(prompt)))
-    return told.take() or {name: [] for name in _NAMES}
 
 
 # -- of a prompt and its answer ------------------------------------------------------------------------
@@ -112,7 +107,7 @@ def logprobs_with_prompt(llm: Any, best: int, prompt: EchoedPrompt, said: Sequen
     """
     tokens = [*prompt.tokens, *said]
     pieces = [*prompt.pieces, *(_bytes_of(llm, token) for token in said)]
-    told: Logprobs = {name: [] for name in _NAMES}
+    told = no_logprobs()
     decoder, offset, name = _Decoder(errors="ignore"), 0, _namer(llm)
     for n, (token, piece) in enumerate(zip(tokens, pieces, strict=True)):
         logprob = likeliest = None

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextvars import copy_context
 from functools import partial
+from types import FrameType
 from typing import Any, TypeVar
 from weakref import ref
 
@@ -24,11 +25,25 @@ from llamahybrid.core.executor import Executor
 from llamahybrid.core.loop import DecodeLoop
 from llamahybrid.core.progress import Progress
 from llamahybrid.core.report import RequestReport
-from llamahybrid.core.request import Request, this_thread
+from llamahybrid.core.request import Request
 from llamahybrid.core.view import View
 from llamahybrid.errors import LlamaHybridError
 
 Result = TypeVar("Result")
+
+
+class _Here(threading.local):
+    """The state of one thread."""
+
+    def __init__(self) -> None:
+        self.stack: list[tuple[Request, FrameType]] = []
+        """The requests whose steps it is inside of, and the frames of these steps."""
+        self.view: View | None = None
+        """The view of its last request."""
+        self.last: Request | None = None
+        """For `last_request`."""
+        self.telling = False
+        """It is inside `on_request` or `on_progress`."""
 
 
 class Requests:
@@ -52,18 +67,18 @@ class Requests:
         """Requests that need no slot (see `beside`)."""
         self._shown = View()
         self._last: Request | None = None
-        self._thread = threading.local()
+        self._here = _Here()
 
     # -- views -------------------------------------------------------------------------------------
 
     @property
     def inside(self) -> Request | None:
         """The request whose step runs in the calling thread."""
-        stack = getattr(self._thread, "stack", None)
+        stack = self._here.stack
         while stack:
             request, frame = stack[-1]
-            if frame is None or executes(frame):
-                return request  # type: ignore[no-any-return]
+            if executes(frame):
+                return request
             stack.pop()  # an interrupt ended that step
         return None
 
@@ -106,19 +121,18 @@ class Requests:
 
     def _mine(self) -> View | None:
         """The view of this thread's last request; with one slot, of the last one of any thread."""
-        return getattr(self._thread, "view", None) if self.several else self._shown
+        return self._here.view if self.several else self._shown
 
     def show(self, view: View) -> None:
         """Make this the view of the calling thread."""
-        self._thread.view = self._shown = view
+        self._here.view = self._shown = view
 
     def step(self, request: Request, work: Callable[..., Result], *args: Any) -> Result:
         """Run `work(*args)` as a step of a request."""
-        stack = self._thread.__dict__.setdefault("stack", [])
-        entry = request, sys._getframe()
+        stack, entry = self._here.stack, (request, sys._getframe())
         try:
             stack.append(entry)
-            request.entered, request.thread = True, this_thread()
+            request.enter()
             return work(*args)
         finally:
             request.entered = False
@@ -158,15 +172,16 @@ class Requests:
         try:
             sent = None
             while True:
-                outer = self.inside
+                here = self._here  # whichever thread advances it
+                outer = self.inside if here.stack else None
                 if outer is not None and outer is not request and outer.salt != request.salt:
                     raise LlamaHybridError("a request of one salt cannot be part of one that has another")
                 if inner is None:
                     request.view.seed = secrets.randbits(32) if request.salt else self.seed
                     inner = start()
                 if outer is None and request.progress is not None and request.view.busy:
-                    self.show(request.view)
-                    self.note(request)
+                    here.view = self._shown = request.view
+                    here.last = self._last = request
                 try:
                     item = self.step(request, inner.send, sent)
                 except StopIteration:
@@ -183,7 +198,8 @@ class Requests:
         """Give a new request its view; `reset` False: it continues this thread's view."""
         self._limit(request)
         before = self._outside()
-        outer = self._thread.stack[-2][0] if len(getattr(self._thread, "stack", ())) > 1 else None
+        stack = self._here.stack
+        outer = stack[-2][0] if len(stack) > 1 else None
         if outer is not None:
             before = outer.view
         if reset:
@@ -200,7 +216,7 @@ class Requests:
         if outer is None:
             self.show(view)
         else:
-            self._thread.view = view
+            self._here.view = view
 
     def _limit(self, request: Request) -> None:
         if self.wait is not True and request.after is None:
@@ -250,18 +266,18 @@ class Requests:
         def begin(executor: Executor) -> tuple[Result]:
             loop.slots.gather(request.view.ids(), request.salt)
             executor.claim()
-            self._thread.last = None
+            self._here.last = None
             try:
                 return (self.step(request, context.run, work),)  # a tuple: a generator would be steps
             finally:
-                inner.append(self._thread.last)
+                inner.append(self._here.last)
 
         try:
             (result,) = loop.run(request, begin)
             return result  # type: ignore[no-any-return]
         finally:
             for last in inner:
-                self._thread.last = last or getattr(self._thread, "last", None)
+                self._here.last = last or self._here.last
             request.over = True
             if self.inside is None or self.inside.view is request.view:  # else of a signal handler
                 self.show(request.view)
@@ -342,7 +358,7 @@ class Requests:
 
         Requests of other salts than this context's are left out, except the thread's own outside of a salt.
         """
-        own: Request | None = getattr(self._thread, "last", None)
+        own = self._here.last
         salt = self.salt() if self.salted else SHARED
         if own is not None and own.progress is not None and salt in (SHARED, own.salt):
             return own.progress
@@ -351,7 +367,7 @@ class Requests:
 
     def note(self, request: Request) -> None:
         """Make this request the `last_request` of this thread, and of threads without one."""
-        self._last = self._thread.last = request
+        self._last = self._here.last = request
 
     def report(self, progress: Progress) -> RequestReport:
         """Return the report of a request."""
@@ -379,18 +395,18 @@ class Requests:
 
     def _tell(self, told: Callable[[Any], None], item: Any) -> None:
         """Call `told(item)`, which must not use the model."""
-        self._thread.telling = True
+        self._here.telling = True
         try:
             told(item)
         finally:
-            self._thread.telling = False
+            self._here.telling = False
 
     def require_outside_reports(self) -> None:
         """Raise LlamaHybridError inside `on_request` and `on_progress`, which run in the loop's thread.
 
         Also in finalizers that the garbage collector runs there, inside an operation.
         """
-        if getattr(self._thread, "telling", False):
+        if self._here.telling:
             raise LlamaHybridError("on_request and on_progress cannot use their model: use it afterwards")
         if self.loop is not None and self.loop.here and (self.inside is None or collecting()):
             raise LlamaHybridError("a finalizer in the decode loop's thread cannot use its model")

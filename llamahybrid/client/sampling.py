@@ -19,7 +19,7 @@ from llama_cpp._internals import LlamaSampler
 from llamahybrid.capi.calls import Logits
 from llamahybrid.capi.gbnf import require_grammar
 from llamahybrid.capi.samplers import WithSamplers, insert
-from llamahybrid.client.json_schema import Constraint, SchemaGrammar
+from llamahybrid.client.json_schema import Constraint, ConstraintGrammar
 from llamahybrid.client.thought import ThoughtLimit
 from llamahybrid.errors import LlamaHybridError
 
@@ -87,27 +87,28 @@ class RowSampler(LlamaSampler):  # type: ignore[misc]
     def sample(self, ctx: Any, idx: int = -1) -> int:
         """Sample and accept a token, as `LlamaSampler.sample`.
 
-        Raises LlamaHybridError without logits, and where a grammar or constraint allows no token: a
-        constraint runs in a ctypes callback, which drops exceptions.
+        Raises LlamaHybridError as `sample_at`.
         """
-        token = self._forced()
-        if token is None:
-            if self.processors is not None:
-                self.processors.row = idx
-            token = self._sampled(ctx, self._place(ctx, idx))
-            if self.constraint is not None and (why := self.constraint.error):
-                raise LlamaHybridError(f"the answer cannot go on as its JSON schema says: {why}")
-        return self._took(token)
+        if self.processors is not None:
+            self.processors.row = idx
+        return self.sample_at(ctx, self._place(ctx, idx))
 
     def sample_at(self, ctx: Any, place: int | Logits) -> int:
         """Sample and accept a token from a row of the context, by its index, or from a copy.
 
-        Raises LlamaHybridError as `sample`. A grammar allows no token for `[b-a]` and for text that the
-        vocabulary cannot spell: the library accepts one nevertheless, and ends the process
+        Raises LlamaHybridError without logits, and where a grammar or constraint allows no token: a
+        constraint runs in a ctypes callback, which drops exceptions. A grammar allows none for `[b-a]` and
+        for text that the vocabulary cannot spell: the library accepts one nevertheless, and ends the process
         (src/llama-grammar.cpp, llama_grammar_accept_token).
         """
-        token = self._forced()
-        return self._took(self._sampled(ctx, place) if token is None else token)
+        token = None if self.limits is None else self._forced(self.limits)
+        if token is None:
+            token = self._sampled(ctx, place)
+            if self.constraint is not None and (why := self.constraint.error):
+                raise LlamaHybridError(f"the answer cannot go on as its JSON schema says: {why}")
+        if self.limits is not None:
+            self.limits.took(token)
+        return token
 
     def _place(self, ctx: Any, idx: int) -> int | Logits:
         """The row to sample from: a copy, or the index of a row of the context."""
@@ -119,17 +120,12 @@ class RowSampler(LlamaSampler):  # type: ignore[misc]
         row: Logits = model.last_row(idx)
         return row
 
-    def _forced(self) -> int | None:
+    def _forced(self, limits: ThoughtLimit) -> int | None:
         """The token that the limits demand, accepted by all samplers but a grammar; None: any."""
-        token = None if self.limits is None else self.limits.next()
+        token = limits.next()
         if token is not None:
             for part in self._parts():
                 llama_cpp.llama_sampler_accept(part, token)
-        return token
-
-    def _took(self, token: int) -> int:
-        if self.limits is not None:
-            self.limits.took(token)
         return token
 
     def _parts(self) -> Iterator[Any]:
@@ -146,7 +142,7 @@ class RowSampler(LlamaSampler):  # type: ignore[misc]
         if not ctx.ctx or not (first := llama_cpp.llama_get_logits_ith(ctx.ctx, place)):
             raise LlamaHybridError("there are no logits to sample from: eval a token first")
         if not self._grammar:
-            return int(LlamaSampler.sample(self, ctx, place))
+            return int(llama_cpp.llama_sampler_sample(self.sampler, ctx.ctx, place))
         n_vocab = int(llama_cpp.llama_vocab_n_tokens(ctx.model.vocab))
         return self._sample_from(np.ctypeslib.as_array(first, (n_vocab,)))
 
@@ -185,7 +181,7 @@ def sampler_for(llm: Any, make: Callable[..., LlamaSampler], *args: Any, **kwarg
     if isinstance(given, WithSamplers):
         more, given = given.samplers, given.processors
     if (grammar := kwargs.get("grammar")) is not None:
-        if isinstance(grammar, SchemaGrammar):  # a JSON schema: enforced by a processor instead of rules
+        if isinstance(grammar, ConstraintGrammar):  # enforced by a processor instead of rules
             constraint = grammar.constraint(llm)
             given = [*(given or ()), constraint]
             kwargs["grammar"] = grammar = None

@@ -192,7 +192,7 @@ class Admission:
             other
             for other in self.slots.seated
             if _away(other)
-            and (other.thread == request.thread or now - other.asked_at >= self._patience(other))
+            and (other.reader is request.reader or now - other.asked_at >= self._patience(other))
         ]
         return min(idle, key=lambda other: other.asked_at, default=None)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -12,57 +12,49 @@ from llamahybrid.core.progress import Progress
 from llamahybrid.core.reply import Feed
 from llamahybrid.core.request import Request
 from llamahybrid.errors import ContextOverflow
-from llamahybrid.prompt_cache.base import Tokens
+from llamahybrid.prompt_cache.base import Logits, Tokens
 
 
 def answer_steps(
-    request: Request, feed: Feed, sample: Callable[[Executor], int], pauses: Callable[[int], bool]
+    request: Request, feed: Feed, sample: Callable[[int | Logits], int], pauses: Mapping[int, bool] | None
 ) -> Steps[None]:
-    """Sample tokens and decode them, for a reader of `feed`.
+    """Sample tokens and decode them, for a reader of `feed`; `sample` takes the place of their logits.
 
     A token is decoded once its reader has asked for it, so while the reader works on it; one that `pauses`
-    when its reader asks for the next: the answer may end there, and the state must not go beyond.
+    when its reader asks for the next: the answer may end there, and the state must not go beyond. None: each.
     """
     progress = request.progress
     assert progress is not None, "its prompt is decoded"
     while True:
         assert request.slot is not None, "a task runs in a slot"
         executor = request.slot.executor
-        if _lost_row(executor):
+        row, state = executor.live.row, executor.live.state
+        if not row.exists_for_tip() and (state.is_invalid or not state.opaque):
+            # Another request had all buffers zeroed.
             yield from restore_answer(executor, progress, progress.said[: progress.decoded], row=True)
-        token = sample(executor)
+        token = sample(row.place())
         progress.said.append(token)
-        last = feed.given + 1 >= request.most
-        feed.needs = feed.given + 1 + (last or pauses(token))
-        feed.publish(token)
-        while not feed.due:
+        given = len(progress.said)
+        feed.publish(token, given + (given >= request.most or pauses is None or pauses[token]))
+        while feed.asked < feed.needs:
             feed.paused = True  # before the check: a reader that asks at this moment then sees it
-            if not feed.due:
+            if feed.asked < feed.needs:
                 yield READER
         feed.paused = False
         assert request.slot is not None, "a task runs in a slot"
         executor = request.slot.executor
-        yield from _append(executor, token, progress)
-
-
-def _append(executor: Executor, token: int, progress: Progress) -> Steps[None]:
-    """Decode a token that the loop sampled; the reader updates the view."""
-    executor.runner.before_token(progress)
-    if executor.live.n >= executor.live.capacity:
-        raise ContextOverflow(f"the context window of {executor.live.capacity} is full")
-    try:
-        if executor.live.n != len(progress.prompt) + progress.decoded:  # lost while its reader was away
-            raise SequenceChanged("another request had the memory zeroed")
-        yield Decode(executor.live, (token,), "last")
-    except SequenceChanged:
-        yield from restore_answer(executor, progress, [*progress.said[: progress.decoded], token], row=True)
-    progress.decoded += 1
-
-
-def _lost_row(executor: Executor) -> bool:
-    """The row of logits to sample from is lost: another request had all buffers zeroed."""
-    state = executor.live.state
-    return state.is_invalid or not (state.opaque or executor.live.row.exists_for_tip())
+        live = executor.live
+        executor.runner.before_token(progress)
+        if live.state.n >= live.capacity:
+            raise ContextOverflow(f"the context window of {live.capacity} is full")
+        try:
+            if live.state.n != len(progress.prompt) + progress.decoded:  # lost while its reader was away
+                raise SequenceChanged("another request had the memory zeroed")
+            yield Decode(live, (token,), "last")
+        except SequenceChanged:
+            said = [*progress.said[: progress.decoded], token]
+            yield from restore_answer(executor, progress, said, row=True)
+        progress.decoded += 1
 
 
 def restore_answer(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
 from llamahybrid.capi.calls import Outputs
@@ -13,29 +12,43 @@ from llamahybrid.prompt_cache.base import Tokens
 T = TypeVar("T")
 
 
-@dataclass(eq=False)
 class Decode:
     """Tokens to be appended to one live sequence; the loop answers with how many of them it decoded."""
 
-    live: LiveSequence
-    tokens: Tokens | tuple[int]
-    """Shape (k,), k >= 1."""
-    outputs: Outputs
-    """Rows of logits wanted once all of them are decoded."""
-    prompt: bool = False
-    """Part of a prompt: may be decoded in several batches, and stopped inside one."""
-    alone: bool = False
-    """Not in a batch with tokens of other sequences."""
+    __slots__ = ("alone", "count", "live", "outputs", "position", "prompt", "step", "tokens")
 
-    position: int = field(init=False)
-    """Tokens there were when it was asked for."""
+    def __init__(
+        self,
+        live: LiveSequence,
+        tokens: Tokens | tuple[int, ...],
+        outputs: Outputs,
+        *,
+        prompt: bool = False,
+        alone: bool = False,
+    ) -> None:
+        """`tokens`: shape (k,), k >= 1; `outputs`: rows of logits wanted once all of them are decoded.
 
-    def __post_init__(self) -> None:
-        self.position = self.live.n
+        `prompt`: part of a prompt: may be decoded in several batches, and stopped inside one. `alone`: not in
+        a batch with tokens of other sequences.
+        """
+        self.live = live
+        self.tokens = tokens
+        self.outputs = outputs
+        self.prompt = prompt
+        self.alone = alone
+        self.position = live.state.n
+        """Tokens there were when it was asked for."""
+        self.count = len(tokens)
+        """Number of its first tokens that the next batch holds."""
+        self.step = not prompt and self.count == 1
+        """A step of an answer: a single token of it."""
 
-    def rows_of(self, count: int) -> Outputs:
-        """The rows that a batch with the first `count` of the tokens has to have."""
-        return self.outputs if count == len(self.tokens) or self.outputs == "all" else "none"
+    @property
+    def part(self) -> tuple[LiveSequence, Tokens | tuple[int, ...], Outputs]:
+        """The sequence, the first `count` tokens, and the rows that a batch with them has to have."""
+        whole = self.count == len(self.tokens)
+        tokens = self.tokens if whole else self.tokens[: self.count]
+        return self.live, tokens, self.outputs if whole or self.outputs == "all" else "none"
 
 
 class Reader:

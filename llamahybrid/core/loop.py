@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -22,7 +22,7 @@ from llamahybrid.core.loop_thread import LoopThread
 from llamahybrid.core.messages import Call, End, Look, Message, Resume, Run, Stop
 from llamahybrid.core.process_hooks import register
 from llamahybrid.core.reply import Reply
-from llamahybrid.core.request import Request, Task, this_thread
+from llamahybrid.core.request import Request, Task
 from llamahybrid.core.scheduler import Scheduler
 from llamahybrid.core.slots import Slot, Slots
 from llamahybrid.core.tasks import Tasks
@@ -75,7 +75,7 @@ class DecodeLoop:
 
     def post(self, message: Message) -> None:
         """Send a message; after the end, it is refused in the calling thread."""
-        if not self._ended:
+        if not (self._ended or self._thread.serves):
             self._thread.start(self._serve)
         self._inbox.put(message)
         if self._ended:  # the thread reads no more messages
@@ -99,7 +99,7 @@ class DecodeLoop:
         """Send a task; `reply` gets its result, or its tokens."""
         if self.closed:
             raise self._cancelled()
-        request.thread, request.reply, request.aside = this_thread(), reply, None
+        request.reply, request.aside = reply, None
         request.awaits = True
         self.post(Run(Task(request, begin, reply)))
         if request.cancelled:  # before `cancel` could see the reply
@@ -232,11 +232,11 @@ class DecodeLoop:
     def _serve(self) -> None:
         try:
             while self._take():
-                self._admit()
-                self._do_call()
-                if self._scheduler.grace_seconds(self.slots) > 0:
-                    continue  # more tokens for the batch are expected
-                if wanted := self.slots.wanted():
+                if self.admission.waiting:
+                    self._admit()
+                if self._calls:
+                    self._do_call()
+                if (wanted := self.slots.wanted()) and not self._expects(wanted):
                     self._tasks.decode(self._scheduler.choose(wanted))
         except BaseException:
             logger.exception("the decode loop ended")
@@ -248,6 +248,8 @@ class DecodeLoop:
         while True:
             try:
                 if wait is not None and wait <= 0:
+                    if self._inbox.empty():
+                        return True
                     message = self._inbox.get_nowait()
                 else:
                     self._idle = True
@@ -267,10 +269,14 @@ class DecodeLoop:
         """Longest wait for the next message; None: without limit."""
         if self._calls:
             return 0
-        if self.slots.wanted():
-            return self._scheduler.grace_seconds(self.slots)
+        if wanted := self.slots.wanted():
+            return self._expects(wanted)
         self.slots.store_owed(lambda: not self.admission.waiting)
         return self.admission.seconds()
+
+    def _expects(self, wanted: Sequence[Any]) -> float:
+        """Seconds for which a batch waits for more tokens than those that are `wanted` now."""
+        return 0 if len(wanted) == len(self.slots.all) else self._scheduler.grace_seconds(self.slots)
 
     def _do(self, message: Message) -> None:
         match message:
@@ -294,8 +300,6 @@ class DecodeLoop:
 
     def _do_call(self) -> None:
         """Do the work that has waited longest, unless its request was cancelled."""
-        if not self._calls:
-            return
         call = self._calls[0]
         try:
             if call.request.cancelled:

@@ -19,6 +19,8 @@ class LoopThread:
         """Acquired by the thread that serves, and never released."""
         self._started: threading.Thread | None = None
         self._server: threading.Thread | None = None
+        self.serves = False
+        """The thread has begun to serve."""
 
     @property
     def _thread(self) -> threading.Thread | None:
@@ -63,6 +65,7 @@ class LoopThread:
         if not self._claim.acquire(blocking=False):
             return  # another thread serves, although its start was interrupted
         self._server = threading.current_thread()
+        self.serves = True
         serve()
 
     def join(self, seconds: float) -> None:

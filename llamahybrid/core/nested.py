@@ -65,15 +65,14 @@ class NestedRequests:
             wanted = next(steps)
             while True:
                 assert isinstance(wanted, Decode), "its reader is here"
-                count = len(wanted.tokens)
                 try:
                     if request.cancelled:
                         raise self._cancelled()
-                    self._batches.decode(request, wanted, count)
+                    self._batches.decode(request, wanted)
                 except Exception as error:
                     wanted = steps.throw(error)
                 else:
-                    wanted = steps.send(count)
+                    wanted = steps.send(wanted.count)
         except StopIteration as stop:
             return stop.value
 

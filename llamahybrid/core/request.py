@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from llamahybrid.core.batch import Wanted
 from llamahybrid.core.progress import Progress
-from llamahybrid.core.reply import Reply
+from llamahybrid.core.reply import Bell, Reply
 from llamahybrid.core.report import PromptProgress
 from llamahybrid.core.view import View
 from llamahybrid.prompt_cache.base import LiveState, Tokens
@@ -19,16 +19,15 @@ NO_LIMIT = 1 << 60
 """Length of an answer without `max_tokens`."""
 
 _births = itertools.count()
-_thread = threading.local()
 
 
-def this_thread() -> object:
-    """Return an object for the calling thread; unlike thread numbers, such objects are never reused."""
-    try:
-        return _thread.mark
-    except AttributeError:
-        _thread.mark = object()
-        return _thread.mark
+class _Here(threading.local):
+    def __init__(self) -> None:
+        self.mark = object()
+        """Stands for the calling thread; unlike thread numbers, such objects are never reused."""
+
+
+_here = _Here()
 
 
 class Request:
@@ -41,6 +40,7 @@ class Request:
         "asked_at",
         "awaits",
         "away",
+        "bell",
         "born",
         "cancelled",
         "completing",
@@ -58,6 +58,7 @@ class Request:
         "pauses",
         "progress",
         "prompt",
+        "reader",
         "reply",
         "rests_on",
         "rows",
@@ -66,7 +67,6 @@ class Request:
         "slot",
         "source",
         "task",
-        "thread",
         "unwanted",
         "view",
         "whole",
@@ -87,8 +87,8 @@ class Request:
         """Digest of its salt: it shares nothing with requests of another one (see `salt.digest`)."""
         self.most = NO_LIMIT
         """Tokens after which its answer is expected to end: `max_tokens`."""
-        self.pauses: Callable[[int], bool] | None = None
-        """Tells of a token whether the answer may end on it."""
+        self.pauses: Mapping[int, bool] | None = None
+        """Tells of a token whether the answer may end on it; None: it may end on any."""
         self.limits: Any = None
         """The limit of its thought, a `client.thought.ThoughtLimit`; None: none."""
         self.whole = False
@@ -124,10 +124,12 @@ class Request:
         """Preempted: resumes in a new slot when its reader asks for more."""
         self.number = 0
         """Its number for the stop flag while a batch of its own is decoded."""
-        self.thread: object = None
-        """Stands for the calling thread (see `this_thread`)."""
+        self.reader: object = _here.mark
+        """Stands for the thread that reads it; one of several answers has a reader of its own."""
         self.inline = False
         """Made inside a task that has the whole context (see `nested`)."""
+        self.bell: Bell | None = None
+        """One of several answers that one thread reads by turns: rings with its replies. None: it is not."""
         self.entered = False
         """The calling thread is inside its generator, so that its next message comes soon."""
         self.asked_at = 0.0
@@ -153,6 +155,10 @@ class Request:
     def begun(self) -> bool:
         """Its prompt was planned and restored, or the request is over."""
         return self.over or self.progress is not None
+
+    def enter(self) -> None:
+        """Note that the calling thread is inside its generator."""
+        self.entered, self.reader = True, _here.mark if self.bell is None else self
 
     def asks(self) -> None:
         """Note the time of a reply."""

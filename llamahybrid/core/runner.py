@@ -320,7 +320,7 @@ class Runner:
     def before_token(self, progress: Progress) -> None:
         """Take a checkpoint before a batch of the answer, where the schedule says so."""
         progress.steps += 1
-        if self.live.n >= progress.schedule.next_due:
+        if self.live.state.n >= progress.schedule.next_due:
             self._stop_unprovable(progress)
             self.checkpoints.carry_out(progress.schedule.before_token(self.live.n), progress)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import TypeAlias
 
 from llamahybrid.core.batch import Decode
 from llamahybrid.core.pace import RecentMin, chunk_tokens, largest_chunk, prefill_seconds
@@ -26,13 +26,8 @@ GRACE_SECONDS = 2e-3
 """and at least this many seconds."""
 
 
-@dataclass(frozen=True)
-class Part:
-    """The first `count` tokens of those that a task has to decode."""
-
-    task: Task
-    wanted: Decode
-    count: int
+Waiting: TypeAlias = tuple[Task, Decode]
+"""A task, and the tokens that it waits for."""
 
 
 class Scheduler:
@@ -49,47 +44,46 @@ class Scheduler:
 
     def grace_seconds(self, slots: Slots) -> float:
         """Seconds for which a batch still waits for the next tokens of answers with fast readers."""
-        if len(slots) == 1:
-            return 0.0
         now, grace = time.monotonic(), max(GRACE_SECONDS, GRACE_SHARE * self._step.seconds)
-        ready, left = False, 0.0
+        left = 0.0
         for request in slots.seated:
-            if request.task is not None and isinstance(request.task.wanted, Decode):
-                ready = True
-            elif request.away < grace and request.progress is not None and not request.progress.over:
+            expected = request.progress is not None and not request.progress.over
+            ready = request.task is not None and isinstance(request.task.wanted, Decode)
+            if expected and not ready and request.away < grace:
                 left = max(left, request.asked_at + grace - now)
-        return left if ready else 0.0
+        return left
 
-    def choose(self, tasks: Sequence[tuple[Task, Decode]]) -> list[Part]:
-        """The parts of the next batch, ordered by sequence; `tasks`: the oldest request first."""
-        if not tasks:
-            return []
+    def choose(self, tasks: list[Waiting]) -> list[Waiting]:
+        """Choose those of the next batch and set their `count`; in order of sequences.
+
+        `tasks`: at least one, the oldest request first.
+        """
         self._turn += 1
         if len(tasks) == 1:
-            task, wanted = tasks[0]
-            return [Part(task, wanted, len(wanted.tokens))]
+            wanted = tasks[0][1]
+            wanted.count = len(wanted.tokens)
+            return tasks
         alone = [each for each in tasks if each[1].alone or each[0].alone]
         together = [each for each in tasks if each not in alone]
         if not self._merges or (alone and (not together or self._turn % 2)):
             task, wanted = (alone or tasks)[self._turn // 2 % len(alone or tasks)]
-            return [Part(task, wanted, self._chunk(wanted, len(tasks) - 1))]
-        parts = self._parts(together)
-        return sorted(parts, key=lambda part: part.wanted.live.native.seq)
+            wanted.count = self._chunk(wanted, len(tasks) - 1)
+            return [(task, wanted)]
+        return sorted(self._together(together), key=lambda each: each[1].live.native.seq)
 
-    def _parts(self, tasks: Sequence[tuple[Task, Decode]]) -> list[Part]:
-        answers = [each for each in tasks if not _in_prompt(each[1])][: self._n_batch]
-        prompts = [each for each in tasks if _in_prompt(each[1])]
-        parts = [Part(task, wanted, 1) for task, wanted in answers]
-        room = self._n_batch - len(answers)
-        if answers and prompts:
-            room = min(room, self._budget(len(answers), len(prompts)))
+    def _together(self, tasks: Sequence[Waiting]) -> list[Waiting]:
+        batch = [each for each in tasks if each[1].step][: self._n_batch]
+        prompts = [each for each in tasks if not each[1].step]
+        room = self._n_batch - len(batch)
+        if batch and prompts:
+            room = min(room, self._budget(len(batch), len(prompts)))
         prompts.sort(key=lambda each: len(each[1].tokens))  # a short one leaves its share to the others
         for number, (task, wanted) in enumerate(prompts):
-            count = min(len(wanted.tokens), room // (len(prompts) - number))
-            if count:
-                parts.append(Part(task, wanted, count))
-                room -= count
-        return parts
+            wanted.count = min(len(wanted.tokens), room // (len(prompts) - number))
+            if wanted.count:
+                batch.append((task, wanted))
+                room -= wanted.count
+        return batch
 
     def _budget(self, answers: int, prompts: int) -> int:
         """Number of prompt tokens in a batch with this number of answers and prompts."""
@@ -106,21 +100,19 @@ class Scheduler:
     def _token_seconds(self) -> float:
         return max(self._token.seconds, self._meter.costs().prefill_seconds)
 
-    def took(self, parts: Sequence[Part], seconds: float) -> None:
+    def took(self, batch: Sequence[Waiting], seconds: float) -> None:
         """Note the duration of a batch."""
-        tokens = sum(part.count for part in parts)
-        answers = sum(not _in_prompt(part.wanted) for part in parts)
-        if answers == len(parts):
+        tokens = answers = 0
+        for _, wanted in batch:
+            tokens += wanted.count
+            answers += wanted.step
+        if answers == len(batch):
             self._step.took(seconds)
-            self._meter.together = len(parts)
-            if tokens == 1:
+            self._meter.together = answers
+            if answers == 1:
                 self._meter.decoded(1, seconds)
             return
         if tokens - answers >= MIN_TIMED:
             self._token.took(seconds / tokens)
-        if len(parts) == 1:
+        if len(batch) == 1:
             self._meter.decoded(tokens, seconds)
-
-
-def _in_prompt(wanted: Decode) -> bool:
-    return wanted.prompt or len(wanted.tokens) > 1

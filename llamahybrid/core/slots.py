@@ -6,6 +6,7 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 
 from llamahybrid.core.batch import Decode
 from llamahybrid.core.executor import Executor
@@ -69,15 +70,19 @@ class Slots:
     def seated(self) -> list[Request]:
         """The requests that have a slot, oldest first; from any thread."""
         found = [request for slot in self.all if (request := slot.request) is not None]
-        return sorted(found, key=lambda request: request.born)
+        return sorted(found, key=attrgetter("born"))
 
     def wanted(self) -> list[tuple[Task, Decode]]:
         """Tasks that wait for decoded tokens, and these tokens; the oldest request first."""
-        return [
-            (request.task, request.task.wanted)
-            for request in self.seated
-            if request.task is not None and isinstance(request.task.wanted, Decode)
-        ]
+        found = []
+        for slot in self.all:
+            request = slot.request
+            task = None if request is None else request.task
+            if task is not None and isinstance(task.wanted, Decode):
+                found.append((task, task.wanted))
+        if len(found) > 1:
+            found.sort(key=lambda each: each[0].request.born)
+        return found
 
     def free(self) -> list[Slot]:
         """Slots that no request has."""

@@ -22,14 +22,14 @@ class StoppableBatches:
         """Stop the batch that is decoded for a request, if any; from any thread, or a signal handler."""
         self._flag.request(request.number)
 
-    def decode(self, request: Request, wanted: Decode, count: int) -> None:
-        """Decode the first `count` tokens.
+    def decode(self, request: Request, wanted: Decode) -> None:
+        """Decode the next batch of one sequence.
 
         A single token, or a draft, is never stopped: it takes little time, and needs no copy of the state to
         undo it. Raises DecodeError; the sequence is then as before.
         """
-        live, tokens, outputs = wanted.live, wanted.tokens[:count], wanted.rows_of(count)
-        if len(tokens) == 1 or not wanted.prompt:
+        live, tokens, outputs = wanted.part
+        if wanted.count == 1 or not wanted.prompt:
             live.decode(tokens, outputs)
             return
         undo = live.n, _state(request, wanted)

@@ -15,7 +15,7 @@ from llamahybrid.core.leaving import come_back, end
 from llamahybrid.core.nested import NestedRequests
 from llamahybrid.core.reply import Reply
 from llamahybrid.core.request import Request, Task
-from llamahybrid.core.scheduler import Part, Scheduler
+from llamahybrid.core.scheduler import Scheduler, Waiting
 from llamahybrid.core.slots import Slot, Slots
 from llamahybrid.core.stoppable import StoppableBatches
 from llamahybrid.errors import DecodeError, ModelClosed, RequestCancelled
@@ -104,56 +104,56 @@ class Tasks:
 
     # -- decoding ----------------------------------------------------------------------------------
 
-    def decode(self, parts: Sequence[Part]) -> None:
-        """Decode one batch, and continue the tasks of its parts."""
-        ready = []
-        for part in parts:
-            request, live = part.task.request, part.wanted.live
-            if request.cancelled:
-                self.advance(part.task, None, self._cancelled())
-            elif live.n != part.wanted.position or live.state.is_invalid:
-                self.advance(part.task, None, SequenceChanged("memory was changed while tokens waited"))
+    def decode(self, batch: Sequence[Waiting]) -> None:
+        """Decode one batch, and continue the tasks that wait for it."""
+        ready = True
+        for task, wanted in batch:
+            state = wanted.live.state
+            if task.request.cancelled:
+                self.advance(task, None, self._cancelled())
+            elif state.n != wanted.position or state.is_invalid:
+                self.advance(task, None, SequenceChanged("memory was changed while tokens waited"))
             else:
-                ready.append(part)
-        if len(ready) < len(parts):
-            return  # an advanced task may have had all buffers zeroed: choose again
+                continue
+            ready = False  # an advanced task may have had all buffers zeroed: choose again
+        if not ready:
+            return
         clock = time.perf_counter()
-        if len(ready) == 1:
-            self._decode_alone(ready[0], clock)
+        if len(batch) == 1:
+            self._decode_alone(batch, clock)
             return
         try:
-            faults = self._shared.decode_parts(
-                [(p.wanted.live, p.wanted.tokens[: p.count], p.wanted.rows_of(p.count)) for p in ready]
-            )
+            faults = self._shared.decode_parts([wanted.part for _, wanted in batch])
         except BaseException as error:  # decoded alone, only the faulty one fails
             logger.info("a batch of several requests failed (%s): each goes on alone", error)
-            for part in ready:
-                part.task.alone = True
-                self.advance(part.task, None, SequenceChanged("a batch of several requests failed"))
+            for task, _ in batch:
+                task.alone = True
+                self.advance(task, None, SequenceChanged("a batch of several requests failed"))
             return
-        self._scheduler.took(ready, time.perf_counter() - clock)
-        for part, fault in zip(ready, faults, strict=True):
-            live, lost = part.wanted.live, None
+        self._scheduler.took(batch, time.perf_counter() - clock)
+        for (task, wanted), fault in zip(batch, faults, strict=True):
+            state, lost = wanted.live.state, None
             if fault is not None:
                 lost = SequenceChanged(f"memory has a fault after a decode: {fault}")
-            elif live.state.is_invalid or live.n != part.wanted.position + part.count:
+            elif state.is_invalid or state.n != wanted.position + wanted.count:
                 # A task before it had the buffers zeroed; its next batch would begin somewhere else.
                 lost = SequenceChanged("another request had the memory zeroed")
-            part.task.alone = fault is not None
-            self.advance(part.task, part.count, lost)
+            task.alone = fault is not None
+            self.advance(task, wanted.count, lost)
 
-    def _decode_alone(self, part: Part, clock: float) -> None:
+    def _decode_alone(self, batch: Sequence[Waiting], clock: float) -> None:
+        ((task, wanted),) = batch
         error: BaseException | None = None
         try:
-            self.batches.decode(part.task.request, part.wanted, part.count)
+            self.batches.decode(task.request, wanted)
         except BaseException as raised:
             error = raised
-            if isinstance(raised, DecodeError) and raised.code == ABORTED and part.task.request.cancelled:
+            if isinstance(raised, DecodeError) and raised.code == ABORTED and task.request.cancelled:
                 error = self._cancelled()
         else:
-            part.task.alone = False
-            self._scheduler.took([part], time.perf_counter() - clock)
-        self.advance(part.task, part.count, error)
+            task.alone = False
+            self._scheduler.took(batch, time.perf_counter() - clock)
+        self.advance(task, wanted.count, error)
 
     # -- the end -----------------------------------------------------------------------------------
 

@@ -14,7 +14,6 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,20 +28,10 @@ _LLAMA, _MTMD = "LLAMA_CPP_LIB_PATH", "MTMD_CPP_LIB"
 _MODULE = "llama_cpp._ctypes_extensions"
 _NAMES = ("llama", "mtmd", "ggml")
 
-
-@dataclass(frozen=True)
-class Plan:
-    """The folders from which llama_cpp loads its libraries."""
-
-    candidates: Callable[[], Sequence[Path | None]]
-    """Folders, best first, evaluated when llama_cpp loads; None: llama_cpp's own search."""
-    request: str = ""
-    """The value of ``LLAMAHYBRID_ENGINE``: a failure is then an error; empty: stock is the fallback."""
-
-
-_OWN = Plan(lambda: [None])
 _lock = threading.RLock()
-_plan = _OWN
+_request: str | None = None
+"""The value of ``LLAMAHYBRID_ENGINE``: a failure is an error; empty: stock is the fallback; None: llama_cpp
+searches by itself."""
 _loaded_folder: Path | None = None
 _failures: dict[Path, str] = {}
 
@@ -53,10 +42,13 @@ def activate() -> None:
     A ``LLAMAHYBRID_ENGINE`` that does not exist raises EngineError when llama_cpp is imported, not here, so
     that the commands that list and build engines still run.
     """
+    global _request
     request = os.environ.get("LLAMAHYBRID_ENGINE", "").strip()
-    if not request and _LLAMA in os.environ:
-        _install(None)
-    elif (loaded := bindings.loaded_from()) is not None:
+    theirs = {_LLAMA, _MTMD} & os.environ.keys()
+    _request = None
+    if (not request and _LLAMA in theirs) or (request == "stock" and not theirs):
+        return
+    if (loaded := bindings.loaded_from()) is not None:
         folder = resolve(request) or bindings.stock()
         if loaded != folder:
             logger.warning(
@@ -65,13 +57,10 @@ def activate() -> None:
                 loaded,
                 folder,
             )
-    elif request == "stock":
-        by_itself = not {_LLAMA, _MTMD} & os.environ.keys()
-        _install(None if by_itself else Plan(lambda: [bindings.stock()], request))
-    elif request:
-        _install(Plan(_requested(request), request))
-    else:
-        _install(Plan(lambda: _patched(_warn)))
+        return
+    named = request in ("", "stock", "patched")
+    _request = request if named else os.path.abspath(os.path.expanduser(request))  # before any `chdir`
+    after_import(_MODULE, _wrap)  # at once if an import of llama_cpp has failed before
 
 
 def resolve(request: str) -> Path | None:
@@ -108,27 +97,29 @@ def failures() -> dict[Path, str]:
     return dict(_failures)
 
 
-def _requested(request: str) -> Callable[[], Sequence[Path | None]]:
-    """Candidates of an explicit request; a relative path is resolved now, before any `chdir`."""
-    if request == "patched":
-        return lambda: [resolve(request)]
-    path = os.path.abspath(os.path.expanduser(request))
-    return lambda: [_checked(resolve(path))]
+def _candidates(request: str) -> Sequence[Path | None]:
+    """The folders to load from, best first; None: llama_cpp's own search. Raises EngineError."""
+    if not request:
+        return _patched(lambda reason: logger.warning("a patched engine is not loaded: %s", reason))
+    folder = bindings.stock() if request == "stock" else resolve(request)
+    if folder is not None and request not in ("stock", "patched"):
+        _check(folder)
+    return [folder]
 
 
-def _checked(folder: Path | None) -> Path | None:
+def _check(folder: Path) -> None:
     """Raise EngineError for damaged libraries: loading a truncated one would end the process."""
     from llamahybrid.engine import installed, libraries
 
-    engine = installed.owner(folder) if folder else None
+    engine = installed.owner(folder)
     if engine is None:
-        for path in sorted(path for path in folder.glob("*.so") if path.is_file()) if folder else ():
+        for path in sorted(path for path in folder.glob("*.so") if path.is_file()):
             try:
                 if libraries.cut_short(path):
                     raise EngineError(f"{path} is cut short: copy or build it again")
             except OSError as error:
                 raise EngineError(f"{path} cannot be read: {error.strerror}") from error
-        return folder
+        return
     if damage := engine.damage():
         raise EngineError(f"{damage}: run `llamahybrid engine build` again")
     version = bindings.version()
@@ -140,7 +131,6 @@ def _checked(folder: Path | None) -> Path | None:
             engine.version,
             version,
         )
-    return folder
 
 
 def _patched(refused: Callable[[str], None] = lambda reason: None) -> Sequence[Path]:
@@ -150,27 +140,15 @@ def _patched(refused: Callable[[str], None] = lambda reason: None) -> Sequence[P
     return [engine.libraries for engine in compatible_engines(refused=refused)]
 
 
-def _warn(reason: str) -> None:
-    logger.warning("a patched engine is not loaded: %s", reason)
-
-
 # -- loading ---------------------------------------------------------------------------------------
-
-
-def _install(plan: Plan | None) -> None:
-    """Make llama_cpp load by `plan` (None: by its own search). Loaded libraries stay."""
-    global _plan
-    _plan = plan or _OWN
-    if plan is not None:
-        after_import(_MODULE, _wrap)  # at once if an import of llama_cpp has failed before
 
 
 def _wrap(module: ModuleType) -> None:
     load = getattr(module, "load_shared_library", None)
     if load is None:
-        if _plan.request:
+        if _request:
             raise EngineError(
-                f"LLAMAHYBRID_ENGINE={_plan.request}: this llama-cpp-python loads its library in "
+                f"LLAMAHYBRID_ENGINE={_request}: this llama-cpp-python loads its library in "
                 "another way; set LLAMA_CPP_LIB_PATH instead"
             )
         return
@@ -197,13 +175,14 @@ def _load(load: Callable[[str, Path], Any], name: str, own: Path) -> Any:
 
 def _load_first(load: Callable[[str, Path], Any], own: Path) -> tuple[Path | None, Any]:
     """Load libllama from the first candidate that works; return its folder (None: `own`) and handle."""
+    candidates: Sequence[Path | None] = ()
     failed = []
     try:
-        candidates = _plan.candidates()
+        candidates = () if _request is None else _candidates(_request)
     except EngineError as error:
-        if _plan.request:
+        if _request:
             raise
-        candidates, failed = [], [str(error)]
+        failed.append(str(error))
     for folder in candidates:
         if folder is None:
             break
@@ -213,8 +192,8 @@ def _load_first(load: Callable[[str, Path], Any], own: Path) -> tuple[Path | Non
             _failures[folder] = str(error)
             failed.append(str(error))
     reasons = "; ".join(failed)
-    if failed and _plan.request:
-        raise EngineError(f"LLAMAHYBRID_ENGINE={_plan.request} cannot be loaded: {reasons}")
+    if failed and _request:
+        raise EngineError(f"LLAMAHYBRID_ENGINE={_request} cannot be loaded: {reasons}")
     if failed:
         logger.warning(
             "the patched engine cannot be loaded, so llama-cpp-python's own library is: %s", reasons

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from llamahybrid import upstream
-from llamahybrid.engine import activation, bindings, choice, installed, libraries, sdist
+from llamahybrid.engine import activation, bindings, choice, installed, libraries, loaded, sdist
 from llamahybrid.engine.choice import InstalledBindings
 from llamahybrid.engine.installed import Engine
 
@@ -18,7 +18,6 @@ _UNVERIFIED = ("cuda", "hip", "musa", "metal", "vulkan", "sycl", "cann", "opencl
 _SHOWN = {"cuda": "CUDA", "blas": "BLAS", "hip": "HIP", "sycl": "SYCL", "cann": "CANN", "opencl": "OpenCL"}
 _COMPARE = "`llamahybrid check --on ours --model MODEL --n-gpu-layers -1` tests it"
 Gpus: TypeAlias = Callable[[], Sequence[str]]
-_MAPS = Path("/proc/self/maps")
 
 
 @dataclass(frozen=True)
@@ -104,16 +103,12 @@ def _engine(folder: Path | None, engine: Engine | None, site: InstalledBindings)
 def _foreign_libraries(folder: Path | None) -> list[Finding]:
     """Loaded ggml libraries of another build, as found by a library path of the system."""
     try:
-        lines = _MAPS.read_text(errors="replace").splitlines()
-    except OSError:
-        return []
-    paths = {Path(line.split(maxsplit=5)[5]) for line in lines if line.count("/lib") and ".so" in line}
-    elsewhere = {
-        path for path in paths if path.name.startswith(("libggml", "libllama.")) and path.parent != folder
-    }
+        elsewhere = [path for path in loaded.libraries() if path.parent != folder]
+    except OSError as error:
+        return [Finding("libggml", str(error), "start the program again")]
     return [
         Finding("libggml", f"from another build, {path}", "unset LD_LIBRARY_PATH and LD_PRELOAD")
-        for path in sorted(elsewhere)
+        for path in elsewhere
     ]
 
 

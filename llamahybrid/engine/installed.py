@@ -31,12 +31,8 @@ class Engine:
     """File name to sha256, in order; empty for a checkout."""
     source: str
     """The checkout it was built from; empty: the pinned sdist with `patches`."""
-    symbols: tuple[str, ...]
-    """The functions of `upstream.OPTIONAL` in its libllama."""
     built: str
     """UTC, ISO 8601."""
-    seconds: float
-    """Duration of the build."""
     files: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     """Name of each library to its bytes and sha256."""
 
@@ -100,20 +96,18 @@ def read(folder: Path) -> Engine:
     """
     try:
         content: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
-        recipe = content.pop("recipe")
+        recipe = content["recipe"]
         for pairs in ("options", "compilers"):
             recipe[pairs] = tuple((name, value) for name, value in recipe.get(pairs, ()))
-        content["symbols"] = tuple(content["symbols"])
-        content["patches"] = dict(content["patches"])
         texts = {name: content[name] for name in ("version", "source", "built")}
         if odd := [name for name, text in texts.items() if not isinstance(text, str)]:
             raise TypeError(f"{', '.join(odd)}: no text")
-        files = content.pop("files", {})
         return Engine(
             folder=folder,
             recipe=Recipe(**recipe),
-            files={name: (size, digest) for name, (size, digest) in files.items()},
-            **content,
+            patches=dict(content["patches"]),
+            files={name: (size, digest) for name, (size, digest) in content.get("files", {}).items()},
+            **texts,
         )
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"{folder} has no manifest that can be read ({error})") from error

@@ -38,10 +38,9 @@ for name in ("CUDA_PATH", "HIP_PATH"):
         if sys.platform == "win32" and os.path.isabs(folder) and os.path.isdir(folder):
             os.add_dll_directory(folder)
 try:
-    library = ctypes.CDLL(sys.argv[1])
+    ctypes.CDLL(sys.argv[1])
 except OSError as error:
     sys.exit(str(error))
-print(*(name for name in sys.argv[2:] if hasattr(library, name)))
 """
 _DYNSYM = 11  # SHT_DYNSYM
 
@@ -83,26 +82,22 @@ def optional(folder: Path) -> tuple[str, ...]:
     return tuple(name for name in OPTIONAL if name in names)
 
 
-def loadable(folder: Path) -> tuple[str, ...]:
-    """Load a libllama in a process of its own and return its functions of `upstream.OPTIONAL`.
-
-    Without a GPU's driver that it needs, they are read from its file.
+def require_loadable(folder: Path) -> None:
+    """Load a libllama in a process of its own, to see that it works; a missing GPU driver is no fault.
 
     Raises:
-        EngineError: loading fails, and not because a driver is missing.
+        EngineError: it cannot be loaded.
     """
     path = str(installed.library(folder, "llama"))
     run = subprocess.run(
-        [sys.executable, "-c", _LOAD, path, *OPTIONAL],
+        [sys.executable, "-c", _LOAD, path],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         errors="replace",
     )
-    if run.returncode == 0:
-        return tuple(run.stdout.split())
-    if _DRIVERS.search(run.stderr):
-        return optional(folder)
+    if run.returncode == 0 or _DRIVERS.search(run.stderr):
+        return
     reason = run.stderr.strip() or f"it ended its process ({run.returncode})"
     raise EngineError(f"what was built cannot be loaded: {reason}")
 

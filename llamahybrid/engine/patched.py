@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-import time
 import zipfile
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -55,22 +54,20 @@ def make(
     with storage.locked_build_dir(home, lambda: progress(0, 0, build.WAITING)) as scratch:
         if not again and (engine := _complete(home)):  # another process built it
             return engine
-        started = time.monotonic()
         progress(0, 0, "Unpacking")
         tree = _tree(scratch / "tree", source, release, chosen)
         version = version_of(tree)
         build.run(tree, scratch / "wheel", progress, home.parent / f"{home.name}.log", CMAKE_ARGS)
         new = scratch / "engine"
         _extract(next((scratch / "wheel").glob("*.whl")), new / "lib")
+        libraries.require_loadable(new / "lib")
         Engine(
             folder=new,
             version=version,
             recipe=recipe,
             patches=patches,
             source=origin,
-            symbols=libraries.loadable(new / "lib"),
             built=datetime.now(timezone.utc).isoformat(timespec="microseconds"),
-            seconds=round(time.monotonic() - started, 1),
             files=installed.contents(new / "lib"),
         ).write()
         storage.install(new, home, scratch / "old")

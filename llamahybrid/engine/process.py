@@ -19,6 +19,9 @@ from llamahybrid.errors import EngineError
 Progress: TypeAlias = Callable[[int, int, str], None]
 """Called with the steps done, the number of steps (0: unknown) and a description."""
 
+MANY = 200
+"""Steps of which not each has a line."""
+
 _PHASES = ("Installing build dependencies", "Preparing metadata", "Configuring CMake", "Building wheel")
 _FULL = re.compile(r"No space left on device|Disk quota exceeded", re.IGNORECASE)
 _GRACE_SECONDS = 10.0
@@ -62,36 +65,37 @@ def run(
 
 
 @contextmanager
-def display(done_is: str = "compiled") -> Iterator[Progress]:
-    """A progress bar on a terminal, else plain lines; both on stderr. `done_is`: the verb for a step."""
+def display() -> Iterator[Progress]:
+    """Show progress on stderr: a bar on a terminal, else a line for a step, or for each tenth of many."""
+    from rich import progress
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bars
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield _plain_lines(done_is)
+        yield _lines()
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Bars(*columns, console=console) as bars:
-        task = bars.add_task("llama-cpp-python", total=None)
+    columns = (
+        *(progress.TextColumn("{task.description}", markup=False), progress.BarColumn(20)),
+        *(progress.MofNCompleteColumn(), progress.TimeElapsedColumn(), progress.TimeRemainingColumn()),
+    )
+    with progress.Progress(*columns, console=console, transient=True) as bars:
+        task = bars.add_task("starting", total=None)
+        yield lambda done, total, text: bars.update(
+            task, completed=done, total=total or None, description=text[:60]
+        )
 
-        def show(done: int, total: int, text: str) -> None:
-            bars.update(task, completed=done, total=total or None, description=text[:60])
 
-        yield show
-
-
-def _plain_lines(done_is: str) -> Progress:
-    """Print a line for each phase and each tenth of the steps."""
-    last = ""
+def _lines() -> Progress:
+    """Print a line for a step that begins, unless the last line has the same step, or the same tenth."""
+    last: object = None
 
     def show(done: int, total: int, text: str) -> None:
         nonlocal last
-        now = f"{done * 10 // total * 10} % {done_is}" if total else text
+        now = (text if not total else done) if total <= MANY else done * 10 // total
         if now != last:
-            print(f"llama-cpp-python: {now}", file=sys.stderr, flush=True)
             last = now
+            count = f"[{min(done + 1, total)}/{total}] " if total else ""
+            print(f"{count}{text}", file=sys.stderr, flush=True)
 
     return show
 

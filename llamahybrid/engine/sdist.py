@@ -15,7 +15,6 @@ import tarfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO
 
 from llamahybrid.engine.storage import disk_errors, locked_build_dir, scratch
 from llamahybrid.errors import EngineError
@@ -114,19 +113,22 @@ def member(name: str, pin: Pin | None = None) -> Path:
         EngineError: the sdist is unavailable, or has no such file.
     """
     pin = pin or PIN
-    inside = _inside(name, pin)
+    inside = PurePosixPath(name)
+    if inside.is_absolute() or ".." in inside.parts:
+        raise EngineError(f"{name!r} is not a path inside {pin.archive}")
     path = cache_dir() / "sdist" / pin.sha256[:16] / inside
     if path.is_file():
         return path
-    with (
-        tarfile.open(fetch(pin)) as archive,
-        _stream(archive, inside, pin) as stream,
-        scratch(path.parent) as folder,
-    ):
-        part = folder / inside.name
-        with part.open("wb") as out:
+    with tarfile.open(archive := fetch(pin)) as packed, scratch(path.parent) as folder:
+        try:
+            stream = packed.extractfile(f"{pin.folder}/{inside}")
+        except KeyError:
+            stream = None
+        if stream is None:
+            raise EngineError(f"{pin.archive} holds no file {name!r}; list them with `tar tzf {archive}`")
+        with stream, (folder / inside.name).open("wb") as out:
             shutil.copyfileobj(stream, out)
-        os.replace(part, path)
+        os.replace(folder / inside.name, path)
     return path
 
 
@@ -194,21 +196,3 @@ def sha256(path: Path) -> str:
 
 def _is_there(path: Path, pin: Pin) -> bool:
     return path.is_file() and sha256(path) == pin.sha256
-
-
-def _inside(name: str, pin: Pin) -> PurePosixPath:
-    inside = PurePosixPath(name)
-    if inside.is_absolute() or ".." in inside.parts:
-        raise EngineError(f"{name!r} is not a path inside {pin.archive}")
-    return inside
-
-
-def _stream(archive: tarfile.TarFile, inside: PurePosixPath, pin: Pin) -> IO[bytes]:
-    try:
-        stream = archive.extractfile(f"{pin.folder}/{inside}")
-    except KeyError:
-        stream = None
-    if stream is None:
-        name = str(inside)
-        raise EngineError(f"{pin.archive} holds no file {name!r}; list them with `tar tzf {fetch(pin)}`")
-    return stream

@@ -19,6 +19,7 @@ from llamahybrid.errors import EngineError
 _PART = ".part-"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
+_LOCKLESS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)
 _ELSEWHERE = "set LLAMAHYBRID_CACHE_DIR to a folder"
 
 
@@ -41,6 +42,8 @@ def disk_errors() -> Iterator[None]:
             advice = f"the disk is full: free a few GiB, or {_ELSEWHERE} on another disk"
         elif error.errno in _CLOSED:
             advice = f"it cannot be written: {_ELSEWHERE} of your own"
+        elif error.errno in _LOCKLESS:
+            advice = f"the file system has no locks: {_ELSEWHERE} on another"
         raise EngineError(f"{error}; {advice}") from error
 
 
@@ -114,6 +117,8 @@ def _seal(tree: Path) -> None:
 
 
 def _lock(home: Path) -> FileLock:
+    """The lock of `home`. Where the file system has no flock (ENOSYS), filelock takes a SoftFileLock, which a
+    killed process leaves and the next one on the same machine removes."""
     return FileLock(folder(home.parents[1] / "locks") / f"{home.parent.name}-{home.name}.lock")
 
 

@@ -170,7 +170,7 @@ class LiveSequence:
         state.lag = 0
         state.ids[state.n : end] = tokens
         state.n = end
-        fault = verification.memory_fault(self.native, self.profile, state, deep=False)
+        fault = self.profile.position_fault(end, *self.native.positions())
         if fault:
             self.invalidate_tip()
         else:

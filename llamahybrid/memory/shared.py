@@ -128,8 +128,11 @@ class SharedContext:
 
     def overwrite_rows(self, lives: Sequence[Member]) -> None:
         """Copy the output rows of all sequences but these, whose batch overwrites them."""
-        for live in self.members:
-            if any(live is each for each in lives):
+        for member in self._members:
+            live = member()
+            if live is None:
+                continue
+            if live in lives:
                 live.row.leave()
             else:
                 live.row.keep()
@@ -141,13 +144,15 @@ class SharedContext:
 
         Raises DecodeError for all of them when the library refuses or fails.
         """
-        lives = [live for live, _, _ in parts]
-        named = [live.identity.fingerprint for live in lives]
+        lives, named, native, count = [], [], [], 0
+        for live, tokens, outputs in parts:
+            lives.append(live)
+            named.append(live.identity.fingerprint)
+            native.append((live.native.seq, live.state.n, tokens, outputs))
+            count += len(tokens)
         self.overwrite_rows(lives)
         try:
-            rows = self._native.decode_parts(
-                [(live.native.seq, live.state.n, tokens, outputs) for live, tokens, outputs in parts]
-            )
+            rows = self._native.decode_parts(native)
         except DecodeError as error:
             for live in lives:
                 live.decode_failed(error.code)
@@ -157,7 +162,7 @@ class SharedContext:
                 live.invalidate_tip()
             raise
         finally:
-            self.count(sum(len(tokens) for _, tokens, _ in parts))
+            self.count(count)
         faults = []
         for (live, tokens, outputs), row, name in zip(parts, rows, named, strict=True):
             faults.append(live.decoded(tokens, outputs))

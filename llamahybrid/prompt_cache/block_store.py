@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias
+from itertools import takewhile
+from typing import TypeAlias
 
 from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.blocks import (
@@ -39,38 +40,90 @@ MOST_PARENTS = 1 << 16
 Values: TypeAlias = "dict[bytes, bytes | None]"
 
 
-class Rows(Protocol):
-    """A store of keys and values; its methods raise OSError for what the place refuses."""
+class Busy(OSError):
+    """Another process holds the lock, or the store is still being opened: it may be asked again."""
+
+
+class Rows:
+    """A place for rows of keys and values, and for records; its methods raise OSError for what it refuses.
+
+    The methods that do nothing here are for a place that has to be opened, or that tells an order.
+    """
+
+    nbytes = 0
+    """Bytes of all records, as seen last."""
+
+    def open(self) -> None:
+        """Make it ready; harmless when it is."""
+
+    def is_open(self) -> bool:
+        """Return whether a look-up can begin at once."""
+        return True
+
+    def fork(self) -> None:
+        """In a process that was forked: nothing of its parent's is used."""
+
+    def release(self) -> None:
+        """A thread that used it ends."""
+
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Values of rows; None for what is missing."""
+        raise NotImplementedError
 
     def run(self, keys: Sequence[bytes]) -> list[bytes]:
         """Values up to the first that is missing."""
-
-    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Values; None for what is missing."""
+        return list(takewhile(lambda value: value is not None, self.get(keys)))  # type: ignore[arg-type]
 
     def has(self, keys: Sequence[bytes]) -> set[bytes]:
         """Keys of records that are there."""
-
-    def update(self, keys: Sequence[bytes], change: Callable[[Values], Values]) -> None:
-        """Replace rows by what `change(rows)` says of them, all at once; None removes one."""
-
-    def write(self, key: bytes, parts: Sequence[bytes | memoryview]) -> None:
-        """Write a record: it is whole, or not there."""
-
-    def read(self, key: bytes) -> Record:
-        """A whole record, checked. Raises RecordError for a damaged one, RecordGone where there is none."""
-
-    def remove(self, key: bytes) -> None:
-        """Remove a record; harmless if it is gone."""
-
-    def touch(self, keys: Sequence[bytes]) -> None:
-        """Renew rows: they go last, each after the one before."""
+        raise NotImplementedError
 
     def rows(self, kind: bytes) -> Iterator[tuple[bytes, bytes]]:
         """All rows of a kind, without its letter."""
+        raise NotImplementedError
 
     def recent(self, kind: bytes, most: int) -> list[tuple[bytes, bytes]]:
-        """The newest rows of a kind, at most `most`."""
+        """The newest rows of a kind, at most `most`; none where no order is known."""
+        return []
+
+    def count(self) -> int:
+        """The number of records; 0 where counting takes too long."""
+        return 0
+
+    def last_used(self, key: bytes) -> float:
+        """When a record was used last, in seconds since 1970; 0 where that is not known, or there is none."""
+        return 0.0
+
+    def update(self, keys: Sequence[bytes], change: Callable[[Values], Values]) -> None:
+        """Replace rows by what `change(rows)` says of them, all at once; None removes one."""
+        raise NotImplementedError
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        """Renew rows: they go last, each after the one before."""
+        raise NotImplementedError
+
+    def read(self, key: bytes) -> Record:
+        """A whole record, checked. Raises RecordError for a damaged one, RecordGone where there is none."""
+        raise NotImplementedError
+
+    def write(self, key: bytes, parts: Sequence[bytes | memoryview]) -> None:
+        """Write a record: it is whole, or not there."""
+        raise NotImplementedError
+
+    def remove(self, key: bytes) -> None:
+        """Remove a record; harmless if it is gone."""
+        raise NotImplementedError
+
+    def make_room(self, n_bytes: int, limit: int) -> int | None:
+        """Evict records until `n_bytes` fit; the number of evicted ones, None where the rest is too much."""
+        raise NotImplementedError
+
+    def clear(self) -> None:
+        """Remove everything."""
+        raise NotImplementedError
+
+    def forgotten(self) -> None:
+        """Erase the traces of removed rows."""
 
 
 @dataclass

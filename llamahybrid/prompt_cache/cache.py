@@ -39,7 +39,7 @@ DISK_SHARE = 1 / 4
 """The default disk budget, at most: this share of the free space."""
 
 
-class PromptCache:
+class PromptCache(RamStore):
     """Checkpoints and attention segments of many conversations in a radix tree of tokens.
 
     `ram_bytes`: budget of RAM. None: an eighth of physical memory (or of a container's limit), 256 MiB to 8
@@ -78,15 +78,7 @@ class PromptCache:
         if disk_write_bytes is not None:
             disk_write_bytes = budget("disk_write_bytes", disk_write_bytes)
         remote_bytes = budget("remote_bytes", remote_bytes)
-        self.ram = ram = RamStore(limit, ValueEviction() if eviction is None else eviction)
-        self.follow, self.peek, self.release = ram.follow, ram.peek, ram.release
-        self.buffer, self.admit, self.unstored = ram.buffer, ram.admit, ram.unstored
-        self.missing, self.segment_buffer = ram.missing, ram.segment_buffer
-        self.store_segment, self.drop_segment, self.remember = (
-            ram.store_segment,
-            ram.drop_segment,
-            ram.remember,
-        )
+        super().__init__(limit, ValueEviction() if eviction is None else eviction)
         self._contexts: WeakSet[object] = WeakSet()
         self.disk: Tier | None = None
         """The folder's tier; None without a folder, or if it cannot be used."""
@@ -99,7 +91,7 @@ class PromptCache:
             try:
                 folder = folder.expanduser()  # RuntimeError: nobody knows that home
                 disk_limit = MAX_DISK_BYTES if disk_bytes is None else disk_bytes
-                self.disk = Tier(DiskRows(folder), disk_limit, self.ram, disk_write_bytes)
+                self.disk = Tier(DiskRows(folder), disk_limit, self, disk_write_bytes)
                 if disk_bytes is None:  # of the free space and of the records that are there
                     self.disk.limit = default_disk_bytes(folder, self.disk.rows.nbytes)
             except (OSError, RuntimeError, ValueError) as error:  # ValueError: no path has such letters
@@ -108,7 +100,7 @@ class PromptCache:
             from llamahybrid.prompt_cache.remote import RemoteRows
 
             rows, quiet = RemoteRows(remote), REMOTE_QUIET_SECONDS
-            self.remote = Tier(rows, remote_bytes, self.ram, sys.maxsize, "remote", quiet)
+            self.remote = Tier(rows, remote_bytes, self, sys.maxsize, "remote", quiet)
 
     @property
     def outside(self) -> tuple[Tier, ...]:
@@ -127,11 +119,11 @@ class PromptCache:
 
         Raises TypeError for a value that is no number, ValueError for a negative one.
         """
-        return self.ram.account.limit
+        return self.account.limit
 
     @ram_bytes.setter
     def ram_bytes(self, n_bytes: int) -> None:
-        self.ram.resize(budget("ram_bytes", n_bytes))
+        self.resize(budget("ram_bytes", n_bytes))
 
     # -- a request's start -------------------------------------------------------------------------
 
@@ -152,18 +144,19 @@ class PromptCache:
         """
         if view.needs_checkpoints or view.attention_is_all:
             for tier in self.outside:
-                promote(tier, self.ram, tokens, view, costs)
-        return self.ram.plan(tokens, view, boundaries, costs)
+                promote(tier, self, tokens, view, costs)
+        return super().plan(tokens, view, boundaries, costs)
 
     def queue_writes(self, view: LiveView) -> None:
         """Queue what is new on the live path for disk and server: a request is over."""
         if not self.outside or view.namespace.endswith(HERE_ONLY):
             return
         path = view.tokens.copy()
-        if view.storable:
-            points = self.ram.restart_points(view.namespace, path)
-            for tier in self.outside:
-                tier.later(view, path, points)
+        if not view.storable or (view.needs_attention and view.split is None):
+            return  # it was forgotten, or nobody could put its attention back
+        points = self.restart_points(view.namespace, path)
+        for tier in self.outside:
+            tier.writer.later(view.namespace, path, points, attention=view.needs_attention)
 
     @property
     def leaves_process(self) -> bool:
@@ -185,11 +178,11 @@ class PromptCache:
 
         `unpin` and `clear` remove a pin. Raises as `forget`.
         """
-        return self.ram.pin(token_path(prefix))
+        return super().pin(token_path(prefix))
 
     def unpin(self, prefix: Sequence[int] | Tokens) -> None:
         """Remove a pin; harmless without one. Raises as `forget`."""
-        self.ram.unpin(token_path(prefix))
+        super().unpin(token_path(prefix))
 
     def forget(self, prefix: Sequence[int] | Tokens) -> int:
         """Remove this token path and everything behind it; return the freed bytes.
@@ -202,35 +195,36 @@ class PromptCache:
         tokens = token_path(prefix)
         if not len(tokens):
             return 0
-        freed = self.ram.forget(tokens)  # first, so that nothing can be queued again
+        freed = super().forget(tokens)  # first, so that nothing can be queued again
         for tier in self.outside:
             if not tier.forget(tokens):
                 name = tier.name
                 logger.warning("not all that was to be forgotten is gone from the %s; forget it again", name)
-            freed += self.ram.forget(tokens)  # records that another thread has read from there since
+            freed += super().forget(tokens)  # records that another thread has read from there since
         return freed
 
-    def drop(self, checkpoint: Checkpoint) -> None:
-        """Remove a checkpoint that did not prove right; from the disk, too."""
-        path = self.ram.drop(checkpoint)
+    def drop(self, checkpoint: Checkpoint) -> Tokens | None:
+        """Remove a checkpoint that did not prove right, from disk and server, too; return its tokens."""
+        path = super().drop(checkpoint)
         if path is not None:
             for tier in self.outside:
                 tier.discard(checkpoint.namespace, path)
+        return path
 
     def clear(self) -> None:
         """Remove everything stored, on disk and server, too; live state and entries in use stay."""
-        self.ram.clear()  # first: a request that ends now has nothing of it to write
+        super().clear()  # first: a request that ends now has nothing of it to write
         for tier in self.outside:
             if not tier.clear():
                 name = tier.name
                 logger.warning("not all that was to be cleared is gone from the %s; clear it again", name)
-            self.ram.clear()  # records that another thread has read from there since
+            super().clear()  # records that another thread has read from there since
 
     # -- looking in --------------------------------------------------------------------------------
 
     def stats(self) -> CacheStats:
         """Return sizes and counters; `extra` has further counters."""
-        stats = self.ram.stats()
+        stats = super().stats()
         for tier in self.outside:
             stats.extra.update(tier.stats())
         return stats

@@ -24,7 +24,7 @@ from typing import Any
 import diskcache
 
 from llamahybrid.errors import RecordError, RecordGone
-from llamahybrid.prompt_cache.block_store import Values
+from llamahybrid.prompt_cache.block_store import Busy, Rows, Values
 from llamahybrid.prompt_cache.bytes_disk import KEY_BYTES, NAME, SHARDS, BytesDisk
 from llamahybrid.prompt_cache.folder import FOREIGN, claim, opened
 from llamahybrid.prompt_cache.records import Record, read_record
@@ -49,18 +49,12 @@ diskcache.EVICTION_POLICY[POLICY] = {
 }
 
 
-class Busy(OSError):
-    """Another process holds the lock, or the folder is still being opened: the store may be asked again."""
-
-
-class DiskRows:
-    """The rows and records of one folder (`block_store.Rows`)."""
+class DiskRows(Rows):
+    """The rows and records of one folder."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         """Raises FolderRefused and OSError, see `claim`; nothing is opened yet."""
         self.folder = claim(folder)
-        self.nbytes = 0
-        """Bytes of all records, as seen last."""
         self.fork()
 
     def fork(self) -> None:
@@ -119,7 +113,7 @@ class DiskRows:
                 cache.close()
 
     def is_open(self) -> bool:
-        """See `tier.Store.is_open`."""
+        """See `Rows.is_open`."""
         return self._caches is not None and self._same()
 
     def _identify(self) -> tuple[int, int]:
@@ -205,15 +199,10 @@ class DiskRows:
                     yield key
 
     def last_used(self, key: bytes) -> float:
-        """When a record was used last, in seconds since 1970; 0 where there is none."""
+        """See `Rows.last_used`."""
         with self._cache() as cache:
             _, expires = cache.get(key, read=True, expire_time=True)
         return float(expires) - KEEP_SECONDS if expires else 0.0
-
-    def longest_unused(self, keys: Sequence[bytes]) -> bytes:
-        """Which of these records goes first; b"" for none."""
-        used = {key: self.last_used(key) for key in keys}
-        return min((key for key in keys if used[key]), key=lambda key: used[key], default=b"")
 
     def file(self, key: bytes) -> Path | None:
         """The file of a record; None where there is no record."""

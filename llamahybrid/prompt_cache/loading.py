@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import time
-from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,6 @@ from llamahybrid.prompt_cache.block_store import BlockStore
 from llamahybrid.prompt_cache.blocks import Item, digest_at
 from llamahybrid.prompt_cache.envelope import path_digest
 from llamahybrid.prompt_cache.nodes import ids_of, tokens_of
-from llamahybrid.prompt_cache.reader import affects_one_file
 from llamahybrid.prompt_cache.records import Record
 from llamahybrid.prompt_cache.seen import Offer
 
@@ -24,6 +24,9 @@ logger = logging.getLogger("llamahybrid")
 
 UNREADABLE_SECONDS = 60.0
 """The pause after a record that cannot be read."""
+
+_ONE_FILE = frozenset((errno.EACCES, errno.EPERM, errno.EIO, errno.ELOOP, errno.ENOTDIR))
+"""Errors of one file or folder (its permissions, a bad sector), not of the store."""
 
 
 @dataclass
@@ -55,13 +58,15 @@ class Counts:
 class Loader:
     """Reads what offers name; knows which records do not serve. On one thread at a time."""
 
-    def __init__(self, store: BlockStore, counts: Counts, name: Outside) -> None:
+    def __init__(
+        self, store: BlockStore, counts: Counts, name: Outside, remove: Callable[[Item], None]
+    ) -> None:
+        """`remove(item)`: removes a record, later."""
         self._store = store
         self._counts = counts
         self._name = name
+        self._remove = remove
         self._left_alone: dict[bytes, float] = {}  # keys, and until when
-        self.wrong: deque[Item] = deque()
-        """Records that did not prove right, to be removed before anything is written."""
 
     def left_alone(self) -> set[bytes]:
         """Keys of records that do not serve now."""
@@ -78,16 +83,19 @@ class Loader:
         """A record is gone, or was written anew."""
         self._left_alone.pop(item.key, None)
 
+    def discard(self, item: Item) -> None:
+        """Leave a record alone that did not prove right, until it is removed."""
+        self.leave_alone(item)
+        self._remove(item)
+
     def load(self, namespace: str, tokens: Tokens, offer: Offer, split: Splitter | None) -> Loaded | None:
         """Read the records of an offer for a prompt; None where it does not serve. Raises OSError."""
-        whole = True
         records: dict[Item, tuple[Record, Tokens]] = {}
         for item in offer.items:  # all are read: what else is damaged of this offer goes with it
             read = self._read(namespace, tokens, item)
-            whole = whole and read is not None
             if read is not None:
                 records[item] = read
-        if not whole:
+        if len(records) < len(offer.items):
             return None
         segments: list[Segment] = []
         for piece in offer.pieces:
@@ -123,13 +131,13 @@ class Loader:
                 return record, path
             except RecordGone:
                 self._counts.gone += 1
-                self._wrong(item)
+                self.discard(item)
                 return None
             except RecordError as error:  # once more: a bit may have been read wrong
                 if attempt:
                     self._damaged(item, error)
             except OSError as error:
-                if not affects_one_file(error):
+                if error.errno not in _ONE_FILE:
                     raise
                 self._counts.errors += 1
                 self.leave_alone(item, UNREADABLE_SECONDS)
@@ -145,11 +153,6 @@ class Loader:
         return tokens_of(path.ids) if path is not None and path.namespace == namespace else None
 
     def _damaged(self, item: Item, error: Exception) -> None:
-        """A record is not what it should be: it goes."""
         logger.warning("a record of the %s cache is dropped: %s", self._name, error)
         self._counts.damaged += 1
-        self._wrong(item)
-
-    def _wrong(self, item: Item) -> None:
-        self.leave_alone(item)
-        self.wrong.append(item)
+        self.discard(item)

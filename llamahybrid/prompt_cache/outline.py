@@ -57,34 +57,44 @@ class Kept:
         return Kept(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
 
 
-@dataclass(frozen=True)
+@dataclass
 class Branch:
     """Tokens that conversations have in common, up to where they part."""
 
-    parent: int
-    """Index of the branch before it; -1: it begins a conversation."""
     namespace: str
     start: int
     """Tokens before it."""
     ids: bytes
     """Its tokens, see `nodes.ids_of`."""
-    ram: Kept
-    disk: Kept
-    slots: tuple[int, ...] = ()
+    parent: int = -1
+    """Index of the branch before it; -1: it begins a conversation."""
+    ram: Kept = Kept()
+    disk: Kept = Kept()
+    slots: list[int] = field(default_factory=list)
     """Live sequences that run along it, by number."""
-    goes_next: tuple[Tier, ...] = ()
-    """Tiers that evict something here next, in the order of eviction."""
+    going: dict[Tier, int] = field(default_factory=dict)
+    """Tiers that evict something here next; 1: before all else."""
     idle: int | None = None
     """Requests since the last one along it; None: none since the process began."""
-    more: int = 0
-    """Branches behind it that are not shown; a lower bound where tiers have different ones."""
-    why: tuple[tuple[int, str], ...] = ()
+    hidden: dict[int, int] = field(default_factory=dict)
+    """Branches that are not shown, by the position at which they begin, of the tier that has most of them."""
+    why: dict[int, str] = field(default_factory=dict)
     """Checkpoints on disk by position, and why each is kept."""
 
     @property
     def end(self) -> int:
         """Tokens up to its end."""
         return self.start + len(self.ids) // ID_BYTES
+
+    @property
+    def goes_next(self) -> list[Tier]:
+        """Tiers that evict something here next, in the order of eviction."""
+        return sorted(self.going, key=lambda tier: self.going[tier])
+
+    @property
+    def more(self) -> int:
+        """Branches behind it that are not shown; a lower bound where tiers have different ones."""
+        return sum(self.hidden.values())
 
 
 @dataclass(frozen=True)
@@ -213,7 +223,7 @@ def outline(
     `live`: the sequences in slots, (namespace, tokens). They only mark stored branches, and none of their own
     tokens is shown, which may belong to another tenant by now.
     """
-    glances = [cache.ram.look(lambda store: _glance_at_ram(store, shown, limit))]
+    glances = [cache.look(lambda store: _glance_at_ram(store, shown, limit))]
     if cache.disk is not None:
         places, going = cache.disk.glance(LOOK_SECONDS, max(limit, MOST_BRANCHES))
         glances.append(_glance_at_places(places, shown, limit, going))
@@ -225,27 +235,9 @@ def outline_of_places(places: Sequence[Placed], going: bytes, limit: int = MOST_
     return _joined([_glance_at_places(places, lambda _: True, limit, going)], ())
 
 
-@dataclass
-class _Sums:
-    """Sums of one edge."""
-
-    kept: dict[Tier, Kept] = field(default_factory=lambda: {"ram": Kept(), "disk": Kept()})
-    slots: list[int] = field(default_factory=list)
-    going: dict[Tier, int] = field(default_factory=dict)
-    idle: int | None = None
-    why: dict[int, str] = field(default_factory=dict)
-    branches: dict[int, int] = field(default_factory=dict)
-    """Branches by position, in the tier that has most of them."""
-
-    def more(self, node: Node) -> int:
-        """Return the number of branches that are not shown."""
-        shown = {node.end: len(node.children)}
-        return sum(max(0, n - shown.get(at, 1)) for at, n in self.branches.items())
-
-
 def _joined(glances: Sequence[_Glance], live: Sequence[tuple[str, Tokens]]) -> CacheOutline:
     """Put the trees of all tiers into one."""
-    tree, sums, ends = Tree(), dict[Node, _Sums](), list[tuple[Tier, _Edge, Node]]()
+    tree, ends = Tree(), list[tuple[Tier, _Edge, Node]]()
     for tier, edges, _ in glances:
         for edge in edges:
             ids = b"".join(edge.path)
@@ -253,66 +245,66 @@ def _joined(glances: Sequence[_Glance], live: Sequence[tuple[str, Tokens]]) -> C
             if ID_BYTES * match.length < len(ids):
                 match = tree.extend(edge.namespace, match, ids[ID_BYTES * match.length :])
             ends.append((tier, edge, match.path[-1]))
+    branches = {
+        node: Branch(name, node.start, node.edge)
+        for name in tree.namespaces()
+        for node in _below(tree.root(name))
+    }
     for tier, edge, node in ends:
-        _count(sums, tier, edge, node)
+        _count(branches, tier, edge, node)
     for number, (name, tokens) in enumerate(live):
         for node in tree.match(name, tokens).path:
-            sums.setdefault(node, _Sums()).slots.append(number)
+            branches[node].slots.append(number)
     begun = max((glance.conversations for glance in glances), default=0)
     shown = sum(len(tree.root(name).children) for name in tree.namespaces())
-    return CacheOutline(tuple(_in_order(tree, sums)), max(0, begun - shown))
+    return CacheOutline(tuple(_in_order(tree, branches)), max(0, begun - shown))
 
 
-def _at(node: Node, position: int) -> Node:
-    """Return the node whose edge covers a position, from a node at or below it."""
-    while node.parent is not None and position <= node.start and node.parent.parent is not None:
-        node = node.parent
-    return node
+def _below(node: Node) -> Iterator[Node]:
+    """Yield the nodes below one."""
+    ahead = list(node.children.values())
+    while ahead:
+        yield (node := ahead.pop())
+        ahead += node.children.values()
 
 
-def _count(sums: dict[Node, _Sums], tier: Tier, edge: _Edge, end: Node) -> None:
-    """Add the contents of an edge to the nodes that cover it."""
+def _count(branches: dict[Node, Branch], tier: Tier, edge: _Edge, end: Node) -> None:
+    """Add the contents of an edge to the branches that cover it; `end`: the node at or behind its end."""
+
+    def at(position: int) -> Node:
+        return next(node for node in end.path() if node.start < position)
+
     for mark in edge.marks:
-        there = sums.setdefault(_at(end, mark.end), _Sums())
-        there.kept[tier] += mark.kept
+        branch = branches[at(mark.end)]
+        setattr(branch, tier, getattr(branch, tier) + mark.kept)
         if mark.why:
-            there.why[mark.end] = mark.why
+            branch.why[mark.end] = mark.why
         if mark.rank:
-            there.going[tier] = min(mark.rank, there.going.get(tier, mark.rank))
-    if edge.children:
-        last = sums.setdefault(_at(end, edge.end), _Sums()).branches
-        last[edge.end] = max(edge.children, last.get(edge.end, 0))
-    node: Node | None = end
-    while edge.idle is not None and node is not None and node.end > edge.start:
-        there = sums.setdefault(node, _Sums())
-        there.idle = edge.idle if there.idle is None else min(there.idle, edge.idle)
-        node = node.parent
+            branch.going[tier] = min(mark.rank, branch.going.get(tier, mark.rank))
+    node = at(edge.end)
+    shown = len(node.children) if node.end == edge.end else 1
+    if edge.children > shown:
+        hidden = branches[node].hidden
+        hidden[edge.end] = max(edge.children - shown, hidden.get(edge.end, 0))
+    for node in end.path():
+        if edge.idle is not None and edge.start < node.end:
+            branch = branches[node]
+            branch.idle = edge.idle if branch.idle is None else min(branch.idle, edge.idle)
 
 
-def _in_order(tree: Tree, sums: dict[Node, _Sums]) -> Iterator[Branch]:
+def _in_order(tree: Tree, branches: dict[Node, Branch]) -> Iterator[Branch]:
     """Yield branches, each after the one before it on its path; used ones first, then by last use."""
 
     def rank(node: Node) -> tuple[bool, float]:
-        there = sums.get(node, _Sums())
-        return not there.slots, float("inf") if there.idle is None else there.idle
+        branch = branches[node]
+        return not branch.slots, float("inf") if branch.idle is None else branch.idle
 
-    nothing, numbers = _Sums(), count()
+    numbers = count()
     for name in tree.namespaces():
-        ahead = [(-1, n) for n in sorted(tree.root(name).children.values(), key=rank, reverse=True)]
+        ahead = sorted(tree.root(name).children.values(), key=rank, reverse=True)
         while ahead:
-            parent, node = ahead.pop()
-            there, number = sums.get(node, nothing), next(numbers)
-            yield Branch(
-                parent,
-                name,
-                node.start,
-                node.edge,
-                there.kept["ram"],
-                there.kept["disk"],
-                tuple(there.slots),
-                tuple(sorted(there.going, key=lambda tier: there.going[tier])),
-                there.idle,
-                there.more(node),
-                tuple(sorted(there.why.items())),
-            )
-            ahead += [(number, n) for n in sorted(node.children.values(), key=rank, reverse=True)]
+            node, number = ahead.pop(), next(numbers)
+            for child in node.children.values():
+                branches[child].parent = number
+            yield branches[node]
+            ahead += sorted(node.children.values(), key=rank, reverse=True)

@@ -24,6 +24,10 @@ MEDIUM_TOKENS = 50.0
 ONE_CUT = 128
 SHORT_SUFFIX = 256
 LONG_SUFFIX = 1000
+TURNS_PER_EDIT = 20
+"""Turns of a growing history for each edit of its last message: a cut saves that edit half the message.
+Conversations of `benchmarks.draws` take the least time with 20, cuts counted."""
+
 LEAST_CUTS = ((ONE_CUT, 1), (SHORT_SUFFIX, 1), (LONG_SUFFIX, 3))
 """(tokens, below which; cuts that are taken whatever they cost, unless others wait for a prompt without
 message starts): a prompt of three messages keeps the start of each. Longer prompts get at least one."""
@@ -90,7 +94,7 @@ def prefill_cuts(outline: Outline, costs: Costs) -> tuple[int, ...]:
         count = min(count, max(_affordable_beside(left, costs), int(outline.tail > 0)))
     starts = _take(_starts(outline), cached, total, count, known)
     taken = known + starts
-    if grows(outline) or (outline.boundaries and outline.most is not None and room < SCARCE):
+    if grows(outline, costs) or (outline.boundaries and outline.most is not None and room < SCARCE):
         return tuple(sorted(taken))
     finest, apart = (MARKED, MARKED_ENDS) if outline.boundaries else (RATIOS[0], RATIOS[0])
     taken += batch_ends(total, cached, costs.batch_tokens, (room - len(taken)) // 2, taken, apart)
@@ -98,13 +102,11 @@ def prefill_cuts(outline: Outline, costs: Costs) -> tuple[int, ...]:
     return tuple(sorted(taken + ladder(total, cached, paid, taken, finest)))
 
 
-def grows(outline: Outline) -> bool:
-    """Return whether this is a short turn of a history that only ever grew.
-
-    A cut inside would save an edit of this message half of it, and cost each turn a batch.
-    """
+def grows(outline: Outline, costs: Costs) -> bool:
+    """Return whether this is a turn of a history that only ever grew, too short for a cut inside."""
     plain = not outline.boundaries and not outline.tail
-    return plain and 0 < outline.cached == outline.matched and outline.total - outline.cached < ONE_CUT
+    short = min(SHORT_SUFFIX, max(ONE_CUT, 2 * TURNS_PER_EDIT * cut_tokens(costs)))
+    return plain and 0 < outline.cached == outline.matched and outline.total - outline.cached < short
 
 
 def recut(outline: Outline, position: int, costs: Costs, last: int) -> tuple[int, ...]:

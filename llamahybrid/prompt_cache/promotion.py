@@ -44,12 +44,12 @@ def _restore_point(
     while True:
         known = ram.known(tokens, view, costs)
         find = seen.offer_attention if anywhere else seen.offer
-        offer = find(known.cached, limit, known.missing, without=tier.without())
+        offer = find(known.cached, limit, known.missing, without=tier.loader.left_alone())
         if offer is None:
             return
         saved = (offer.position - known.cached) * costs.prefill_seconds
         few = offer.position - known.cached < min(MIN_SPACING, total - offer.position)
-        if few or (saved and tier.seconds(offer.nbytes) > saved):
+        if few or (saved and tier.costs.seconds(offer.nbytes) > saved):
             return
         path = tokens[: offer.position]
         expected = ram.expect(view.namespace, path, offer.nbytes)

@@ -114,8 +114,6 @@ class Account:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.excess = 0
-        """Bytes beyond the limit that are allowed while it is being lowered, a few evictions at a time."""
         self.idle_bytes = 0
         """Of buffers that wait to be used again."""
         self._idle: dict[int, list[Bytes]] = {}  # by size

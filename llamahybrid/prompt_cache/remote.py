@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any
 
 from llamahybrid.errors import RecordGone
-from llamahybrid.prompt_cache.block_store import Values
+from llamahybrid.prompt_cache.block_store import Rows, Values
 from llamahybrid.prompt_cache.records import FORMAT, Record, read_record
 
 try:
@@ -38,8 +38,8 @@ BATCH = 1000
 """Commands that are sent at once."""
 
 
-class RemoteRows:
-    """The rows and records of one server (`block_store.Rows`)."""
+class RemoteRows(Rows):
+    """The rows and records of one server (`Rows`)."""
 
     def __init__(self, url: str) -> None:
         """`url`: as redis-py takes it, "redis://host:6379/0". Raises ValueError for what is none; a server
@@ -52,32 +52,8 @@ class RemoteRows:
             health_check_interval=15,
             retry=retry,
         )
-        self.nbytes = 0
-        """Bytes that the server uses, as it said last."""
-
-    def open(self) -> None:
-        """Nothing has to be opened."""
-
-    def release(self) -> None:
-        """Connections are shared by all threads."""
-
-    def is_open(self) -> bool:
-        """See `tier.Store.is_open`."""
-        return True
-
-    def fork(self) -> None:
-        """redis-py makes connections of its own in a process that was forked."""
 
     # -- reading -----------------------------------------------------------------------------------
-
-    def run(self, keys: Sequence[bytes]) -> list[bytes]:
-        """See `Rows.run`; all in one command."""
-        found: list[bytes] = []
-        for value in self.get(keys):
-            if value is None:
-                break
-            found.append(value)
-        return found
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """See `Rows.get`; a key of another type is missing."""
@@ -107,18 +83,6 @@ class RemoteRows:
                 for key, value in zip(keys, self.get(keys), strict=True):
                     if value is not None:
                         yield key[1:], value
-
-    def recent(self, kind: bytes, most: int) -> list[tuple[bytes, bytes]]:
-        """A server tells no order: none."""
-        return []
-
-    def count(self) -> int:
-        """Not told: to count takes the server as long as to list them."""
-        return 0
-
-    def longest_unused(self, keys: Sequence[bytes]) -> bytes:
-        """A server does not tell."""
-        return b""
 
     # -- changing ----------------------------------------------------------------------------------
 
@@ -163,9 +127,6 @@ class RemoteRows:
             names = self._client.scan_iter(match=PREFIX + b"*", count=BATCH)
             while some := list(islice(names, BATCH)):
                 self._client.delete(*some)
-
-    def forgotten(self) -> None:
-        """Deleted keys leave no trace."""
 
     def _each(self, command: str, keys: Sequence[bytes], *arguments: object) -> list[Any]:
         """A command's answers for each key."""

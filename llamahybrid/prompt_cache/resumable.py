@@ -36,9 +36,9 @@ LOOK_SECONDS = 2.0
 def in_ram(cache: PromptCache, view: LiveView) -> Iterator[Tokens]:
     """The deepest restorable prefix of each path in RAM, shape (n,) each. `view`: of such a context."""
     alone = without_live(view)
-    for path in cache.ram.look(lambda store: _ends(store.tree, view.namespace)) or ():
+    for path in cache.look(lambda store: _ends(store.tree, view.namespace)) or ():
         tokens = _tokens_to(path)
-        if depth := cache.ram.peek(np.concatenate((tokens, NO_TOKEN)), alone, Costs()):
+        if depth := cache.peek(np.concatenate((tokens, NO_TOKEN)), alone, Costs()):
             yield tokens[:depth]
 
 

@@ -15,10 +15,10 @@ from functools import partial
 
 from llamahybrid.prompt_cache.base import Bytes, CacheStats, Tokens
 from llamahybrid.prompt_cache.eviction import Eviction, Tail, bytes_to_stay
-from llamahybrid.prompt_cache.guard import SLICE_SECONDS, Guard, guarded, in_slices
+from llamahybrid.prompt_cache.guard import Guard, guarded, in_slices
 from llamahybrid.prompt_cache.nodes import Entry, Match
 from llamahybrid.prompt_cache.pins import Pins, Prefixes
-from llamahybrid.prompt_cache.ram import Account, new_buffer
+from llamahybrid.prompt_cache.ram import Account, Expected, new_buffer
 from llamahybrid.prompt_cache.tree import Tree
 
 RESTARTED = "an exception came while the prompt cache was changed; its content in RAM is gone"
@@ -67,7 +67,6 @@ class Room:
         self.tree.requests, self.tree.damaged = requests, damaged
         self.prefixes = self.prefixes.copy()
         self.account.free_all()
-        self.account.excess = 0
 
     # -- buffers -----------------------------------------------------------------------------------
 
@@ -78,25 +77,28 @@ class Room:
         not counted, and `admit` refuses it.
         """
         in_slices(partial(self._make_way, n_bytes))
-        fits, buffer = self._reuse(n_bytes)
-        if not fits:
-            return new_buffer(n_bytes)
-        return self._reserved(new_buffer(n_bytes)) if buffer is None else buffer
+        room = self._claim(n_bytes)
+        if isinstance(room, Expected):
+            return self._come(new_buffer(n_bytes), room)
+        return new_buffer(n_bytes) if room is None else room
 
-    @guarded(False)
+    @guarded(False, later=True)
     def _make_way(self, n_bytes: int, seconds: float) -> bool:
         """Evict for one buffer, which may take thousands of checkpoints; True if more have to go."""
         return self.make_room(n_bytes, reuse=n_bytes, seconds=seconds) is None
 
-    @guarded((False, None))
-    def _reuse(self, n_bytes: int) -> tuple[bool, Bytes | None]:
-        """Return whether a buffer fits, and an idle one, if there is one."""
-        fits = bool(self.make_room(n_bytes, reuse=n_bytes))
-        buffer = self.account.reuse(n_bytes) if fits else None
-        return fits, None if buffer is None else self.account.reserve(buffer)
+    @guarded()
+    def _claim(self, n_bytes: int) -> Bytes | Expected | None:
+        """Return an idle buffer, or room for a new one, which counts from now on; None if none fits."""
+        if not self.make_room(n_bytes, reuse=n_bytes):
+            return None
+        idle = self.account.reuse(n_bytes)
+        return self.account.reserve(Expected(n_bytes) if idle is None else idle)
 
-    @guarded(lambda buffer: buffer)
-    def _reserved(self, buffer: Bytes) -> Bytes:
+    @guarded(lambda buffer, _: buffer)
+    def _come(self, buffer: Bytes, room: Expected) -> Bytes:
+        """A buffer takes the place of the room that was claimed for it."""
+        self.account.unreserve(room)
         return self.account.reserve(buffer)
 
     # -- room --------------------------------------------------------------------------------------
@@ -135,7 +137,7 @@ class Room:
         self.release_collected()
         if need > 0 and self._cannot_hold(need, path):
             return False
-        while (over := self.used() + need - self.account.limit - self.account.excess) > 0:
+        while (over := self.used() + need - self.account.limit) > 0:
             if reuse is not None and self.account.has_idle(reuse):
                 return True
             if not self._free_some(over, path, keep):
@@ -159,27 +161,8 @@ class Room:
 
     def resize(self, limit: int) -> None:
         """Set another budget, and evict down to it, a few at a time, so that other threads have the lock."""
-        try:
-            self.account.limit = limit
-            if self._shrink(math.inf if self.guard.inside() else SLICE_SECONDS):
-                in_slices(self._shrink)
-        finally:
-            self.account.excess = 0  # after an interrupt the next `make_room` evicts the rest
-
-    @guarded(False, later=True)
-    def _shrink(self, seconds: float) -> bool:
-        """Evict down to the limit, for `seconds` at most; True if more has to go.
-
-        Until then the account allows the excess: a request makes room for itself alone.
-        """
-        self.release_collected()
-        account, end = self.account, time.monotonic() + seconds
-        account.excess = 0
-        while (over := self.used() - account.limit) > 0 and self._free_some(over):
-            if time.monotonic() >= end:
-                account.excess = max(0, self.used() - account.limit)
-                return account.excess > 0
-        return False
+        self.account.limit = limit
+        in_slices(partial(self._make_way, 0))
 
     def remove(self, entry: Entry, *, replaced: bool = False) -> None:
         """Take a checkpoint out, with the segments that only it needed; an unused buffer goes to the pool.
@@ -275,7 +258,7 @@ class Room:
             tokens_saved=counts.tokens_saved,
             evictions=counts.evictions,
             refused=counts.refused,
-            segments=sum(len(n.segments) for n in tree.oldest_nodes()),
+            segments=tree.segments,
             extra={
                 "segment_bytes": tree.segment_bytes,
                 "index_bytes": tree.index_bytes,

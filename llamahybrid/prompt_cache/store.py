@@ -204,22 +204,21 @@ class RamStore(Room):
         entries = self.tree.match(view.namespace, view.tokens).entries()
         return len(view.tokens) - (entries[-1].position if entries else 0)
 
-    @guarded(False)
-    def _has_room(self, n_bytes: int, namespace: str, path: Tokens) -> bool:
-        """Make room for attention of a path; False where only its own checkpoints could go."""
+    @guarded()
+    def _claim_beside(self, n_bytes: int, namespace: str, path: Tokens) -> Expected | None:
+        """Claim room for attention of a path; None where only its own checkpoints could go."""
         match = self.tree.match(namespace, path)
         fits = bool(self.make_room(n_bytes, match, keep=match.entries()))
         self.counts.refused += not fits
-        return fits
+        return self.account.reserve(Expected(n_bytes)) if fits else None
 
     def segment_buffer(self, view: LiveView, n_bytes: int) -> Bytes | None:
         """Return a buffer of exactly `n_bytes` for attention of the live path; None if refused.
 
         The budget counts it until it is kept or collected. Evicts while other paths have anything.
         """
-        if not view.storable or not self._has_room(n_bytes, view.namespace, view.tokens):
-            return None
-        return self._reserved(new_buffer(n_bytes))
+        room = self._claim_beside(n_bytes, view.namespace, view.tokens) if view.storable else None
+        return None if room is None else self._come(new_buffer(n_bytes), room)
 
     @guarded(False)
     def store_segment(self, view: LiveView, segment: Segment) -> bool:

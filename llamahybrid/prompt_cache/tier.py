@@ -8,34 +8,43 @@ nothing of its parent's that waits to be written.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import time
 import weakref
-from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from collections.abc import Callable
+from functools import partial
+from typing import ParamSpec, TypeAlias, TypeVar
 
-from llamahybrid.prompt_cache.base import LiveView, Loaded, Outside, Segment, Splitter, Tokens, part_of
-from llamahybrid.prompt_cache.block_store import BlockStore, Rows
+from llamahybrid.prompt_cache.base import Loaded, Outside, Splitter, Tokens
+from llamahybrid.prompt_cache.block_store import BlockStore, Busy, Rows
 from llamahybrid.prompt_cache.blocks import Item, Node, Place
-from llamahybrid.prompt_cache.disk import LOCK_SECONDS, Busy
+from llamahybrid.prompt_cache.breaker import READ, WRITE, Breaker, ReadCosts
+from llamahybrid.prompt_cache.disk import LOCK_SECONDS
 from llamahybrid.prompt_cache.forgetting import on_path, sweep_nodes
 from llamahybrid.prompt_cache.loading import Counts, Loader
 from llamahybrid.prompt_cache.nodes import tokens_of
 from llamahybrid.prompt_cache.pins import pinned_before
-from llamahybrid.prompt_cache.reader import Breaker, Late, ReadCosts, Reader
 from llamahybrid.prompt_cache.seen import Offer, Seen
 from llamahybrid.prompt_cache.store import RamStore
-from llamahybrid.prompt_cache.write_policy import DEFAULT_WRITE_BYTES, QUIET_SECONDS, Point
-from llamahybrid.prompt_cache.writer import Job, PathWork, Writer
+from llamahybrid.prompt_cache.worker import Late, Worker
+from llamahybrid.prompt_cache.write_policy import DEFAULT_WRITE_BYTES, QUIET_SECONDS
+from llamahybrid.prompt_cache.writer import Writer
 
 logger = logging.getLogger("llamahybrid")
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 FIRST_SECONDS = 2.0
 """The wait of a new cache for its store to open."""
 
 CANCEL_SECONDS = 10.0
-"""The longest wait of `forget` for a record that is being written."""
+"""The longest wait of `forget` for a record that is being written, and for the removal."""
+
+FLUSH_SECONDS = 60.0
+"""The longest wait for all writes by default, and at the interpreter's end."""
 
 UNKNOWN_SECONDS = {"disk": 5.0, "remote": 0.25}
 """The limit of a look-up or a read whose saving is unknown."""
@@ -47,42 +56,6 @@ ENOUGH_SECONDS = 0.2
 Placed: TypeAlias = tuple[str, Tokens, Place]
 """A place with its namespace and all its tokens."""
 
-READ, WRITE = "reading from", "writing to"
-
-
-class Store(Rows, Protocol):
-    """The place of a tier: its rows, and more."""
-
-    nbytes: int
-    """Bytes of all records, as seen last."""
-
-    def open(self) -> None:
-        """Make it ready; harmless when it is."""
-
-    def is_open(self) -> bool:
-        """Return whether a look-up can begin at once."""
-
-    def fork(self) -> None:
-        """In a process that was forked: nothing of its parent's is used."""
-
-    def make_room(self, n_bytes: int, limit: int) -> int | None:
-        """Evict records until `n_bytes` fit; the number of evicted ones, None where the rest is too much."""
-
-    def clear(self) -> None:
-        """Remove everything."""
-
-    def forgotten(self) -> None:
-        """Erase the traces of removed rows."""
-
-    def release(self) -> None:
-        """A thread that used it ends."""
-
-    def count(self) -> int:
-        """The number of records."""
-
-    def longest_unused(self, keys: Sequence[bytes]) -> bytes:
-        """Which of these records goes first; b"" where that is not told."""
-
 
 class Tier:
     """Records of one store; at most `limit` bytes, shared with other processes.
@@ -92,7 +65,7 @@ class Tier:
 
     def __init__(
         self,
-        rows: Store,
+        rows: Rows,
         limit: int,
         source: RamStore,
         hourly: int | None = None,
@@ -109,17 +82,16 @@ class Tier:
         self.limit = limit
         self.name = name
         self.counts = Counts()
+        self.reader = Worker(f"llamahybrid-{name}-read", rows.release)
         self.writer = Writer(self, source, DEFAULT_WRITE_BYTES if hourly is None else hourly, quiet_seconds)
-        self._reader = Reader(f"llamahybrid-{name}-read")
-        self._changer = Reader(f"llamahybrid-{name}-change")
         self._uncleared = False  # a clear has failed: no look-up until one succeeds
-        self._loader = Loader(self.store, self.counts, name)
-        self._costs = ReadCosts()
+        self.loader = Loader(self.store, self.counts, name, self._remove_later)
+        self.costs = ReadCosts()
         self._breakers = {READ: Breaker(), WRITE: Breaker()}
         self._warned: set[str] = set()
         _tiers.add(self)
         try:
-            self._reader.call(FIRST_SECONDS, rows.open)
+            self.reader.call(FIRST_SECONDS, rows.open)
         except Busy as error:
             self.counts.late += 1
             self._warn(READ, error)
@@ -131,11 +103,18 @@ class Tier:
         if self._uncleared or self._breakers[READ].left():
             return None
         seconds = self._seconds(within) if self.rows.is_open() else LOCK_SECONDS
+        return self._ask(seconds, self._looked, namespace, tokens)
+
+    def _ask(self, seconds: float, look: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
+        """The result of reading; None where the store cannot tell within `seconds`."""
         started = time.monotonic()
         try:
-            return self._reader.call(seconds, self._looked, namespace, tokens)
+            return self.reader.call(seconds, look, *args, **kwargs)
         except Busy as error:
-            self._was_late(time.monotonic() - started, error)
+            self.counts.late += 1
+            waited = time.monotonic() - started
+            if self.name == "remote" and isinstance(error, Late) and waited >= ENOUGH_SECONDS:
+                self.refused(READ, error)
         except Exception as error:  # no file in a folder is worth a request
             self.refused(READ, error)
         return None
@@ -151,19 +130,6 @@ class Tier:
             return min(max(least, within or 0.0), MOST_SECONDS)
         return min(within or least, MOST_SECONDS)
 
-    def _was_late(self, seconds: float, error: OSError) -> None:
-        self.counts.late += 1
-        if self.name == "remote" and isinstance(error, Late) and seconds >= ENOUGH_SECONDS:
-            self.refused(READ, error)
-
-    def without(self) -> set[bytes]:
-        """Keys of records that do not serve now."""
-        return self._loader.left_alone()
-
-    def seconds(self, n_bytes: int) -> float:
-        """Measured time of reading `n_bytes`; 0 while not measured."""
-        return self._costs.seconds(n_bytes)
-
     def load(
         self,
         namespace: str,
@@ -176,90 +142,76 @@ class Tier:
 
         `within`: seconds that it saves, and may take.
         """
-        seconds = self._seconds(within)
-        started = time.monotonic()
-        try:
-            loaded = self._reader.call(seconds, self._loader.load, namespace, tokens, offer, split)
-        except Busy as error:
-            spent = time.monotonic() - started
-            self._costs.measured(offer.nbytes, spent)
-            self._was_late(spent, error)
-            return None
-        except (OSError, MemoryError) as error:
-            self.refused(READ, error)
-            return None
+        started, late = time.monotonic(), self.counts.late
+        loaded = self._ask(self._seconds(within), self.loader.load, namespace, tokens, offer, split)
+        if loaded is not None or self.counts.late > late:
+            self.costs.measured(offer.nbytes, time.monotonic() - started)
         if loaded is not None:
-            self._costs.measured(offer.nbytes, time.monotonic() - started)
             self._breakers[READ].worked()
             self.counts.loaded += 1
         return loaded
 
     # -- writing -----------------------------------------------------------------------------------
 
-    def later(self, view: LiveView, path: Tokens, points: Sequence[Point]) -> None:
-        """Queue restore points of a live path (see `restart_points`): places wait, no bytes.
-
-        `path`: a copy of the live tokens.
-        """
-        if not self.limit or not points:
-            return
-        if view.needs_attention and view.split is None:
-            return  # nobody could put its attention back
-        self.writer.later(view.namespace, path, points, attention=view.needs_attention)
-
     def wrote(self, item: Item) -> None:
         """A record was written."""
-        self._loader.serves_again(item)
+        self.loader.serves_again(item)
         self.counts.written += 1
         self.counts.written_bytes += item.nbytes
         self.counts.failed = 0
         self._breakers[WRITE].worked()
 
-    def remove_wrong(self) -> None:
-        """Remove records that did not prove right; on the writer's thread."""
-        while self._loader.wrong:
-            item = self._loader.wrong[0]
-            self.store.unlink([item])
-            self._loader.serves_again(self._loader.wrong.popleft())
+    def _remove_later(self, item: Item) -> None:
+        """Have a record removed that did not prove right, before anything else is written."""
+        if self.limit:
+            self.writer.worker.post(self._unlink, item)
+
+    def _unlink(self, item: Item) -> bool:
+        """Remove a record; False where the store does not let it go. On the writer's thread."""
+        try:
+            self.loader.leave_alone(item)
+            self.opened(self.store.unlink, [item])
+            self.loader.serves_again(item)
+        except OSError as error:
+            self.refused(WRITE, error)
+            return False
+        return True
 
     def may_write_in(self) -> float:
         """Seconds until the store, which failed just now, may be tried again; 0: it did not."""
         return self._breakers[WRITE].left()
 
-    def refused_writing(self, error: OSError) -> None:
-        """A write failed."""
-        self.refused(WRITE, error)
-
     def flush(self, seconds: float | None = None) -> bool:
         """Write the queue within `seconds` (None: a minute); False if a part of it is not written."""
-        return self.writer.flush(seconds)
+        return self.writer.flush(FLUSH_SECONDS if seconds is None else seconds)
 
-    def close(self, seconds: float | None = None) -> bool:
+    def close(self) -> bool:
         """`flush`, and a warning where not all was written. The store may be used again afterwards."""
-        done = self.flush(seconds)
+        done, self.writer.closed = self.flush(), True
+        self._tell_of_unwritten()
+        for worker in (self.writer.worker, self.reader):
+            worker.rest()
+        return done
+
+    def at_exit(self, seconds: float) -> None:
+        """Write what waits when the interpreter ends; `close` has warned of the rest where it was called."""
+        self.writer.flush(seconds)
+        if not self.writer.closed:
+            self._tell_of_unwritten()
+
+    def _tell_of_unwritten(self) -> None:
         if len(self.writer):
             logger.warning("%d states were not written to the %s cache", len(self.writer), self.name)
-        self.writer.queue.rest()
-        for thread in (self._reader, self._changer):
-            thread.rest(self.rows.release)
-        return done
 
     # -- forgetting --------------------------------------------------------------------------------
 
     def discard(self, namespace: str, tokens: Tokens) -> None:
         """Remove the checkpoint at the end of these tokens: it did not prove right."""
-        try:
-            self._changer.call(CANCEL_SECONDS, self._discarded, namespace, tokens)
-        except OSError as error:
-            self.refused(WRITE, error)
-
-    def _discarded(self, namespace: str, tokens: Tokens) -> None:
-        seen = self._looked(namespace, tokens)
-        wrong = [i for i in seen.items if i.is_checkpoint and i.end == len(tokens)]
-        self.counts.damaged += len(wrong)
-        for item in wrong:
-            self._loader.leave_alone(item)
-        self.store.unlink(wrong)
+        seen = self.look(namespace, tokens)
+        for item in () if seen is None else seen.items:
+            if item.is_checkpoint and item.end == len(tokens):
+                self.counts.damaged += 1
+                self.loader.discard(item)
 
     def forget(self, tokens: Tokens, seconds: float = CANCEL_SECONDS) -> bool:
         """Remove every record of a path and of all that goes on from it, and what of it waits to be written.
@@ -269,71 +221,52 @@ class Tier:
         a beginning which the user pinned stay.
         """
         stays = pinned_before(self.writer.source.pinned, tokens)
-        return self._remove(tokens, stays, seconds)
+        self.writer.cancel(tokens, stays)
+        return self._change(seconds, self._forgot, tokens, stays)
 
     def clear(self, seconds: float = CANCEL_SECONDS) -> bool:
         """Remove every record, and what waits to be written. False: see `forget`."""
-        return self._remove(None, 0, seconds)
+        self.writer.cancel(None)
+        return self._change(seconds, self._cleared)
 
-    def _remove(self, tokens: Tokens | None, stays: int, seconds: float) -> bool:
-        end = time.monotonic() + seconds
-        stopped = self.writer.cancel(tokens, seconds, stays)
-        left = max(LOCK_SECONDS, end - time.monotonic())
+    def _change(self, seconds: float, change: Callable[P, bool], *args: P.args, **kwargs: P.kwargs) -> bool:
+        """Change the store behind the write that runs; False where that fails, or takes longer."""
         try:
-            if tokens is None:
-                self._changer.call(left, self._cleared)
-                return stopped
-            return self._changer.call(left, self._forgot, tokens, stays) and stopped
+            return self.writer.worker.call(seconds, self.opened, partial(change, *args, **kwargs))
         except OSError as error:
             self.refused(WRITE, error)
             return False
 
-    def _cleared(self) -> None:
-        self._uncleared = True
+    def opened(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """The result of work on the open store; done again where its folder was removed or its index damaged
+        meanwhile."""
         self.rows.open()
+        try:
+            return work(*args, **kwargs)
+        except OSError:
+            if self.rows.is_open():
+                raise
+        self.rows.open()
+        return work(*args, **kwargs)
+
+    def _cleared(self) -> bool:
+        self._uncleared = True
         self.rows.clear()
         self._uncleared = False
+        return True
 
     def _forgot(self, tokens: Tokens, stays: int) -> bool:
-        self.rows.open()
-        forgotten, done = on_path(self.store, tokens, stays), True
+        forgotten = on_path(self.store, tokens, stays)
         for item, place, keep in forgotten.torn:
-            if not self._keep_beginning(item, place, keep):
+            if not self.writer.keep_beginning(item, place, keep):
                 logger.warning("attention of what stays goes from the %s with what is forgotten", self.name)
-        for item, _ in forgotten.items:
-            try:
-                self._loader.leave_alone(item)
-                self.store.unlink([item])
-                self._loader.serves_again(item)
-            except OSError as error:
-                self.refused(WRITE, error)
-                done = False
+        done = all([self._unlink(item) for item, _ in forgotten.items])
         if forgotten.items:
             sweep_nodes(self.store)
             self.rows.forgotten()
         return done
 
-    def _keep_beginning(self, item: Item, place: Place, keep: int) -> bool:
-        """Write the part of attention up to `keep` that others need, before the record goes."""
-        path = self.store.path_of(place)
-        split = None if path is None else self.writer.source.splitter(path.namespace)
-        if path is None or split is None:
-            return False
-        tokens = tokens_of(path.ids)
-        try:
-            record = self.rows.read(item.key)
-            stored = Segment(item.start, item.end, record.state)
-            part = part_of(stored, tokens, item.start, keep, split)
-            if part is None:
-                return False
-            job = Job(path.namespace, tokens[:keep], (), attention=True, due=0.0, since=0.0)
-            work = PathWork(job, self.store.look(path.namespace, tokens[:keep]))
-            return self.writer.put(work, tokens[:keep], item.start, part.record, None, item.why)
-        except (OSError, ValueError, MemoryError) as error:
-            self.refused(READ, error)
-            return False
-
-    # -- statistics and views-----------------------------------------------------------------------
+    # -- statistics and views ----------------------------------------------------------------------
 
     def refused(self, what: str, error: BaseException) -> None:
         """The store failed: say so once, and leave it alone for a while."""
@@ -351,10 +284,7 @@ class Tier:
     def glance(self, seconds: float, most: int) -> tuple[list[Placed], bytes]:
         """The newest places, at most `most`, with namespaces and tokens, and the key of the record that goes
         next, if these are all places; nothing where the look takes longer than `seconds`."""
-        try:
-            return self._reader.call(seconds, self._glanced, most)
-        except OSError:
-            return [], b""
+        return self._ask(seconds, self._glanced, most) or ([], b"")
 
     def _glanced(self, most: int) -> tuple[list[Placed], bytes]:
         self.rows.open()
@@ -366,7 +296,8 @@ class Tier:
             if place is not None and path is not None:
                 found.append((path.namespace, tokens_of(path.ids), place))
         keys = [item.key for *_, place in found for item in place.items] if len(found) < most else []
-        return found, self.rows.longest_unused(keys)
+        used = {key: self.rows.last_used(key) for key in keys}
+        return found, min((key for key in keys if used[key]), key=lambda key: used[key], default=b"")
 
     def stats(self) -> dict[str, int]:
         """Records, bytes and counts (`Counts`), for `PromptCache.stats`."""
@@ -376,6 +307,8 @@ class Tier:
     def fork(self) -> None:
         """In a process that was forked."""
         self.rows.fork()
+        self.reader.fork()
+        self.writer.fork()
 
 
 def _in_child() -> None:
@@ -383,6 +316,13 @@ def _in_child() -> None:
         tier.fork()
 
 
+def _at_exit() -> None:
+    end = time.monotonic() + FLUSH_SECONDS
+    for tier in list(_tiers):
+        tier.at_exit(max(0.0, end - time.monotonic()))
+
+
 _tiers: weakref.WeakSet[Tier] = weakref.WeakSet()
+atexit.register(_at_exit)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_in_child)

@@ -50,6 +50,8 @@ class Tree:
         """Segments that went because they could not be cut in two."""
         self.token_bytes = 0
         self.entry_bytes = 0
+        self.segments = 0
+        """Pieces of attention."""
         self.segment_bytes = 0
 
     def __len__(self) -> int:
@@ -187,8 +189,7 @@ class Tree:
             return False
         if any(s.start < segment.end and segment.start < s.end for s in node.segments):
             return False
-        node.segments = sorted([*node.segments, segment], key=lambda s: s.start)
-        self.segment_bytes += segment.nbytes
+        self._replace(node, sorted([*node.segments, segment], key=lambda s: s.start))
         return True
 
     def divide(self, namespace: str, match: Match, position: int) -> None:
@@ -220,15 +221,14 @@ class Tree:
 
     def shorten(self, node: Node) -> None:
         """Drop the deepest segment of a node."""
-        self.segment_bytes -= node.segments.pop().nbytes
+        self._replace(node, node.segments[:-1])
 
     def remove_segment(self, segment: Segment) -> bool:
         """Drop exactly this segment object; False if it is not there."""
         node = next((n for n in self._nodes if any(s is segment for s in n.segments)), None)
         if node is None:
             return False
-        node.segments = [s for s in node.segments if s is not segment]
-        self.segment_bytes -= segment.nbytes
+        self._replace(node, [s for s in node.segments if s is not segment])
         return True
 
     def find(self, checkpoint: Checkpoint) -> Entry | None:
@@ -278,21 +278,25 @@ class Tree:
         A damaged one goes, and one whose parts find no memory.
         """
         splitter = self.splitters.get(namespace)
-        at = node.segments.index(segment)
         parts: tuple[Segment, ...] = ()
         try:
             if splitter is not None:
                 parts = splitter(segment, tokens_to(node)[: segment.end], position)
         except (ValueError, MemoryError):
             self.damaged += 1
-        node.segments[at : at + 1] = parts
-        self.segment_bytes += sum(p.nbytes for p in parts) - segment.nbytes
+        at = node.segments.index(segment)
+        self._replace(node, [*node.segments[:at], *parts, *node.segments[at + 1 :]])
         self._drop_bare(node)
 
     def _drop_bare(self, node: Node) -> None:
-        first = len(node.segments) - node.bare()
-        self.segment_bytes -= sum(s.nbytes for s in node.segments[first:])
-        del node.segments[first:]
+        if bare := node.bare():
+            self._replace(node, node.segments[:-bare])
+
+    def _replace(self, node: Node, segments: list[Segment]) -> None:
+        """Give a node other segments, and count them."""
+        self.segments += len(segments) - len(node.segments)
+        self.segment_bytes += sum(s.nbytes for s in segments) - sum(s.nbytes for s in node.segments)
+        node.segments = segments
 
     def _split(self, namespace: str, node: Node, position: int) -> Node:
         """Divide an edge at `position`; returns the new upper node, `node` keeps the lower part."""

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import CancelledError, TimeoutError
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from llamahybrid.errors import SnapshotError
-from llamahybrid.prompt_cache.base import NOTHING, Bytes, Logits, Tokens, part_of, same_start
-from llamahybrid.prompt_cache.blocks import Item, Kind, Reach, Why, digest_at
+from llamahybrid.prompt_cache.base import NOTHING, Bytes, Logits, Segment, Tokens, part_of, same_start
+from llamahybrid.prompt_cache.blocks import Item, Kind, Place, Reach, Why, digest_at
+from llamahybrid.prompt_cache.breaker import READ, WRITE
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES, header_of, path_digest, sealed
-from llamahybrid.prompt_cache.nodes import common_prefix, ids_of
+from llamahybrid.prompt_cache.nodes import common_prefix, ids_of, tokens_of
 from llamahybrid.prompt_cache.records import HEAD_BYTES, pack
 from llamahybrid.prompt_cache.seen import Seen, cover, uncovered
 from llamahybrid.prompt_cache.store import RamStore
-from llamahybrid.prompt_cache.write_behind import WriteBehind
+from llamahybrid.prompt_cache.worker import Late, Worker
 from llamahybrid.prompt_cache.write_policy import MOST_SECONDS, QUIET_SECONDS, Point, WriteBudget
 
 
@@ -29,11 +32,14 @@ class Job:
     """The best first."""
     attention: bool
     """Their attention is stored apart, and is to be written, too."""
-    due: float
-    since: float
+    due: float = 0.0
+    """The earliest `time.monotonic` to write it."""
+    since: float = 0.0
     """When something of this conversation began to wait."""
     cancelled: bool = False
-    refused: bool = False
+    """It must not be written; if it is being written, nothing of it is to be left."""
+    seen: Seen = field(default_factory=Seen)
+    """Records of its path outside RAM, as far as was looked and written since."""
 
     def lies_on(self, path: Tokens) -> bool:
         """All its states belong to prefixes of this path."""
@@ -50,93 +56,130 @@ class Writer:
         self._tier = tier
         self.source = source
         self.budget = WriteBudget(hourly)
-        self.queue = WriteBehind(self._write, tier.rows.release)
         self.quiet_seconds = quiet_seconds
         """See `write_policy`; 0: everything is written at once."""
+        self.closed = False
+        """`Tier.close` has said what was not written, and nothing was queued since."""
         self._namespaces: dict[str, None] = {}
+        self.worker = Worker(f"llamahybrid-{tier.name}-write", tier.rows.release, self._tick)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._jobs: list[Job] = []
+        self._running: Job | None = None
+        self._lock = threading.RLock()  # a finaliser may come in again on the same thread
+
+    def fork(self) -> None:
+        """In a process that was forked: its parent writes what waits there."""
+        self._begin()
+        self.worker.fork()
 
     def __len__(self) -> int:
-        """States that wait or are being written, about."""
-        return len(self.queue)
+        """Jobs that are not done; without the lock, so that a signal handler may ask at any time."""
+        return len(self._jobs) + (self._running is not None)
 
     def later(self, namespace: str, path: Tokens, points: Sequence[Point], *, attention: bool) -> None:
-        """Queue restore points of a live path, the best first; others that wait on this path are
-        superseded."""
-        now = time.monotonic()
+        """Queue restore points of a live path, the best first: places wait, no bytes.
 
-        def change(jobs: list[Job]) -> list[Job]:
-            mine = [job for job in jobs if job.namespace == namespace and job.lies_on(path)]
+        Others that wait on this path are superseded. `path`: an array that nobody changes.
+        """
+        if not self._tier.limit or not points:
+            return
+        self.closed, now = False, time.monotonic()
+        with self._lock:
+            mine = [job for job in self._jobs if job.namespace == namespace and job.lies_on(path)]
             since = min((job.since for job in mine), default=now)
             due = min(now + self.quiet_seconds, since + MOST_SECONDS)
             places = {point.position for point in points}
-            passed = {p.position for job in mine for p in job.points} - places
-            self._tier.counts.superseded += len(passed)
-            new = [Job(namespace, path, tuple(points), attention, due, since)] if points else []
-            return [job for job in jobs if job not in mine] + new
+            self._tier.counts.superseded += len({p.position for job in mine for p in job.points} - places)
+            new = Job(namespace, path, tuple(points), attention, due, since)
+            self._jobs = [*(job for job in self._jobs if job not in mine), new]
+        self.worker.wake()
 
-        self.queue.change(change)
-
-    def flush(self, seconds: float | None = None) -> bool:
-        """Write the queue within `seconds` (None: a minute); False if a part of it is not written."""
+    def flush(self, seconds: float) -> bool:
+        """Write all that waits within `seconds`; False if a part of it is not written."""
         counts = self._tier.counts
-        before = counts.deferred, counts.errors, self.queue.failures
-        done = self.queue.flush(seconds)
-        return done and before == (counts.deferred, counts.errors, self.queue.failures)
+        before = counts.deferred, counts.errors
+        with self._lock:
+            for job in self._jobs:
+                job.due = 0.0
+        try:
+            if len(self):
+                self.worker.post(self._write_all).result(seconds)
+        except (TimeoutError, CancelledError, Late):
+            return False
+        return before == (counts.deferred, counts.errors)
 
-    def cancel(self, tokens: Tokens | None, seconds: float, stays: int = 0) -> bool:
+    def cancel(self, tokens: Tokens | None, stays: int = 0) -> None:
         """Give up what waits of a path, of all that goes on from it, and what leads to it; None: everything.
 
-        A write of it that runs leaves nothing behind. False if it still runs after `seconds`.
-        States within its first `stays` tokens wait on, with no more than these.
+        A write of it that runs leaves nothing behind. States within its first `stays` tokens wait on, with no
+        more than these.
         """
-        within: list[Job] = []
-
-        def concerned(job: Job) -> bool:
-            if tokens is None:
-                return True
-            if not same_start(job.path, tokens):
-                return False
-            kept = tuple(p for p in job.points if p.position <= stays)
-            if kept:
-                within.append(replace(job, path=job.path[:stays].copy(), points=kept))
-            return True
-
-        stopped = self.queue.cancel(concerned, seconds)
-        if within:
-            self.queue.change(lambda jobs: [*jobs, *within])
-        return stopped
+        with self._lock:
+            kept: list[Job] = []
+            for job in [*self._jobs, *([self._running] if self._running else [])]:
+                if tokens is not None and not same_start(job.path, tokens):
+                    continue
+                job.cancelled = True
+                points = tuple(p for p in job.points if p.position <= stays)
+                if points:
+                    kept.append(replace(job, path=job.path[:stays].copy(), points=points, cancelled=False))
+            self._jobs = [*(job for job in self._jobs if not job.cancelled), *kept]
+        self.worker.wake()
 
     # -- the writer's thread -----------------------------------------------------------------------
 
-    def _write(self, job: Job) -> None:
-        """Write the checkpoints of a job; RAM may have evicted them since."""
+    def _tick(self) -> float | None:
+        """See `Worker`: write a job that is due."""
+        with self._lock:
+            job = min(self._jobs, key=lambda job: job.due, default=None)
+        if job is None:
+            return None
+        seconds = max(0.0, job.due - time.monotonic())
+        if not seconds:
+            self._do(job)
+        return seconds
+
+    def _write_all(self) -> None:
+        for job in list(self._jobs):
+            self._do(job)
+
+    def _do(self, job: Job) -> None:
+        """Write a job, unless it does not wait any more; it waits again where the store fails."""
+        with self._lock:
+            if job.cancelled or job not in self._jobs:
+                return
+            self._running = job
+            self._jobs = [other for other in self._jobs if other is not job]
+        written = self._write(job)
+        with self._lock:
+            self._running = None
+            if not written and not job.cancelled:
+                job.due = time.monotonic() + self._tier.may_write_in()
+                self._jobs = [*self._jobs, job]
+
+    def _write(self, job: Job) -> bool:
         tier = self._tier
-        if tier.may_write_in():
+        if tier.may_write_in():  # it failed just now
             tier.counts.errors += 1
-        else:
-            try:
-                try:
-                    tier.rows.open()
-                    self._write_now(job)
-                except OSError:
-                    if tier.rows.is_open():
-                        raise
-                    tier.rows.open()  # its folder was removed, or its index damaged
-                    self._write_now(job)
-            except OSError as error:
-                tier.refused_writing(error)
-        if seconds := tier.may_write_in():  # it failed, then or now
-            self.queue.again(job, seconds)
+            return False
+        try:
+            tier.opened(self._write_now, job)
+        except BaseException as error:  # the thread must go on
+            tier.refused(WRITE, error)
+            return False
+        return True
 
     def _write_now(self, job: Job) -> None:
+        """Write the checkpoints of a job; RAM may have evicted them since."""
         store = self._tier.store
         self._namespaces[job.namespace] = None
-        self._tier.remove_wrong()
-        work = PathWork(job, store.look(job.namespace, job.path))
-        lacking = [p for p in job.points if not self._serves(work, p)]
+        job.seen = store.look(job.namespace, job.path)
+        lacking = [p for p in job.points if not self._serves(job, p)]
         ready = [point for point in lacking if self._fits(job, point)]
         if job.attention:
-            bare = {p for p in sorted(ready) if not self._write_attention(work, p.position)}
+            bare = {p for p in sorted(ready) if not self._write_attention(job, p.position)}
             self._tier.counts.dropped += len(bare) if self.budget.open() else 0
             ready = [point for point in ready if point not in bare]
         for point in ready:
@@ -150,12 +193,12 @@ class Writer:
                     self._tier.counts.dropped += 1
                     continue
                 path = job.path[: point.position]
-                self.put(work, path, None, state.snapshot, state.logits, point.why)
+                self._put(job, path, None, state.snapshot, state.logits, point.why)
         if not job.cancelled and self.budget.hourly:
             store.used(job.namespace, job.path, store.look(job.namespace, job.path))
 
-    def _serves(self, work: PathWork, point: Point) -> bool:
-        return work.seen.serves(point.position, logits=point.logits, attention=work.job.attention)
+    def _serves(self, job: Job, point: Point) -> bool:
+        return job.seen.serves(point.position, logits=point.logits, attention=job.attention)
 
     def _fits(self, job: Job, point: Point) -> bool:
         """A state is still in RAM, and fits in the budgets."""
@@ -168,12 +211,11 @@ class Writer:
                 return False
             return bool(state.snapshot.nbytes + HEAD_BYTES <= self._tier.limit)
 
-    def _write_attention(self, work: PathWork, position: int) -> bool:
+    def _write_attention(self, job: Job, position: int) -> bool:
         """Write the attention before a position that is not there yet; False where it is not to be had."""
-        job = work.job
         split = self.source.splitter(job.namespace)
         segments = self.source.attention(job.namespace, job.path, 0, len(job.path))
-        for start, end in uncovered(work.seen.along(position), position):
+        for start, end in uncovered(job.seen.along(position), position):
             at = start
             for segment in segments:
                 if not segment.start <= at < segment.end or at >= end:
@@ -184,8 +226,8 @@ class Writer:
                 except ValueError:
                     return False
                 part = segment if part is None and segment.end <= position else part
-                if part is None or not self.put(
-                    work, job.path[: part.end], part.start, part.record, None, Why.TIP
+                if part is None or not self._put(
+                    job, job.path[: part.end], part.start, part.record, None, Why.TIP
                 ):
                     return False
                 at = part.end
@@ -193,15 +235,15 @@ class Writer:
                 return False
         return True
 
-    def put(
-        self, work: PathWork, path: Tokens, start: int | None, state: Bytes, logits: Logits | None, why: Why
+    def _put(
+        self, job: Job, path: Tokens, start: int | None, state: Bytes, logits: Logits | None, why: Why
     ) -> bool:
         """Write one record of a path; False if it does not fit, is not wanted any more, or is sealed
         otherwise.
 
         `start`: of attention.
         """
-        job, tier = work.job, self._tier
+        tier = self._tier
         if not state.nbytes:  # attention is all
             state = sealed(NOTHING, namespace=job.namespace, tokens=path)
         if not _sealed_for(state, job.namespace, path, start):
@@ -209,15 +251,16 @@ class Writer:
         parts = pack(state, logits, why)
         kind = Kind.ATTENTION if start is not None else Kind.STATE if logits is None else Kind.PROMPT
         item = item_of(job.namespace, path, start, sum(map(len, parts)), kind, why)
+        there = {i.key for i in job.seen.items}
         borrowed: list[Reach] = []
         if item.is_checkpoint and job.attention:
-            pieces, _ = cover(work.seen.along(item.end), [(0, item.end)])
+            pieces, _ = cover(job.seen.along(item.end), [(0, item.end)])
             borrowed = [
-                Reach(p.item, p.end) for p in pieces if not work.has(p.item.key) or p.item.end > item.end
+                Reach(p.item, p.end) for p in pieces if p.item.key not in there or p.item.end > item.end
             ]
-        if work.has(item.key):
+        if item.key in there:
             return bool(tier.store.link(job.namespace, path, item, borrowed, lambda: not job.cancelled))
-        if job.cancelled or not self.budget.open() or not self._make_room(item.nbytes, work):
+        if job.cancelled or not self.budget.open() or not self._make_room(item.nbytes, job):
             return False
         tier.rows.write(item.key, parts)
         if not tier.store.link(job.namespace, path, item, borrowed, lambda: not job.cancelled):
@@ -225,54 +268,49 @@ class Writer:
             return False
         self.budget.spend(item.nbytes)
         tier.wrote(item)
-        if kind == Kind.PROMPT and (old := replace(item, kind=Kind.STATE)) and work.has(old.key):
+        if kind == Kind.PROMPT and (old := replace(item, kind=Kind.STATE)).key in there:
             tier.rows.remove(old.key)  # the one with logits says what the one without does
-        work.add(item)
+        items = sorted((*job.seen.items, item), key=lambda i: (i.end, i.kind))
+        job.seen = replace(job.seen, items=tuple(items))
         return True
 
-    def _make_room(self, n_bytes: int, work: PathWork) -> bool:
+    def keep_beginning(self, item: Item, place: Place, keep: int) -> bool:
+        """Write the part of attention up to `keep` that others need, before the record goes; False if that
+        cannot be."""
+        tier, path = self._tier, self._tier.store.path_of(place)
+        split = None if path is None else self.source.splitter(path.namespace)
+        if path is None or split is None:
+            return False
+        tokens = tokens_of(path.ids)
+        try:
+            stored = Segment(item.start, item.end, tier.rows.read(item.key).state)
+            part = part_of(stored, tokens, item.start, keep, split)
+            seen = tier.store.look(path.namespace, tokens[:keep])
+            job = Job(path.namespace, tokens[:keep], (), attention=True, seen=seen)
+            return part is not None and self._put(job, job.path, item.start, part.record, None, item.why)
+        except (OSError, ValueError, MemoryError) as error:
+            tier.refused(READ, error)
+            return False
+
+    def _make_room(self, n_bytes: int, job: Job) -> bool:
         """Let records go that were used longest ago until one more fits, but none on pinned paths, nor what
         this path needs; False if that cannot be. Nothing goes where it would not be enough."""
         tier, store = self._tier, self._tier.store
         limit = tier.limit
         if tier.rows.nbytes + n_bytes > limit:
-            places = {p.position for p in work.job.points}
-            own = [i for i in work.seen.items if not i.is_checkpoint or i.end in places]
-            spared = {i.key: i.nbytes for i in (*own, *(r.item for r in work.along()))}
+            places, others = {p.position for p in job.points}, (*job.seen.borrowed, *job.seen.through)
+            own = [i for i in job.seen.items if not i.is_checkpoint or i.end in places]
+            spared = {i.key: i.nbytes for i in (*own, *(r.item for r in others))}
             pinned = [(n, p, store.look(n, p)) for n in self._namespaces for p in self.source.pinned]
             spared |= {i.key: i.nbytes for *_, seen in pinned for i in seen.items}
             if sum(spared.values()) + n_bytes > limit:
                 return False
             for namespace, tokens, seen in pinned:
                 store.used(namespace, tokens, seen)
-            kept = replace(work.seen, items=tuple(own))
-            store.used(work.job.namespace, work.job.path, kept)
+            store.used(job.namespace, job.path, replace(job.seen, items=tuple(own)))
         gone = tier.rows.make_room(n_bytes, limit)
         tier.counts.evicted += gone or 0
         return gone is not None
-
-
-class PathWork:
-    """A job, and what lies outside RAM of its path, as far as was looked and written since."""
-
-    def __init__(self, job: Job, seen: Seen) -> None:
-        self.job = job
-        self.seen = seen
-        self._keys = {i.key for i in seen.items}
-
-    def has(self, key: bytes) -> bool:
-        """A record is there."""
-        return key in self._keys
-
-    def along(self) -> Sequence[Reach]:
-        """Attention of other paths that this one rests on."""
-        return (*self.seen.borrowed, *self.seen.through)
-
-    def add(self, item: Item) -> None:
-        """A record is there from now on."""
-        self._keys.add(item.key)
-        items = sorted((*self.seen.items, item), key=lambda i: (i.end, i.kind))
-        self.seen = replace(self.seen, items=tuple(items))
 
 
 def item_of(namespace: str, path: Tokens, start: int | None, nbytes: int, kind: Kind, why: Why) -> Item:

@@ -26,8 +26,6 @@ Result = TypeVar("Result")
 COMMENT = b": ping\n\n"
 """Keeps proxies from closing a silent stream."""
 
-END = b"data: [DONE]\n\n"
-
 STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -70,22 +68,16 @@ class Answer(Response):
     """Type of the chunks with the progress of the prompt."""
     silence = COMMENT
     """Ping of a silent stream."""
-    end = END
+    end = b""
     """End of a stream."""
-    timed = True
-    """A whole answer has `timings`."""
 
     def failed(self, refused: Refusal) -> bytes:
         """Return an error as an event of a stream."""
         return event(refused.body)
 
-    def __init__(self, job: Job, ping_seconds: float, include_usage: bool = False) -> None:
-        """`include_usage`: a stream ends with a chunk of usage."""
+    def __init__(self, job: Job, ping_seconds: float) -> None:
         self._job = job
         self._ping_seconds = ping_seconds
-        self._include_usage = include_usage
-        self._last: Chunk | None = None
-        """The chunk with the finish reason, which waits for its timings."""
         self.background = None
         self.raw_headers = []
 
@@ -111,10 +103,7 @@ class Answer(Response):
         elif not made:
             response = later("the request was cancelled; ask again", 1).response(scope)
         else:
-            assert isinstance(last, Done)
-            timings = {"timings": last.timings} if self.timed and last.timings else {}
-            body = json.dumps({**made[-1], **timings}, default=float)  # type: ignore[dict-item]
-            response = Response(body, media_type="application/json")
+            response = Response(json.dumps(made[-1], default=float), media_type="application/json")
         await response(scope, receive, send)
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -128,40 +117,20 @@ class Answer(Response):
                 started = True
                 await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
             over = bool(items) and isinstance(items[-1], (Done, Failure))
-            data = b"".join(map(self._events, items)) if items else self.silence
+            data = b"".join(map(self._encoded, items)) if items else self.silence
             if data or over:
                 await send({"type": "http.response.body", "body": data, "more_body": not over})
 
-    def _events(self, item: Item) -> bytes:
-        """Return the events of an item; those of a chunk with a finish reason wait for `Done`."""
+    def _encoded(self, item: Item) -> bytes:
         if isinstance(item, Done):
-            return self._end(item)
-        last, self._last = self._last, None
-        before = event(last) if last else b""
-        if isinstance(item, Failure):
-            return before + self.failed(refusal(item.error))
-        if self._include_usage:
-            item["usage"] = None
-        if any(choice.get("finish_reason") for choice in item["choices"]):
-            self._last = item
-            return before
-        return before + event(item)
-
-    def _end(self, done: Done) -> bytes:
-        if self._last is None:
             return self.end
-        timings = {"timings": done.timings} if done.timings else {}
-        if not self._include_usage:
-            return event({**self._last, **timings}) + END
-        named = {key: self._last[key] for key in ("id", "object", "created", "model")}
-        return event(self._last) + event({**named, "choices": [], "usage": done.usage, **timings}) + END
+        return self.failed(refusal(item.error)) if isinstance(item, Failure) else event(item)
 
 
-class EventAnswer(Answer):
-    """An answer whose items are events, sent as they are."""
+class OpenAIAnswer(Answer):
+    """A completion, or its chunks."""
 
-    def _events(self, item: Item) -> bytes:
-        return event(item) if isinstance(item, dict) else super()._events(item)
+    end = b"data: [DONE]\n\n"
 
 
 def event(data: Chunk) -> bytes:

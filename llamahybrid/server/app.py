@@ -67,6 +67,7 @@ def app_of(service: Service) -> FastAPI:
     app.add_middleware(
         RequestLimits,
         keys=ApiKeys(settings.keys()),
+        max_requests=settings.max_connections,
         max_body=settings.max_body_bytes,
         max_bodies=settings.max_bodies_bytes,
         body_seconds=settings.body_seconds,

@@ -1,23 +1,27 @@
-"""The arguments of `create_completion` and `create_chat_completion` for a request's body."""
+"""The arguments of `create_completion` and `create_chat_completion` for a request's body, and its prompt."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import llama_cpp
 import numpy as np
 import numpy.typing as npt
-from llama_cpp.llama_chat_format import _grammar_for_response_format
 
 from llamahybrid.client import json_schema
+from llamahybrid.client.chat_prompt import Prompt
+from llamahybrid.client.chat_prompt import chat_prompt as render
+from llamahybrid.client.chat_way import continuation_of
+from llamahybrid.client.continuation import Continuing
 from llamahybrid.client.model_markers import markers_of
 from llamahybrid.llama import Llama
 from llamahybrid.server.bodies import CacheOptions, ChatCompletionRequest, CompletionRequest
 from llamahybrid.server.errors import bad, require_tokens
+from llamahybrid.server.loading import PromptRules, prompt_rules
 from llamahybrid.server.messages import require_readable, with_mappings, with_thoughts
-from llamahybrid.server.options import ReadingOptions, SamplingOptions, TemplateOptions
+from llamahybrid.server.options import ReadingOptions, SamplingOptions, TemplateOptions, template_kwargs
 from llamahybrid.server.thinking import ContinuationOptions, ThinkingOptions, goes_on
 
 Logits = npt.NDArray[np.single]
@@ -57,15 +61,8 @@ def arguments(llm: Llama, body: CompletionRequest | ChatCompletionRequest, alias
             options["max_tokens"] = 1
         form: Any = options.pop("response_format") or {}
         if form.get("type") == "json_object":
-            if form.get("schema") is not None:
-                require_grammar(form["schema"], "response_format")
             schema = json_schema.schema_of({"response_format": form})
-            followed = schema is not None and json_schema.available()
-            options["grammar"] = (
-                json_schema.SchemaGrammar(schema)
-                if followed
-                else _grammar_for_response_format(form, verbose=False)
-            )
+            options["grammar"] = compiled_form(json_schema.SchemaGrammar, schema, "response_format")
     else:
         require_readable(llm, body.messages)
         if any(message.get("tool_calls") for message in body.messages) and markers_of(llm).mapping:
@@ -83,9 +80,33 @@ def arguments(llm: Llama, body: CompletionRequest | ChatCompletionRequest, alias
         options["logit_bias"] = biases(llm, body)
     if body.grammar is not None:
         options["grammar"] = llama_cpp.LlamaGrammar.from_string(body.grammar, verbose=False)
+    if body.guided_regex is not None:
+        options["grammar"] = compiled_form(json_schema.RegexGrammar, body.guided_regex, "guided_regex")
     if processors := processors_of(llm, body):
         options["logits_processor"] = llama_cpp.LogitsProcessorList(processors)
     return options
+
+
+def chat_prompt(llm: Llama, body: ChatCompletionRequest) -> Prompt:
+    """Return the prompt of a chat.
+
+    Raises Refusal if the format of this model decodes by itself, ContextOverflow for a prompt whose beginning
+    alone fills the context, ValueError and what formats raise at messages.
+    """
+    if llm.chat_handler is not None:
+        raise bad("the chat format of this model makes no prompt of text alone", "messages")
+    options, template = arguments(llm, body, ""), template_kwargs(llm, body)
+    del options["n"]
+    token = prompt_rules.set(PromptRules())
+    try:
+        if not goes_on(llm, body):
+            return render(llm, template, **options)
+        continuation = continuation_of(llm, options["messages"])
+        stand_in: Any = Continuing(llm, continuation)
+        prompt = render(stand_in, template, **{**options, "messages": options["messages"][:-1]})
+        return Prompt(prompt.text + continuation.after(prompt.text), prompt.tokens)
+    finally:
+        prompt_rules.reset(token)
 
 
 def processors_of(llm: Llama, body: CompletionRequest | ChatCompletionRequest) -> list[Any]:
@@ -142,10 +163,15 @@ def require_streamed(llm: Llama, body: ChatCompletionRequest) -> None:
 
 def require_grammar(schema: Any, where: str) -> None:
     """Raise Refusal for a JSON schema that answers could break."""
+    compiled_form(json_schema.compiled, schema, where)
+
+
+def compiled_form(compile_form: Callable[[Any], Any], form: Any, where: str) -> Any:
+    """Return a compiled form of answers. Raises Refusal for one that answers could break."""
     try:
-        json_schema.compiled(schema)
+        return compile_form(form)
     except ValueError as error:
-        raise bad(f"this JSON schema cannot be followed: {str(error)[:500]}", where) from None
+        raise bad(f"this form of answers cannot be followed: {str(error)[:500]}", where) from None
 
 
 def biases(llm: Llama, body: CompletionRequest | ChatCompletionRequest) -> dict[int, float]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import llama_cpp
 from llama_cpp import llama_types as chat
 from llama_cpp.server import types as upstream
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from llamahybrid.server.errors import Refusal, bad
+from llamahybrid.server.errors import bad
 from llamahybrid.server.messages import normalized, require_few, without_nulls
 from llamahybrid.server.options import First, ReadingOptions, SamplingOptions, TemplateOptions
 from llamahybrid.server.request_fields import Route
@@ -96,7 +96,7 @@ class CacheOptions(BaseModel):
                     raise ValueError(f"there are more than {MOST_TOOLS:,} {name}")
         return said
 
-    def require_understood(self, stream: bool) -> None:
+    def _require_supported(self, stream: bool, n: int | None, max_n: int, grammar: str | None) -> None:
         """Raise Refusal for what this server does not do."""
         if self.id_slot not in (None, -1):
             raise bad("slots are chosen by what they hold; leave out id_slot, or say -1", "id_slot")
@@ -109,22 +109,10 @@ class CacheOptions(BaseModel):
             raise bad("return_progress is for streams: say stream, too", "return_progress")
         if self.stream_options is not None and not stream:
             raise bad("stream_options are for streams: say stream, too", "stream_options")
-
-
-class Body(Protocol):
-    """The fields of every request that waits for a slot."""
-
-    model: str | None
-    n: int
-    stream: bool
-    stream_options: StreamOptions | None
-    cache_salt: str | None
-
-    def require_understood(self, stream: bool) -> None:
-        """Raise Refusal for what this server does not do."""
-
-    def refused(self, max_n: int, max_logprobs: int) -> Refusal | None:
-        """Return the refusal of a request that cannot be answered; None: it can."""
+        if len(grammar or "") > MOST_LETTERS:
+            raise bad(f"a grammar has at most {MOST_LETTERS:,} letters", "grammar")
+        if n is not None and not 1 <= n <= max_n:
+            raise bad(f"n is the number of answers: 1 to {max_n}", "n")
 
 
 class CompletionRequest(
@@ -160,24 +148,24 @@ class CompletionRequest(
         """Return a copy of the request with a single prompt, by its index."""
         return self.model_copy(update={"prompt": self.prompts()[at]})
 
-    def refused(self, max_n: int, max_logprobs: int) -> Refusal | None:
-        """Return the refusal of a request that cannot be answered; None: it can."""
+    def require_supported(self, max_n: int, max_logprobs: int) -> None:
+        """Raise Refusal for a request that cannot be answered."""
+        self._require_supported(self.stream, self.n, max_n, self.grammar)
         if (self.logprobs or 0) > max_logprobs:
-            return bad(f"no more than {max_logprobs} logprobs for each token", "logprobs")
+            raise bad(f"no more than {max_logprobs} logprobs for each token", "logprobs")
         if len(self.prompts()) > MOST_PROMPTS:
-            return bad(f"no more than {MOST_PROMPTS} prompts in one request", "prompt")
+            raise bad(f"no more than {MOST_PROMPTS} prompts in one request", "prompt")
         if len(self.prompts()) > 1 and self.return_progress:
-            return bad("return_progress is for one prompt", "return_progress")
+            raise bad("return_progress is for one prompt", "return_progress")
         if self.best_of not in (None, 1, self.n):
-            return bad("best_of is not supported; ask for n answers", "best_of")
+            raise bad("best_of is not supported; ask for n answers", "best_of")
         if self.echo and self.stream:
-            return bad("echo comes with a whole answer, not with a stream", "echo")
+            raise bad("echo comes with a whole answer, not with a stream", "echo")
         form: Any = self.response_format or {}
         if (why := excess(form)) is not None:
-            return bad(why, "response_format")
+            raise bad(why, "response_format")
         if self.grammar is not None and form.get("type") == "json_object":
-            return bad("an answer follows a grammar or a response_format, not both", "grammar")
-        return _grammar_refused(self.grammar) or count_refused(self.n, max_n)
+            raise bad("an answer follows a grammar or a response_format, not both", "grammar")
 
 
 class ChatCompletionRequest(
@@ -213,31 +201,35 @@ class ChatCompletionRequest(
                 said[name] = [newer(each) if isinstance(each, dict) else each for each in said[name]]
         return said
 
-    def refused(self, max_n: int, max_logprobs: int) -> Refusal | None:
-        """Return the refusal of a request that cannot be answered; None: it can."""
+    def require_supported(self, max_n: int, max_logprobs: int) -> None:
+        """Raise Refusal for a request that cannot be answered."""
+        self._require_supported(self.stream, self.n, max_n, self.grammar)
         if not self.messages:
-            return bad("there are no messages", "messages")
+            raise bad("there are no messages", "messages")
         if (self.top_logprobs or 0) > max_logprobs:
-            return bad(f"no more than {max_logprobs} logprobs for each token", "top_logprobs")
+            raise bad(f"no more than {max_logprobs} logprobs for each token", "top_logprobs")
         for name in ("response_format", "tools", "functions"):
             if (why := excess(getattr(self, name))) is not None:
-                return bad(why, name)
-        return self._two_forms() or _grammar_refused(self.grammar) or count_refused(self.n, max_n)
+                raise bad(why, name)
+        self._require_one_form()
 
-    def _two_forms(self) -> Refusal | None:
-        """Return the refusal of two forms of one answer, of which upstream ignores one.
+    def _require_one_form(self) -> None:
+        """Raise Refusal for two forms of one answer, of which upstream ignores one.
 
         llama-server: "Cannot use both json_schema and grammar", "Cannot use custom grammar constraints with
         tools" (server-common.cpp).
         """
-        if self.grammar is None:
-            return None
         form: Any = self.response_format
+        if self.grammar is None and self.guided_regex is None:
+            return
         if form is not None and form.get("type") == "json_object":
-            return bad("an answer follows a grammar or a response_format, not both", "grammar")
+            raise bad("an answer follows a grammar or a response_format, not both", "grammar")
         if self.tool_choice == "required" or isinstance(self.tool_choice or self.function_call, dict):
-            return bad("the call of a tool that was chosen follows its schema, and no grammar", "grammar")
-        return None
+            raise bad("the call of a tool that was chosen follows its schema, and no grammar", "grammar")
+
+
+Body: TypeAlias = CompletionRequest | ChatCompletionRequest
+"""The requests that wait for a slot; those of other APIs become one of them."""
 
 
 def _tool(said: dict[str, Any]) -> dict[str, Any]:
@@ -286,16 +278,3 @@ class DetokenizeRequest(upstream.DetokenizeInputRequest):  # type: ignore[misc]
     """`/extras/detokenize`."""
 
     tokens: Tokens = Field(description="Token ids.")
-
-
-def _grammar_refused(text: str | None) -> Refusal | None:
-    if len(text or "") > MOST_LETTERS:
-        return bad(f"a grammar has at most {MOST_LETTERS:,} letters", "grammar")
-    return None
-
-
-def count_refused(n: int | None, most: int) -> Refusal | None:
-    """Return the refusal of a number of answers; None: the number is fine."""
-    if n is not None and not 1 <= n <= most:
-        return bad(f"n is the number of answers: 1 to {most}", "n")
-    return None

@@ -13,11 +13,11 @@ from fastapi import APIRouter, Request
 from llamahybrid.client.handle import RequestHandle
 from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache import PromptCache
+from llamahybrid.server.arguments import chat_prompt
 from llamahybrid.server.bodies import ChatCompletionRequest, CompletionRequest
 from llamahybrid.server.completing import limited
 from llamahybrid.server.errors import Refusal, bad, require_tokens
 from llamahybrid.server.limits import PAGE
-from llamahybrid.server.prompts import chat_prompt
 from llamahybrid.server.request_fields import require_known
 from llamahybrid.server.routes import SECURED, InService
 from llamahybrid.server.service import Service
@@ -30,14 +30,10 @@ router = APIRouter(dependencies=SECURED, tags=["Cache"])
 async def warm(request: Request, body: dict[str, Any], service: InService) -> dict[str, Any]:
     """Decode a prompt, so that later requests with this beginning resume behind it."""
     asked = _read(body, service)
-    salt = service.salt(request, asked.cache_salt)
-    handles = list[RequestHandle]()
 
-    def work(llm: Llama) -> dict[str, Any]:
-        with llm.request(salt) as handle:
-            handles.append(handle)
-            prompt = _tokens(llm, asked)
-            report = limited(partial(llm.warm, prompt), service.settings.max_prompt_tokens, None)
+    def work(llm: Llama, _: RequestHandle) -> dict[str, Any]:
+        prompt = _tokens(llm, asked)
+        report = limited(partial(llm.warm, prompt), service.settings.max_prompt_tokens, None)
         return {
             "model": service.models.alias(asked.model),
             "prompt_tokens": report.total,
@@ -46,11 +42,7 @@ async def warm(request: Request, body: dict[str, Any], service: InService) -> di
             "seconds": round(report.prefill_seconds, 3),
         }
 
-    def give_up() -> None:
-        for handle in handles:
-            handle.drop()
-
-    return await service.use_slot(request, asked.model, work, give_up)
+    return await service.use_slot(request, asked.model, work, service.salt(request, asked.cache_salt))
 
 
 @router.post(f"{PAGE}/pin")
@@ -103,9 +95,7 @@ def _read(body: dict[str, Any], service: Service) -> Any:
     with in_one_line():
         asked: Any = (ChatCompletionRequest if chat else CompletionRequest).model_validate(body)
     require_known(asked, service.settings.ignore_unknown_fields)
-    refused: Refusal | None = asked.refused(service.settings.max_n, service.settings.max_logprobs)
-    if refused is not None:
-        raise refused
+    asked.require_supported(service.settings.max_n, service.settings.max_logprobs)
     if not chat and (len(asked.prompts()) > 1 or not asked.prompts()[0]):
         raise bad("one prompt at a time, and not an empty one", "prompt")
     return asked

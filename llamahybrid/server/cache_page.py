@@ -98,9 +98,7 @@ async def data(
         "text": {"allowed": viewer.operator or bool(viewer.own), "shown": text},
         "waiting": service.admission.waiting,
         "requests": [
-            {**past.shown(), "tenant": viewer.name(past.tag)}
-            for past in service.history
-            if viewer.sees(past.tag)
+            {**past, "tenant": viewer.name(tag)} for tag, past in service.history if viewer.sees(tag)
         ],
         **(seen or {"tiers": {}, "slots": [], "tree": {"branches": [], "more": 0}}),
     }

@@ -54,7 +54,8 @@ class ChatReading:
                     told[name] = told[name] + value if name in told else value
             for call in told.get("tool_calls", ()):
                 del call["index"]
-            choice["message"] = {**message, "content": None if reader.calls else "", **told}
+            called = reader.calls or message.get("tool_calls")
+            choice["message"] = {**message, "content": None if called else "", **told}
             choice["finish_reason"] = reason(reader, choice["finish_reason"])
         return made
 

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator
+from contextlib import closing
 from typing import Any
 
 import llama_cpp
 
 from llamahybrid.client.extras import asking
-from llamahybrid.core.report import RequestReport
 from llamahybrid.llama import Llama
 from llamahybrid.server.arguments import arguments
-from llamahybrid.server.bodies import CompletionRequest
+from llamahybrid.server.bodies import Body, CompletionRequest
 from llamahybrid.server.chat_reading import reading_of
 from llamahybrid.server.loading import Observer, PromptRules, prompt_rules
 from llamahybrid.server.options import AnswerTokens, extras_of, template_kwargs
 from llamahybrid.server.several import completions
 from llamahybrid.server.thinking import budget_of, goes_on
-from llamahybrid.server.usage import timings, usage
+from llamahybrid.server.usage import reports_so_far, timings, usage
 
 
-def prompts_of(body: Any) -> int:
+def prompts_of(body: Body) -> int:
     """Return the number of prompts in a body; a chat has one."""
     return len(body.prompts()) if isinstance(body, CompletionRequest) else 1
 
 
-def complete(llm: Llama, body: Any, alias: str, ignore_unread: bool, stream: bool) -> Any:
+def complete(llm: Llama, body: Body, alias: str, ignore_unread: bool, stream: bool) -> Any:
     """Return the completion, or its chunks, of a body of llama_cpp.server's API. Raises Refusal.
 
     Call it in the request's thread: it may take seconds to tokenize texts and to compile schemas.
@@ -33,20 +33,22 @@ def complete(llm: Llama, body: Any, alias: str, ignore_unread: bool, stream: boo
     """
     prompts = prompts_of(body)
     if prompts == 1:
-        return _complete_one(llm, body, alias, ignore_unread, stream)
-    handle = llm.requests.handle()
-    assert handle is not None, "a job's requests have one"
-    return completions(
-        lambda at: _complete_one(llm, body.of_prompt(at), alias, ignore_unread, stream),
-        prompts,
-        body.n,
-        max(1, len(llm.slots)),
-        handle.cancel,
-        stream,
-    )
+        made = _complete_one(llm, body, alias, ignore_unread, stream)
+    else:
+        handle = llm.requests.handle()
+        assert handle is not None, "a job's requests have one"
+        made = completions(
+            lambda at: _complete_one(llm, body.of_prompt(at), alias, ignore_unread, stream),
+            prompts,
+            body.n,
+            max(1, len(llm.slots)),
+            handle.cancel,
+            stream,
+        )
+    return _with_usage(llm, body, prompts, made) if stream else {**made, **_timings(llm, prompts)}
 
 
-def _complete_one(llm: Llama, body: Any, alias: str, ignore_unread: bool, stream: bool) -> Any:
+def _complete_one(llm: Llama, body: Body, alias: str, ignore_unread: bool, stream: bool) -> Any:
     told = AnswerTokens() if body.return_tokens else None
     options = {**arguments(llm, body, alias), "stream": stream}
     create = llm.create_completion
@@ -78,12 +80,46 @@ def limited(
     return create(**options)
 
 
-def account_of(
-    llm: Llama, stops: frozenset[int], prompts: int, reports: Sequence[RequestReport]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the `usage` and `timings` of a request; `stops`: its own stop tokens."""
+def _timings(llm: Llama, prompts: int) -> dict[str, Any]:
+    reports = reports_so_far(llm)
+    return {"timings": timings(reports, prompts)} if reports else {}
+
+
+def _with_usage(
+    llm: Llama, body: Body, prompts: int, chunks: Generator[Any, None, None]
+) -> Generator[Any, None, None]:
+    """Yield chunks. The last one has the `timings`; a chunk of `usage` follows if it was asked for."""
+    options = body.stream_options
+    counts = options is not None and options.include_usage
+    last: dict[str, Any] | None = None
+    """A chunk with a finish reason, which may be the last one."""
+    with closing(chunks):
+        try:
+            for chunk in chunks:
+                if last is not None:
+                    yield last
+                last = None
+                if counts:
+                    chunk["usage"] = None
+                if any(choice.get("finish_reason") for choice in chunk["choices"]):
+                    last = chunk
+                else:
+                    yield chunk
+        except Exception:
+            if last is not None:
+                yield last
+            raise
+    if last is None:
+        return
+    if not counts:
+        yield {**last, **_timings(llm, prompts)}
+        return
+    yield last
+    named = {key: last[key] for key in ("id", "object", "created", "model")}
+    stops, vocab = frozenset(body.stop_token_ids), llm._model.vocab
 
     def ends(token: int) -> bool:
-        return token in stops or bool(llama_cpp.llama_vocab_is_eog(llm._model.vocab, token))
+        return token in stops or bool(llama_cpp.llama_vocab_is_eog(vocab, token))
 
-    return usage(reports, ends, prompts), timings(reports, prompts)
+    told = usage(reports_so_far(llm), ends, prompts)
+    yield {**named, "choices": [], "usage": told, **_timings(llm, prompts)}

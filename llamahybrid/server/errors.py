@@ -43,6 +43,10 @@ _OVERFLOW = re.compile(r"Requested tokens \((\d+)\) exceed context window of (\d
 """Upstream's message (llama_cpp/llama.py, Llama._create_completion)."""
 
 
+MOST_LETTERS = 2000
+"""Letters of a message, which may quote the request."""
+
+
 class Refusal(Exception):
     """An error response."""
 
@@ -58,10 +62,10 @@ class Refusal(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
+        self.message = message[:MOST_LETTERS]
         self.kind = kind
         self.code = code
-        self.param = param
+        self.param = param and param[:MOST_LETTERS]
         self.headers = dict(headers or {})
 
     @property
@@ -132,7 +136,7 @@ def refusal(error: BaseException) -> Refusal:
     if type(error) is LlamaHybridError:  # a fault of the request
         return bad(str(error))
     if isinstance(error, (ValueError, jinja2.TemplateError, NotImplementedError)):
-        return bad(str(error)[:2000])
+        return bad(str(error))
     logger.error("a request failed", exc_info=error)
     return Refusal(500, "the server failed on this request; its log says more", "internal_server_error")
 

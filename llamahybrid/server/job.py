@@ -10,7 +10,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, suppress
 from contextvars import copy_context
@@ -31,9 +31,6 @@ Chunk: TypeAlias = dict[str, Any]
 Create = Callable[..., Any]
 """`create(stream=...)` returns a completion, or a generator of its chunks."""
 
-Finish = Callable[[Sequence[RequestReport]], tuple[Chunk, Chunk]]
-"""Returns the `usage` and `timings` of a request by the reports of its answers."""
-
 
 @dataclass(frozen=True)
 class Failure:
@@ -50,8 +47,6 @@ class Done:
     """Decoded and reused tokens of each answer. The first report is of the answer that decoded the prompt."""
     reasons: tuple[str, ...]
     """Why each prompt started where it did; names no token."""
-    usage: Chunk
-    timings: Chunk
 
 
 Item: TypeAlias = "Chunk | Failure | Done"
@@ -92,7 +87,6 @@ class Job:
         create: Create,
         stream: bool,
         open_handle: Callable[[], AbstractContextManager[RequestHandle]],
-        finish: Finish,
         over: Callable[[Job, Done | Failure], None],
         outbox: Outbox,
         progress: Progress | None = None,
@@ -107,7 +101,6 @@ class Job:
         """The request was told to end."""
         self._create = create
         self._open_handle = open_handle
-        self._finish = finish
         self._over = over
         self._progress = progress
         self._items: asyncio.Queue[Item] = asyncio.Queue()
@@ -182,7 +175,7 @@ class Job:
                         if self._dropped:
                             break
                         self._put(chunk)
-        return Done(tuple(handle.reports), tuple(handle.reasons), *self._finish(handle.reports))
+        return Done(tuple(handle.reports), tuple(handle.reasons))
 
     def _put_progress(self, progress: PromptProgress) -> None:
         assert self._progress is not None

@@ -47,12 +47,12 @@ class KeyedPrompts:
 
     def _pinned(self, tokens: Tokens) -> bool:
         """Return True for a prompt that the operator pinned."""
-        return any(np.array_equal(each, tokens) for each in self._cache.ram.pinned)
+        return any(np.array_equal(each, tokens) for each in self._cache.pinned)
 
     def _let_go(self, tokens: Tokens) -> None:
         if not self._holds(tokens):
             self._cache.unpin(tokens)
 
     def _too_much(self) -> bool:
-        staying = self._cache.ram.look(lambda store: store.staying())
+        staying = self._cache.look(lambda store: store.staying())
         return staying is not None and staying > SHARE * self._cache.ram_bytes

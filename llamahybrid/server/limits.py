@@ -63,6 +63,7 @@ class RequestLimits:
         self,
         app: ASGIApp,
         keys: ApiKeys,
+        max_requests: int,
         max_body: int,
         max_bodies: int,
         body_seconds: float,
@@ -70,12 +71,16 @@ class RequestLimits:
         require_room: Callable[[], None],
         refused: Callable[[str], None],
     ) -> None:
-        """`max_body`, `max_bodies`: bytes of one body, and of all requests in progress together.
+        """`max_requests`: requests in progress; connections between two requests do not count.
+
+        `max_body`, `max_bodies`: bytes of one body, and of all requests in progress together.
 
         `require_room` raises Refusal if the queue is full. `refused` gets the reason of each refusal.
         """
         self._app = app
         self._keys = keys
+        self._max_requests = max_requests
+        self._requests = 0
         self._max_body = max_body
         self._max_bodies = max_bodies
         self._held = 0
@@ -101,12 +106,14 @@ class RequestLimits:
                 raise SlowReaderError
 
         body = ReceivedBody()
+        self._requests += 1
         try:
             await self._guard(scope, receive, send_in_time, body)
         except SlowReaderError:
             self._count("reader", scope)
         finally:
             self._held -= body.size
+            self._requests -= 1
 
     async def _guard(self, scope: Scope, receive: Receive, send: Send, body: ReceivedBody) -> None:
         try:
@@ -143,6 +150,9 @@ class RequestLimits:
             int(length) or "transfer-encoding" in headers
         ):  # no memory for requests without a key
             raise self._too_large(scope, 0)
+        if self._requests > self._max_requests and not unguarded:
+            self._count("requests", scope)
+            raise later(f"{self._max_requests:,} requests are in progress; ask again later", 1)
         if int(length) > self._max_body:
             raise self._too_large(scope, self._max_body)
         if path in WAITS_FOR_SLOTS and method == "POST":

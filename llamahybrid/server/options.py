@@ -19,6 +19,10 @@ MOST_TOKENS = 200_000
 """Most token ids in one field."""
 
 
+_EFFORTS = {"minimal": "low", "xhigh": "high", "max": "high"}
+"""Efforts that chat templates do not know."""
+
+
 class First(FailFast):
     """Report only the first wrong item of a list. Unlike pydantic's own it has a hash, which unions need."""
 
@@ -50,6 +54,9 @@ class SamplingOptions(BaseModel):
     dynatemp_range: float = Field(default=0.0, ge=0, description="Of the dynamic temperature; 0: off.")
     dynatemp_exponent: float = 1.0
     ignore_eos: bool = Field(default=False, description="The answer does not end before max_tokens.")
+    guided_regex: str | None = Field(
+        default=None, description="A regular expression that the answer matches as a whole (vLLM)."
+    )
     stop_token_ids: Ids = Field(default=[], max_length=MOST_TOKENS, description="Tokens that end an answer.")
     allowed_token_ids: Ids | None = Field(
         default=None, min_length=1, max_length=MOST_TOKENS, description="The only tokens of an answer."
@@ -142,6 +149,12 @@ def template_kwargs(llm: Llama, body: TemplateOptions, ignore_unread: bool = Fal
         named = next((name for name in TemplateOptions.model_fields if getattr(body, name) is not None), None)
         raise bad(str(error), named) from None
     return given
+
+
+def set_effort(llm: Llama, chat: Any, effort: str | None) -> None:
+    """Set the effort of a chat, by the words of Anthropic and OpenAI, if its template reads one."""
+    if effort and len(unread(llm, ("reasoning_effort", "enable_thinking"))) < 2:
+        chat.reasoning_effort = _EFFORTS.get(effort, effort)
 
 
 class AnswerTokens:

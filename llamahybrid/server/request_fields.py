@@ -16,6 +16,9 @@ from typing import Any, Final
 
 from llamahybrid.server.errors import Refusal, bad
 
+MOST_LETTERS = 100
+"""Letters of an unknown name that are compared with known names."""
+
 
 class Effect(Enum):
     """The effect of a field on a route."""
@@ -238,7 +241,7 @@ def require_known(body: Any, ignore_unknown: bool) -> None:
 
 
 def _hint(route: Route, name: str) -> str:
-    near = difflib.get_close_matches(name, known(route), 1)
+    near = difflib.get_close_matches(name[:MOST_LETTERS], known(route), 1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
 import llama_cpp
@@ -18,6 +18,7 @@ from llama_cpp.server.types import (
     TokenizeInputResponse,
 )
 
+from llamahybrid.client.handle import RequestHandle
 from llamahybrid.errors import RequestCancelled
 from llamahybrid.llama import Llama
 from llamahybrid.server.bodies import (
@@ -103,35 +104,33 @@ async def create_embedding(request: Request, body: EmbeddingRequest, service: In
 
 async def embed(request: Request, body: EmbeddingRequest, service: Service) -> dict[str, Any]:
     """Return the answer of upstream's `create_embedding`. Raises Refusal."""
-    texts = Texts(each if isinstance(each, str) else TokenText(each) for each in body.texts())
 
-    def work(llm: Llama) -> Any:
+    def work(llm: Llama, handle: RequestHandle) -> Any:
         if not llm.embeds:
             raise bad("this model was not opened for embeddings (embedding: true)", "model")
         for ids in body.texts():
             require_tokens(llm.n_vocab(), () if isinstance(ids, str) else ids, "input")
-        return llm.create_embedding(input=texts)
+        texts = [each if isinstance(each, str) else TokenText(each) for each in body.texts()]
+        return llm.create_embedding(input=WantedTexts(texts, handle))
 
     require_known(body, service.settings.ignore_unknown_fields)
     body.require_understood()
     slots = service.slots_to_embed(body.model)
-    made: dict[str, Any] = await service.use_slot(request, body.model, work, texts.give_up, slots)
+    made: dict[str, Any] = await service.use_slot(request, body.model, work, slots=slots)
     return made
 
 
-class Texts(list[str]):
+class WantedTexts(list[str]):
     """Texts to embed, until the client disconnects: upstream takes them batch by batch."""
 
-    _wanted = True
-
-    def give_up(self) -> None:
-        """Stop: the client has disconnected."""
-        self._wanted = False
+    def __init__(self, texts: Iterable[str], handle: RequestHandle) -> None:
+        super().__init__(texts)
+        self._handle = handle
 
     def __iter__(self) -> Iterator[str]:
-        """Raises RequestCancelled after `give_up`."""
+        """Raises RequestCancelled for a cancelled handle."""
         for text in super().__iter__():
-            if not self._wanted:
+            if self._handle.cancelled:
                 raise RequestCancelled("the client of these embeddings disconnected")
             yield text
 
@@ -174,7 +173,7 @@ async def detokenize(body: DetokenizeRequest, service: InService) -> DetokenizeI
 
     def work(llm: Llama) -> str:
         require_tokens(llm.n_vocab(), body.tokens, "tokens")
-        return llm.detokenize(body.tokens).decode("utf-8", errors="replace")
+        return str(llm.detokenize(body.tokens), "utf-8", errors="replace")
 
     return DetokenizeInputResponse(text=await service.use(body.model, work))
 

@@ -46,14 +46,15 @@ class Server(uvicorn.Server):
                 signal.signal(hangup, before)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen; Linux closes connections whose client reads nothing for `send_seconds`.
+        """Listen; Linux closes connections whose client reads nothing for twice `send_seconds`.
 
-        uvicorn would wait for ever to send the rest of an answer (tcp(7), TCP_USER_TIMEOUT).
+        The answer was ended and counted before, and uvicorn would wait for ever to send what is left of it
+        (tcp(7), TCP_USER_TIMEOUT).
         """
         await super().startup(sockets)
         service: Service = self.config.app.state.service  # type: ignore[union-attr]
         if (option := getattr(socket, "TCP_USER_TIMEOUT", None)) is not None:
-            milliseconds = int(min(1000 * service.settings.send_seconds, 2**31 - 1))
+            milliseconds = int(min(2000 * service.settings.send_seconds, 2**31 - 1))
             for server in self.servers if self.started else ():
                 for each in server.sockets:
                     if each.family in (socket.AF_INET, socket.AF_INET6):
@@ -85,7 +86,6 @@ def server_of(app: FastAPI, **more: Any) -> Server:
         ssl_certfile=settings.ssl_certfile,
         http="h11",  # its headers are bounded, httptools' are not
         ws="none",
-        limit_concurrency=settings.max_connections + 1,  # uvicorn refuses at this number
         timeout_graceful_shutdown=None if isinf(grace) else int(grace),
         server_header=False,
         **more,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -13,16 +14,16 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
+from llamahybrid.client.handle import RequestHandle
 from llamahybrid.client.salt import digest
 from llamahybrid.llama import Llama
 from llamahybrid.memory.fingerprint import salt_tag
 from llamahybrid.prompt_cache.base import OUTSIDE
 from llamahybrid.server.admission import Admission, Place
-from llamahybrid.server.answer import Answer, disconnect, unless_gone
+from llamahybrid.server.answer import Answer, OpenAIAnswer, disconnect, unless_gone
 from llamahybrid.server.bodies import Body, CompletionRequest
-from llamahybrid.server.completing import account_of, complete, limited, prompts_of
-from llamahybrid.server.errors import Refusal, bad, later
-from llamahybrid.server.history import Past, history
+from llamahybrid.server.completing import complete, limited, prompts_of
+from llamahybrid.server.errors import bad, later
 from llamahybrid.server.job import Create, Done, Failure, Job, Outbox
 from llamahybrid.server.keyed_prompts import KeyedPrompts
 from llamahybrid.server.keys import salt_of_request
@@ -31,6 +32,7 @@ from llamahybrid.server.metrics import ERRORS, Metrics, Values
 from llamahybrid.server.models import Models
 from llamahybrid.server.request_fields import require_known
 from llamahybrid.server.settings import ModelSettings, ServerSettings
+from llamahybrid.server.usage import summary
 from llamahybrid.server.viewers import Viewers
 
 logger = logging.getLogger("llamahybrid.server")
@@ -42,6 +44,9 @@ Retell = Callable[..., Any]
 
 Prepare = Callable[[Llama, Any, str], Retell]
 """Adapts a body to a model, and returns the form of its answers; gets the model, the body and the alias."""
+
+MOST_REQUESTS = 100
+"""Requests in the history."""
 
 LARGE_BYTES = 64 << 10
 """Size of a large request body."""
@@ -75,7 +80,8 @@ class Service:
         self.metrics = Metrics(self._values)
         self.admission.on_refused = partial(self.metrics.refused, "queue")
         self.viewers = Viewers(settings)
-        self.history = history()
+        self.history: deque[tuple[str, dict[str, Any]]] = deque(maxlen=MOST_REQUESTS)
+        """The last requests, the newest first: the tag of the salt (`salt_tag`), and `summary`."""
         self.observer: Callable[[Request], Observer | None] = lambda _: None
         """Returns the function that gets the ids of a request's prompts, in its thread; None: none does."""
         self.jobs: dict[Job, str] = {}
@@ -148,7 +154,7 @@ class Service:
     # -- requests ----------------------------------------------------------------------------------
 
     async def answer(
-        self, request: Request, body: Body, prepare: Prepare | None = None, form: type[Answer] = Answer
+        self, request: Request, body: Body, prepare: Prepare | None = None, form: type[Answer] = OpenAIAnswer
     ) -> Answer:
         """Answer a request when its turn comes. Raises Refusal.
 
@@ -156,10 +162,7 @@ class Service:
         """
         arrived = time.perf_counter()
         require_known(body, self.settings.ignore_unknown_fields)
-        body.require_understood(body.stream)
-        refused = await self._refused(request, body)
-        if refused is not None:
-            raise refused
+        await self._require_supported(request, body)
         alias = self.models.alias(body.model)
         named = self.salt(request, body.cache_salt)
         prompts = prompts_of(body)
@@ -173,19 +176,17 @@ class Service:
             tag = salt_tag(digest(named))
             observe = self._observer(request, body, llm, alias, tag)
             within = partial(limited, create, self.settings.max_prompt_tokens, observe)
-            told = getattr(body, "return_progress", False)
-            progress = form.progress(not isinstance(body, CompletionRequest), alias) if told else None
-            finish = partial(account_of, llm, frozenset(getattr(body, "stop_token_ids", ())), prompts)
+            is_chat = not isinstance(body, CompletionRequest)
+            progress = form.progress(is_chat, alias) if body.return_progress else None
             over = partial(self._over, arrived, place, tag, prompts)
             assert self._outbox is not None, "the service has started"
-            job = Job(within, body.stream, partial(llm.request, named), finish, over, self._outbox, progress)
+            job = Job(within, body.stream, partial(llm.request, named), over, self._outbox, progress)
             self.jobs[job] = alias
             job.start(self._threads)
         except BaseException:
             self.admission.leave(place)
             raise
-        options = body.stream_options
-        return form(job, self._ping_seconds, options is not None and options.include_usage)
+        return form(job, self._ping_seconds)
 
     def salt(self, request: Request, said: str | None) -> str:
         """Return the salt of a request with this `cache_salt`. Raises Refusal for a missing one."""
@@ -197,7 +198,7 @@ class Service:
 
     def _observer(self, request: Request, body: Body, llm: Llama, alias: str, tag: str) -> Observer | None:
         """Return the function that gets the ids of a request's prompts."""
-        observe, key = self.observer(request), getattr(body, "prompt_cache_key", None)
+        observe, key = self.observer(request), body.prompt_cache_key
         if not key or llm.prompt_cache is None:
             return observe
         if alias not in self._keyed:
@@ -211,12 +212,13 @@ class Service:
 
         return both
 
-    async def _refused(self, request: Request, body: Body) -> Refusal | None:
-        """Return `Body.refused`; of a large body in a thread, as its schemas may take a second."""
-        limits = self.settings.max_n, self.settings.max_logprobs
+    async def _require_supported(self, request: Request, body: Body) -> None:
+        """Check a body; a large one in a thread, as its schemas may take a second. Raises Refusal."""
+        check = partial(body.require_supported, self.settings.max_n, self.settings.max_logprobs)
         if int(request.headers.get("content-length", LARGE_BYTES)) < LARGE_BYTES:
-            return body.refused(*limits)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, body.refused, *limits)
+            check()
+        else:
+            await asyncio.get_running_loop().run_in_executor(self._threads, check)
 
     async def use(self, model: str | None, work: Callable[[Llama], Result]) -> Result:
         """Run `work` on a model in a thread, without a slot. Raises Refusal, and the errors of `work`."""
@@ -226,27 +228,39 @@ class Service:
         self,
         request: Request,
         model: str | None,
-        work: Callable[[Llama], Result],
-        give_up: Callable[[], None],
+        work: Callable[[Llama, RequestHandle], Result],
+        salt: str = "",
         slots: int = 1,
     ) -> Result:
         """Run `work` in slots of a model, in a thread. Raises Refusal, and the errors of `work`.
 
-        `slots`: 0 for work in parallel to requests; max_queue + 1 of that may run at once. `give_up` is
-        called in the loop when the client disconnects, the server stops, or the work is done.
+        `slots`: 0 for work in parallel to requests; max_queue + 1 of that may run at once. The handle, of the
+        model's requests with this salt, is dropped if the client disconnects or the server stops.
         """
         if not slots and self._beside > self.settings.max_queue:
             self.metrics.refused("queue")
             raise later("too many requests for embeddings; ask again later", 1, 429)
         self._beside += not slots
         try:
-            made = self._run(work, *await self._enter(request, self.models.alias(model), slots))
-            gone = asyncio.ensure_future(disconnect(request.receive))
+            llm, place = await self._enter(request, self.models.alias(model), slots)
+            gone, handles = asyncio.ensure_future(disconnect(request.receive)), list[RequestHandle]()
+
+            def run(llm: Llama) -> Result:
+                with llm.request(salt) as handle:
+                    handles.append(handle)
+                    if gone.done():
+                        handle.drop()
+                    return work(llm, handle)
+
+            def drop(_: asyncio.Future[None]) -> None:
+                self._wanted.discard(gone)
+                for handle in handles:
+                    handle.drop()
+
             self._wanted.add(gone)
-            gone.add_done_callback(self._wanted.discard)
-            gone.add_done_callback(lambda _: give_up())
+            gone.add_done_callback(drop)
             try:
-                return await asyncio.shield(made)
+                return await asyncio.shield(self._run(run, llm, place))
             finally:
                 gone.cancel()
         finally:
@@ -292,10 +306,11 @@ class Service:
     ) -> None:
         self.jobs.pop(job, None)
         self.admission.leave(place)
-        done = last if isinstance(last, Done) else None
-        end = "cancelled" if job.cancelled else "failed" if done is None else "done"
-        self.metrics.answered(done.reports if done else (), job.started - arrived, end, prompts)
-        self.history.appendleft(Past(tag, done, job.started - arrived, end))
+        reports, reasons = (last.reports, last.reasons) if isinstance(last, Done) else ((), ())
+        end = "cancelled" if job.cancelled else "done" if isinstance(last, Done) else "failed"
+        waited = job.started - arrived
+        self.metrics.answered(reports, waited, end, prompts)
+        self.history.appendleft((tag, summary(reports, reasons, waited, end)))
 
     @property
     def _ping_seconds(self) -> float:

@@ -166,7 +166,9 @@ class ServerSettings(upstream.ServerSettings):  # type: ignore[misc]
         default=None,
         description="Time after which an unused model closes until its next use: 90s, 10m, 2h. None: never.",
     )
-    max_connections: int = Field(default=4096, ge=1, description="More connections get 503.")
+    max_connections: int = Field(
+        default=4096, ge=1, description="Connections with a request in progress; more requests get 503."
+    )
     body_seconds: float = Field(default=60.0, gt=0, description="Requests whose body takes longer get 408.")
     send_seconds: float = Field(
         default=60.0, gt=0, description="Seconds that one write of an answer may wait for its reader."

@@ -6,10 +6,10 @@ A null field counts as missing.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from llamahybrid.server.regex_grammar import grammar_of_choice, grammar_of_regex
 from llamahybrid.server.schemas import MOST_LETTERS
 
 _SAME: Final = {
@@ -77,7 +77,7 @@ def _take_probabilities(said: dict[str, Any], chat: bool) -> None:
 
 
 def _take_form(said: dict[str, Any]) -> None:
-    """Translate the form of the answer to `response_format` or `grammar`."""
+    """Translate the form of the answer to `response_format`, `grammar` or `guided_regex`."""
     if (inside := said.get("structured_outputs")) is not None:
         said.pop("structured_outputs")
         said.update(_unpacked(inside, said))
@@ -96,7 +96,7 @@ def _take_form(said: dict[str, Any]) -> None:
             return
         if "grammar" in said:
             raise ValueError(f"an answer has one form: {name} or grammar, not both")
-        said["grammar"] = _grammar(name, value)
+        said["grammar" if name == "guided_grammar" else "guided_regex"] = _grammar(name, value)
         return
     form = said["response_format"]
     if isinstance(form, dict) and form.get("type") == "json_schema":
@@ -141,7 +141,7 @@ def _grammar(name: str, value: Any) -> str:
         texts = isinstance(value, list) and bool(value) and all(isinstance(each, str) for each in value)
         if not texts or len(value) > MOST_CHOICES:
             raise ValueError(f"{name} is a list of texts, of at most {MOST_CHOICES:,}")
-        return grammar_of_choice(value)
+        return "|".join(map(re.escape, value))
     if not isinstance(value, str) or len(value) > MOST_LETTERS:
         raise ValueError(f"{name} is a text of at most {MOST_LETTERS:,} letters")
-    return grammar_of_regex(value) if name == "guided_regex" else value
+    return value

@@ -1,7 +1,8 @@
-"""Usage: OpenAI's `usage` and llama-server's `timings` of a request."""
+"""Numbers of a request: OpenAI's `usage`, llama-server's `timings`, and the line of the page at /cache."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -76,6 +77,28 @@ def timings(reports: Sequence[RequestReport], prompts: int = 1) -> dict[str, Any
         told["draft_n"] = drafted
         told["draft_n_accepted"] = sum(r.accepted for r in reports)
     return told
+
+
+def summary(
+    reports: Sequence[RequestReport], reasons: Sequence[str], waited: float, end: str
+) -> dict[str, Any]:
+    """Return a request that is over as the page at /cache shows it, without a token of its prompt.
+
+    `waited`: seconds in the queue. `end`: "done", "cancelled" or "failed".
+    """
+    first = reports[0] if reports else None
+    return {
+        "ended": time.time(),
+        "end": end,
+        "waited": waited,
+        "prompt": first.total if first else 0,
+        "cached": first.cached if first else 0,
+        "matched": first.matched if first else 0,
+        "generated": sum(report.generated for report in reports),
+        "source": first.source if first else "none",
+        "reason": next(iter(reasons), ""),
+        "first_token_seconds": first.first_token_seconds if first else 0.0,
+    }
 
 
 def _rate(tokens: int, ms: float) -> float:

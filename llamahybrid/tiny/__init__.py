@@ -119,7 +119,10 @@ def make(
     Raises:
         UnknownArchitecture: the library cannot make it; the message has the reason.
         ValueError: sizes do not fit together.
+        FileExistsError: `out` is a folder or a device.
     """
+    if out.exists() and not out.is_file():
+        raise FileExistsError(f"{out} is no file")
     if arch not in SPECS:
         raise UnknownArchitecture(f"{arch!r} is none of the architectures tiny can make: {', '.join(SPECS)}")
     words = vocabulary(vocab)

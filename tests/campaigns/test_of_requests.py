@@ -94,7 +94,7 @@ def leave_a_stream_behind(patch: pytest.MonkeyPatch) -> None:
     [
         (mix_up_rows, "of the range apart", 1),
         (mix_up_ids, "upstream's ids", 1),
-        (take_all_salts_for_one, "were ever asked", 20),
+        (take_all_salts_for_one, "were ever asked", 200),
         (leave_a_stream_behind, "left behind", 1),
     ],
 )
@@ -131,7 +131,7 @@ def test_timer_signals_at_any_moment(arch: str) -> None:
     """In a process of its own: the test runner has a timer, too."""
     campaign = [sys.executable, "-m", "tests.lab.signal_fuzz", "--seconds", "500", "--seed", "7"]
     done = subprocess.run(
-        [*campaign, "--count", "30", "--arch", arch], capture_output=True, text=True, timeout=550
+        [*campaign, "--count", "6", "--arch", arch], capture_output=True, text=True, timeout=550
     )
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [line.split() for line in done.stdout.splitlines() if arch in line]

@@ -105,6 +105,12 @@ def test_show_prints_shared_prefixes_once_and_why_each_checkpoint_is_kept(folder
     assert result.output.count("goes next") == 1
 
 
+def test_preview_of_a_list_leaves_room_for_numbers(folder: Path, tiny_model: Any) -> None:
+    found = run("list", "--dir", folder, "--preview", tiny_model("qwen35")).output
+    (head,) = [line for line in found.splitlines() if " model " in line]
+    assert head.replace("┃", " ").split() == ["model", "tokens", "checkpoints", "MiB", "age", "text"]
+
+
 def test_show_preview_has_texts(folder: Path, tiny_model: Any) -> None:
     model = tiny_model("mamba")
     import llama_cpp

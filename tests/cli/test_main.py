@@ -123,6 +123,8 @@ def test_hazards_refuses_unknown_libraries_and_probes(tmp_path: Path) -> None:
     result = run("hazards", "--probe", "nonsense")
     assert result.exit_code == 1
     assert "rollback-twice" in result.output
+    for command in ("check", "hazards"):
+        assert run(command, "--lib", tmp_path / "none").exit_code == 2
     assert run("hazards", "--expect", "patched").exit_code == 2
     assert run("hazards", "--expect", "stock", "--arch", "llama").exit_code == 2
 

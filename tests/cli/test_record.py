@@ -104,5 +104,5 @@ def test_record_without_llama_cpp_reports_an_empty_recording(tmp_path: Path) -> 
     command = [sys.executable, "-m", "llamahybrid", "record", "--out", str(trace), "--", str(program)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0
-    assert done.stderr == f"nothing was recorded: {program} did not come to import llama_cpp\n"
+    assert done.stderr == f"nothing was recorded: {program} has not imported llama_cpp\n"
     assert not trace.exists()

@@ -22,6 +22,14 @@ def test_serve_has_the_options_of_upstream_and_ours() -> None:
     assert parser().format_help()
 
 
+def test_wrong_option_is_named_in_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        settings(["x.gguf", "--nonsense"])
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        "llamahybrid serve: error: unrecognized arguments: --nonsense"
+    ]
+
+
 def test_serve_takes_options_in_either_spelling() -> None:
     how, (model,) = settings(
         [

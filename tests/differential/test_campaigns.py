@@ -5,6 +5,7 @@ import typer
 
 import llamahybrid
 from tests.lab import fuzz
+from tests.lab.campaign import sweep
 from tests.lab.differential import check
 from tests.lab.history import Reopen, random_history, restarted
 
@@ -13,7 +14,7 @@ LEAK = 4 << 20
 
 @pytest.mark.full
 def test_a_campaign_prints_the_worst_difference(capsys):
-    fuzz.main(seconds=1, seed=1, arch=["mamba"])
+    sweep(fuzz.play, ["mamba"], seconds=1, seed=1)
     assert "worst difference" in capsys.readouterr().out
 
 
@@ -28,7 +29,7 @@ def test_a_history_of_restarts_goes_on_from_disk(tiny_model):
 def test_a_campaign_ends_at_a_mismatch_and_prints_a_short_history(forgetful, monkeypatch, capsys):
     monkeypatch.setattr(fuzz, "Llama", forgetful)
     with pytest.raises(typer.Exit):
-        fuzz.main(seconds=600, seed=1, arch=["mamba"])
+        sweep(fuzz.play, ["mamba"], seconds=600, seed=1)
     printed = capsys.readouterr().out
     assert "seed " in printed
     assert "History(" in printed

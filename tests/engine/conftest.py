@@ -64,9 +64,7 @@ def built(cache: Path) -> Build:
             "recipe": Recipe.here(),
             "patches": series.patches(sdist.PIN.version, series.REUSE),
             "source": "",
-            "symbols": ("llama_n_rs_seq",),
             "built": "2026-01-01T00:00:00+00:00",
-            "seconds": 1.0,
             "files": installed.contents(libraries),
         }
         engine = Engine(folder=installed.home() / name, **{**facts, **changes})  # type: ignore[arg-type]

@@ -44,3 +44,11 @@ def test_invalid_manifest_is_skipped(built: Build, harm: dict[str, object]) -> N
     assert activation.resolve("") == good.libraries
     assert installed.engines() == [good]
     assert len(installed.unreadable()) == 1
+
+
+def test_manifest_with_further_fields_is_read(built: Build) -> None:
+    """Earlier versions wrote the functions and the seconds of the build, too."""
+    engine = built()
+    manifest = engine.folder / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"symbols": ["f"], "seconds": 1.5}))
+    assert installed.engines() == [engine]

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from llamahybrid.engine import libraries
-from llamahybrid.upstream import OPTIONAL
 from tests.engine.compiled import cuda_engine
 
 
@@ -16,5 +15,5 @@ def test_gpu_build_is_inspected_without_its_driver(tmp_path: Path) -> None:
     folder = cuda_engine(tmp_path / "lib")
     with pytest.raises(OSError, match="libcuda"):
         ctypes.CDLL(str(folder / "libllama.so"))
-    assert libraries.loadable(folder) == ("llama_n_rs_seq", "llama_state_seq_get_data_range")
-    assert set(libraries.loadable(folder)) < set(OPTIONAL)
+    libraries.require_loadable(folder)
+    assert libraries.optional(folder) == ("llama_n_rs_seq", "llama_state_seq_get_data_range")

@@ -42,6 +42,7 @@ def test_bench_measures_each_target_on_each_workload(
     tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(Dying, "opened", 0)
     monkeypatch.setattr(bench, "RESTART_TOKENS", 300)
     monkeypatch.setattr(bench, "SAVED_TOKENS", 300)
     model = ModelFile("tiny", tiny_model("qwen35"), {"n_threads": 1})

@@ -152,6 +152,6 @@ def test_four_clients_with_one_prompt_decode_it_once(tiny_model: TinyModel) -> N
     model = tiny_model("qwen35")
     crowd = play(model, WORKLOADS["few-shot"], same=True)
     assert crowd.ratio <= 1.05, crowd.account()
-    assert sum(crowd.least) < 4 * len(crowd.asked[0].prompt)
+    assert sum(crowd.least) < 4 * len(crowd.asked[0].record.prompt)
     without_paging = play(model, WORKLOADS["few-shot"], same=True, paging=False)
     assert without_paging.ratio > 1.05, "prompts that are decoded twice are noticed"

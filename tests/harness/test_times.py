@@ -10,6 +10,8 @@ from llamahybrid.harness.report import Report, TargetFigures
 from tests.harness.reports import report, request, target, workload
 
 Load = Callable[[], float]
+CHANCE = random.Random()
+"""Of this module alone: threads of other tests draw from the common one."""
 
 
 def played(name: str, load: Load, first: float = 1.0, workloads: int = 10, **more: object) -> TargetFigures:
@@ -19,7 +21,7 @@ def played(name: str, load: Load, first: float = 1.0, workloads: int = 10, **mor
         slow = load()
         turns = []
         for turn in range(10):
-            noise, rest = random.uniform(0.8, 1.3), random.uniform(0.8, 1.3)
+            noise, rest = CHANCE.uniform(0.8, 1.3), CHANCE.uniform(0.8, 1.3)
             ttft = 0.02 * first * slow * noise
             turns.append(request(str(i), turn, ttft=ttft, seconds=ttft + 0.05 * slow * rest))
         done.append(workload(str(i), requests=tuple(turns)))
@@ -35,23 +37,23 @@ def idle() -> float:
 
 
 def busy() -> float:
-    return random.choice((1.0, 1.5, 4.0, 9.0))
+    return CHANCE.choice((1.0, 1.5, 4.0, 9.0))
 
 
 def test_noise_and_load_are_no_drift() -> None:
-    random.seed(1)
+    CHANCE.seed(1)
     reports = [run(load) for load in (idle, busy) * 10]
     assert [list(drifts(old, new)) for old in reports for new in reports if old is not new] == [[]] * 380
 
 
 def test_busy_machine_is_no_drift() -> None:
-    random.seed(2)
+    CHANCE.seed(2)
     later = report(played("stock", idle), played("ours", lambda: 6.0))
     assert list(drifts(run(idle), later)) == []
 
 
 def test_later_first_tokens_are_seen_under_load() -> None:
-    random.seed(3)
+    CHANCE.seed(3)
     (found,) = drifts(run(idle), run(busy, first=1.8))
     assert (found.target, found.controls, found.workloads) == ("ours", ("stock",), 10)
     assert 1.5 < found.factor < 2.2
@@ -60,7 +62,7 @@ def test_later_first_tokens_are_seen_under_load() -> None:
 
 
 def test_no_drift_without_a_control_or_enough_workloads() -> None:
-    random.seed(4)
+    CHANCE.seed(4)
     few = [report(*(played(n, idle, 1 + (n == "ours") * x, 7) for n in ("stock", "ours"))) for x in (0, 4)]
     assert list(drifts(*few)) == []
     alone = [report(played("ours", idle, x)) for x in (1, 5)]

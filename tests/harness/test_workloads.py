@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import asdict
-from itertools import pairwise
+from itertools import count, pairwise
 
 import llama_cpp
 import pytest
@@ -17,6 +17,7 @@ from llamahybrid.harness.targets.child import WORDS
 from llamahybrid.harness.workloads import agents, chats, tokens
 from llamahybrid.harness.workloads.speech import Speech, Vocabulary
 from tests.conftest import TinyModel
+from tests.lab.in_process import played
 from tests.lab.pretend import PretendSpeech, made_up
 
 Start = Callable[[Speech], Conversation]
@@ -28,16 +29,13 @@ def spelled(tokens: Sequence[int]) -> str:
 
 
 def requests(start: Start) -> Iterator[tuple[Request, Answer]]:
-    conversation, number = start(PretendSpeech()), 0
-    request: Request | None = next(conversation)
-    while request is not None:
-        number += 1
-        answer = Answer(made_up(request.tokens, request.max_tokens, number), spelled)
-        yield deepcopy(request), answer
-        try:
-            request = conversation.send(answer)
-        except StopIteration:
-            request = None
+    numbers = count(1)
+
+    def ask(request: Request) -> tuple[tuple[Request, Answer], Answer]:
+        answer = Answer(made_up(request.tokens, request.max_tokens, next(numbers)), spelled)
+        return (deepcopy(request), answer), answer
+
+    return played(start(PretendSpeech()), ask)
 
 
 def prompts(start: Start) -> list[tuple[Tokens, Tokens]]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ import llama_cpp
 import pytest
 
 import llamahybrid
+from tests.lab.waiting import listens, wait_until
 
 SYSTEM = "You are a guide to the rivers of Austria, and answer briefly and to the point. " * 3
 ASKED = ("Which rivers flow through Vienna?", "And which of them through Graz?", "Name a third one, please.")
@@ -73,28 +72,18 @@ def reuses(scenario: Scenario, share: float = 0.7, **defaults: Any) -> Side:
     return ours
 
 
-def free_port() -> int:
-    """A port of this machine that no program listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-        return port
-
-
 @contextmanager
 def listening(command: Sequence[str], port: int, log: Path, **options: Any) -> Iterator[None]:
     """Run a server until the block ends, which begins once it listens on its port."""
     with log.open("a") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, **options)
-    until = time.monotonic() + 240
+
+    def ready() -> bool:
+        assert process.poll() is None, log.read_text()
+        return listens(port)
+
     try:
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                break
-            except OSError:
-                assert process.poll() is None, log.read_text()
-                assert time.monotonic() < until, log.read_text()
-                time.sleep(0.1)
+        wait_until(ready)
         yield
     finally:
         process.terminate()

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import TinyModel
-from tests.integrations.sides import ASKED, SYSTEM, free_port, listening, needed
+from tests.integrations.sides import ASKED, SYSTEM, listening, needed
+from tests.lab.waiting import free_port
 
 openai = needed("openai", "llama_cpp_server")
 needed("sse_starlette", "llama_cpp_server")

@@ -141,7 +141,7 @@ def test_the_page_follows_changes(browser: Any, server: Any) -> None:
     with server.client(headers={"x-api-key": "secret"}) as client:
         asked = {"prompt": "Tell me a story", "max_tokens": 4, "temperature": 0.0}
         assert client.post("/v1/completions", json=asked).status_code == 200
-    page.locator("#requests li").nth(before).wait_for(timeout=20_000)
+    page.locator("#requests li").nth(before).wait_for(timeout=60_000)
     page.locator("#text").uncheck()
     page.wait_for_selector("#tree .text", state="detached")
     assert complaints == []

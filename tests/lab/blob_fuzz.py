@@ -1,9 +1,9 @@
 """Blob campaigns: damaged, foreign and made-up state, through our API or straight at the C API.
 
-``python -m tests.lab.blob_fuzz [--count 10000] [--seconds 600] [--seed 0] [--native]``
+``python -m tests.lab.blob_fuzz [--count 10000] [--seconds 600] [--seed 0] [--way native]``
 
 Through the API every record that is not exactly what was saved here must be refused, and the next answer
-must be right. With ``--native`` the bytes go to the library itself, which must not die, and where it refuses
+must be right. As ``native`` the bytes go to the library itself, which must not die, and where it refuses
 must be as before: that holds for the patched engine. Each batch runs in a process of its own, so that a crash
 or a hang is a result. A `LlamaState` that stock saved carries no checksum: damage to it cannot be told, and
 it is left out here.
@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import itertools
 import json
 import random
 import subprocess
@@ -24,17 +23,16 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import typer
 
 from llamahybrid import tiny
 from llamahybrid.capi.gguf import Gguf
 from llamahybrid.memory.restore import restore
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES
-from tests.lab.campaign import Count, Seconds, Seed, sweep
+from tests.lab.campaign import main
 from tests.lab.differential import Mismatch
 
 Bytes = npt.NDArray[np.uint8]
@@ -333,28 +331,17 @@ def batch(target: str, model: Path, seed: int, count: int) -> tuple[Counter[str]
     return Counter(json.loads(child.stdout.splitlines()[-1])), ""
 
 
-def main(
-    count: Count = 10_000,
-    seconds: Seconds = 600,
-    seed: Seed = 0,
-    native: Annotated[bool, typer.Option(help="Straight at the C API.")] = False,
-) -> None:
-    """Damaged and foreign state, for a bounded time."""
-
-    def play(model: Path, way: str, number: int, until: float) -> tuple[object, ...]:
-        total = Counter[str]()
-        batches = itertools.count(seed + number, len(ARCHITECTURES))
-        for each in itertools.islice(batches, -(-count // (BATCH * len(ARCHITECTURES)))):
-            outcomes, failure = batch(way, model, each, BATCH)
-            total += outcomes
-            if failure:
-                raise Mismatch(failure)
-            if time.monotonic() >= until:
-                break
-        return total.total(), dict(total)
-
-    target = "native" if native else "api"
-    sweep(play, ARCHITECTURES, "records, by what became of them", seconds, seed, [target])
+def play(model: Path, target: str, seed: int, count: int, until: float) -> dict[str, object]:
+    """Batches until the time is up, one at least."""
+    total = Counter[str]()
+    for each in range(seed, seed + -(-count // BATCH)):
+        outcomes, failure = batch(target, model, each, BATCH)
+        total += outcomes
+        if failure:
+            raise Mismatch(failure)
+        if time.monotonic() >= until:
+            break
+    return {"records": total.total(), "by what became of them": dict(total)}
 
 
 if __name__ == "__main__":
@@ -364,4 +351,4 @@ if __name__ == "__main__":
         silence()
         print(json.dumps(TARGETS[sys.argv[2]](Path(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]))))
     else:
-        typer.run(main)
+        main(play, ARCHITECTURES, ("api",))

@@ -20,14 +20,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import typer
 from llama_cpp import LogitsProcessorList
 from llama_cpp.llama_speculative import LlamaDraftModel
 
 from llamahybrid import tiny
 from llamahybrid.llama import Llama
 from llamahybrid.speculation.draft_length import DraftLengthPolicy
-from tests.lab.campaign import Archs, Count, Seconds, Seed, sweep
+from tests.lab.campaign import main
 from tests.lab.differential import Mismatch
 from tests.lab.reference import Logits, Reference, Setting, difference
 
@@ -220,18 +219,14 @@ def run(model: Path, seed: int, count: int, until: float) -> Outcome:
     return total
 
 
-def main(seconds: Seconds = 60, count: Count = 1000, seed: Seed = 0, arch: Archs = None) -> None:
-    """Drafts accepted and rejected at random, for a bounded time; `count` is for each architecture."""
-
-    def play(model: Path, way: str, number: int, until: float) -> tuple[object, ...]:
-        outcome = run(model, seed, count, until)
-        kinds = (outcome.rollbacks[kind] for kind in ("cut", "planes", "snapshot"))
-        counts = (outcome.patterns, outcome.drafted, outcome.accepted, *kinds)
-        return (*counts, f"{outcome.worst:.1e}", outcome.ties)
-
-    columns = "patterns, drafted, accepted, cut, planes, snapshot, worst difference, ties"
-    sweep(play, arch or ARCHITECTURES, columns, seconds, seed)
+def _cells(model: Path, _: str, seed: int, count: int, until: float) -> dict[str, object]:
+    outcome = run(model, seed, count, until)
+    return {
+        **{name: getattr(outcome, name) for name in ("patterns", "drafted", "accepted", "ties")},
+        **{kind: outcome.rollbacks[kind] for kind in ("cut", "planes", "snapshot")},
+        "worst difference": f"{outcome.worst:.1e}",
+    }
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main(_cells, ARCHITECTURES)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import llama_cpp
 
@@ -25,6 +26,7 @@ from llamahybrid.harness.workloads.multi_user import CROWDS
 from llamahybrid.harness.workloads.speech import Speech
 from llamahybrid.harness.workloads.tokens import TOKEN_WORKLOADS, Workload
 
+T = TypeVar("T")
 WORKLOADS: Mapping[str, Workload] = {w.name: w for w in (*TOKEN_WORKLOADS, *CROWDS, *CHAT_WORKLOADS)}
 
 
@@ -61,28 +63,32 @@ def oracle_ratio(records: Sequence[Record], first: int = 0) -> float:
 
 
 @dataclass
-class _Observed:
-    prompt: tuple[int, ...] = ()
+class Heard:
+    """A call of `llm.generate`."""
+
+    prompt: tuple[int, ...]
     generated: list[int] = field(default_factory=list)
     first_token: float = 0.0
+    """When it came, by `time.perf_counter`."""
+    sent: float = field(default_factory=time.perf_counter)
+    thread: int = field(default_factory=threading.get_ident)
 
 
 @contextmanager
-def _observe(llm: llama_cpp.Llama) -> Iterator[_Observed]:
-    """Note prompt, sampled tokens and the first token's time of a call of `llm.generate`."""
-    seen = _Observed()
-    generate = llm.generate
+def heard(llm: llama_cpp.Llama) -> Iterator[list[Heard]]:
+    """Note the calls of `llm.generate` inside the block."""
+    calls, generate = list[Heard](), llm.generate
 
-    def watched(tokens: Sequence[int], *args: Any, **kwargs: Any) -> Generator[int, Any, None]:
-        seen.prompt = tuple(tokens)
+    def noting(tokens: Sequence[int], *args: Any, **kwargs: Any) -> Generator[int, Any, None]:
+        calls.append(call := Heard(tuple(tokens)))
         for token in generate(tokens, *args, **kwargs):
-            seen.first_token = seen.first_token or time.perf_counter()
-            seen.generated.append(int(token))
+            call.first_token = call.first_token or time.perf_counter()
+            call.generated.append(int(token))
             yield token
 
-    llm.generate = watched
+    llm.generate = noting
     try:
-        yield seen
+        yield calls
     finally:
         del llm.generate
 
@@ -117,9 +123,10 @@ def ask(llm: llama_cpp.Llama, request: Request, counter: DecodeCounter) -> tuple
 
     counter.take()
     started = time.perf_counter()
-    with _observe(llm) as seen:
+    with heard(llm) as calls:
         usage = send(llm, request)
     seconds = time.perf_counter() - started
+    (seen,) = calls
     answer = Answer(tuple(seen.generated), text)
     return (
         Record(
@@ -139,16 +146,19 @@ def ask(llm: llama_cpp.Llama, request: Request, counter: DecodeCounter) -> tuple
 def converse(llm: llama_cpp.Llama, conversation: Conversation) -> list[Record]:
     """Run a conversation to its end."""
     counter = DecodeCounter(llm)
-    records: list[Record] = []
+    return list(played(conversation, lambda request: ask(llm, request, counter)))
+
+
+def played(conversation: Conversation, ask: Callable[[Request], tuple[T, Answer]]) -> Iterator[T]:
+    """Run a conversation to its end; what `ask` returned besides each answer."""
     request = next(conversation, None)
     while request is not None:
-        record, answer = ask(llm, request, counter)
-        records.append(record)
+        told, answer = ask(request)
+        yield told
         try:
             request = conversation.send(answer)
         except StopIteration:
-            request = None
-    return records
+            return
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from llamahybrid.prompt_cache.block_store import BlockStore
 from llamahybrid.prompt_cache.nodes import ID_BYTES, Entry, Node, tokens_of
 from llamahybrid.prompt_cache.pins import Pins
 from llamahybrid.prompt_cache.ram import Account
-from llamahybrid.prompt_cache.reader import Late
 from llamahybrid.prompt_cache.store import RamStore
 from llamahybrid.prompt_cache.tier import Tier
 from llamahybrid.prompt_cache.tree import Tree
+from llamahybrid.prompt_cache.worker import Late
 from tests.lab.naive import NaivePromptCache
 
 
@@ -26,11 +26,11 @@ def check_integrity(thing: object) -> None:
 
 @check_integrity.register
 def _(cache: PromptCache) -> None:
-    guard = cache.ram.guard
+    guard = cache.guard
     if not guard.inside():  # else it is in the middle of a change
         with guard.lock:
             guard.enter()
-            check_integrity(cache.ram)
+            check_ram(cache)
     if cache.disk is not None:
         check_integrity(cache.disk)
 
@@ -40,8 +40,8 @@ def _(cache: NaivePromptCache) -> None:
     cache.check_integrity()
 
 
-@check_integrity.register
-def _(store: RamStore) -> None:
+def check_ram(store: RamStore) -> None:
+    """Raise AssertionError if anything that a cache has in RAM is not as it says."""
     check_integrity(store.tree)
     check_integrity(store.account)
     check_integrity(store.pins)
@@ -105,6 +105,7 @@ def _(tree: Tree) -> None:
     assert tree.token_bytes == sum(len(n.edge) for n in nodes), "token bytes miscounted"
     assert tree.entry_bytes == sum(e.nbytes for e in entries), "checkpoint bytes miscounted"
     segments = [s for n in nodes for s in n.segments]
+    assert tree.segments == len(segments), "segments miscounted"
     assert tree.segment_bytes == sum(s.nbytes for s in segments), "segment bytes miscounted"
     assert len({id(s.record) for s in segments}) == len(segments), "two segments share their bytes"
     assert set(entries) == set(tree._line), "a checkpoint has no turn to be looked at"
@@ -120,12 +121,12 @@ def _(tree: Tree) -> None:
 @check_integrity.register
 def _(tier: Tier) -> None:
     with suppress(Late):  # what was given up still runs
-        tier._reader.call(60.0, check_integrity, tier.store)
+        tier.reader.call(60.0, check_integrity, tier.store)
 
 
 @check_integrity.register
 def _(store: BlockStore) -> None:
-    store.rows.open()  # type: ignore[attr-defined]
+    store.rows.open()
     for place, path in store.each():
         tokens = tokens_of(path.ids)
         assert place.items, "a place of nothing"

@@ -26,13 +26,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from llamahybrid.capi.gguf import Gguf
 from llamahybrid.errors import Busy
 from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache import PromptCache
-from tests.lab.campaign import Archs, Count, Seconds, Seed, sweep
+from tests.lab.campaign import main
 from tests.lab.differential import Mismatch, Verdict
 from tests.lab.fuzz import generative
 from tests.lab.inside import MergedBatches, keep_rows_on_request, set_patience, set_wait
@@ -265,20 +263,19 @@ def run(model: Path, seed: int, count: int, until: float, outcome: Outcome) -> i
     return seed + count
 
 
-def main(seconds: Seconds = 60, count: Count = 100_000, seed: Seed = 0, arch: Archs = None) -> None:
-    """Several conversations at once, for a bounded time."""
-
-    def play(model: Path, way: str, number: int, until: float) -> tuple[object, ...]:
-        outcome = Outcome()
-        last = run(model, seed, count, until, outcome)
-        verdict = outcome.verdict
-        ties = f"{len(verdict.ties)} of {max((t.margin for t in verdict.ties), default=0):.0e}"
-        counted = (outcome.count[name] for name in ("models", "cancels", "dropped", "steps", "rows"))
-        return (outcome.histories, verdict.requests, f"{verdict.worst:.1e}", ties, *counted, last)
-
-    columns = "histories, requests, worst, ties, models, cancels, dropped, steps, rows, until seed"
-    sweep(play, arch or generative(), columns, seconds, seed, window=16)
+def _cells(model: Path, _: str, seed: int, count: int, until: float) -> dict[str, object]:
+    outcome = Outcome()
+    last = run(model, seed, count, until, outcome)
+    verdict = outcome.verdict
+    return {
+        "histories": outcome.histories,
+        "requests": verdict.requests,
+        "worst": f"{verdict.worst:.1e}",
+        "ties": f"{len(verdict.ties)} of {max((t.margin for t in verdict.ties), default=0):.0e}",
+        **{name: outcome.count[name] for name in ("models", "cancels", "dropped", "steps", "rows")},
+        "until seed": last,
+    }
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main(_cells, generative(), window=16)

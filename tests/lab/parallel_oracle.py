@@ -7,22 +7,20 @@ on one `Llama(n_parallel=4)`. The least is counted as if each request came when 
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llamahybrid import Llama
-from llamahybrid.core.report import RequestReport
 from llamahybrid.harness.conversation import Answer, Request
 from llamahybrid.harness.counters import DecodeCounter
 from llamahybrid.harness.oracle import least_decodes
 from llamahybrid.harness.workloads.speech import Speech
 from llamahybrid.harness.workloads.tokens import Workload
-from tests.lab.in_process import Record, send
+from tests.lab.in_process import Record, heard, played, send
 from tests.lab.real_costs import decide_by
 
 CLIENTS = 4
@@ -35,9 +33,7 @@ class Asked:
     client: int
     number: int
     sent: float
-    prompt: tuple[int, ...] = ()
-    generated: list[int] = field(default_factory=list)
-    report: RequestReport | None = None
+    record: Record
 
 
 @dataclass(frozen=True)
@@ -51,7 +47,7 @@ class Crowd:
     @property
     def least(self) -> list[int]:
         """Least tokens of each request."""
-        return least_decodes([_record(each) for each in self.asked])
+        return least_decodes([each.record for each in self.asked])
 
     @property
     def ratio(self) -> float:
@@ -65,32 +61,14 @@ class Crowd:
         """Return the tokens of each request, as a table."""
         lines = []
         for each, least in zip(self.asked, self.least, strict=True):
-            assert each.report is not None
-            took = each.report.left + max(0, len(each.generated) - 1)
+            report, record = each.record.report, each.record
+            assert report is not None
+            took = report.left + max(0, len(record.generated) - 1)
             lines.append(
-                f"client {each.client}, request {each.number}: total {len(each.prompt)}, least {least}, "
-                f"took {took}, {each.report.reason}"
+                f"client {each.client}, request {each.number}: total {len(record.prompt)}, least {least}, "
+                f"took {took}, {report.reason}"
             )
         return "\n".join([*lines, f"decoded {self.decoded}, least {sum(self.least)}"])
-
-
-def _record(each: Asked) -> Record:
-    return Record(each.prompt, tuple(each.generated), report=each.report)
-
-
-class _Observer:
-    """Notes what reaches `llm.generate`, by thread."""
-
-    def __init__(self, llm: Any) -> None:
-        self._generate, self.of = llm.generate, threading.local()
-        llm.generate = self._watched
-
-    def _watched(self, tokens: Sequence[int], *args: Any, **kwargs: Any) -> Generator[int, Any, None]:
-        seen: Asked = self.of.asked
-        seen.prompt = tuple(tokens)
-        for token in self._generate(tokens, *args, **kwargs):
-            seen.generated.append(int(token))
-            yield token
 
 
 def play(
@@ -99,30 +77,24 @@ def play(
     """All clients at once on a fresh `Llama` with as many slots; costs are those of a real model."""
     options = {"n_threads": 1, "n_threads_batch": 1, "verbose": False, **options}
     options = {"n_ctx": clients * workload.n_ctx, **options}
-    asked: list[Asked] = []
-    with closing(Llama(model_path=str(model), n_parallel=clients, **options)) as llm:
+    with closing(Llama(model_path=str(model), n_parallel=clients, **options)) as llm, heard(llm) as calls:
         decide_by(llm)
-        observer, counter = _Observer(llm), DecodeCounter(llm)
+        counter = DecodeCounter(llm)
 
         def text(tokens: Sequence[int]) -> str:
             return str(llm.detokenize(list(tokens)).decode("utf-8", errors="ignore"))
 
-        def client(i: int) -> None:
+        def ask(request: Request) -> tuple[tuple[float, Record], Answer]:
+            send(llm, request)
+            mine = [call for call in calls if call.thread == threading.get_ident()][-1]
+            record = Record(mine.prompt, tuple(mine.generated), report=llm.last_request)
+            return (mine.sent, record), Answer(record.generated, text)
+
+        def client(i: int) -> list[Asked]:
             speech = Speech(llm, seed=0 if same else i, marked=workload.marked)
-            conversation = workload.start(speech)
-            request: Request | None = next(conversation, None)
-            number = 0
-            while request is not None:
-                observer.of.asked = each = Asked(i, number, time.monotonic())
-                asked.append(each)
-                send(llm, request)
-                each.report, number = llm.last_request, number + 1
-                try:
-                    request = conversation.send(Answer(tuple(each.generated), text))
-                except StopIteration:
-                    request = None
+            told = enumerate(played(workload.start(speech), ask))
+            return [Asked(i, number, *each) for number, each in told]
 
         with ThreadPoolExecutor(clients) as pool:
-            for each in [pool.submit(client, i) for i in range(clients)]:
-                each.result()
+            asked = [each for one in pool.map(client, range(clients)) for each in one]
         return Crowd(sorted(asked, key=lambda a: a.sent), counter.take(), workload.measured_from)

@@ -18,7 +18,7 @@ from llamahybrid.harness.workloads.speech import Speech
 from llamahybrid.prompt_cache import Costs, PromptCache
 from llamahybrid.prompt_cache.eviction import Eviction
 from tests.lab.fake_engine import FakeEngine, Kind
-from tests.lab.in_process import Record
+from tests.lab.in_process import Record, played
 from tests.lab.server_rules import ServerRules, Sizes
 
 OPENING, THINK = 0, 1
@@ -128,16 +128,13 @@ class Server:
 
 def play(conversation: Conversation, speech: PretendSpeech, policy: Policy) -> Iterator[Record]:
     """Run a conversation to its end, one record for each request."""
-    request: Request | None = next(conversation, None)
-    while request is not None:
+
+    def ask(request: Request) -> tuple[Record, Answer]:
         prompt = tuple(request.tokens)
         answer = made_up(prompt, request.max_tokens, request.seed)
-        decoded = policy.ask(speech, prompt, answer)
-        yield Record(prompt, answer, decoded)
-        try:
-            request = conversation.send(Answer(answer, str))
-        except StopIteration:
-            request = None
+        return Record(prompt, answer, policy.ask(speech, prompt, answer)), Answer(answer, str)
+
+    return played(conversation, ask)
 
 
 def interleaved(

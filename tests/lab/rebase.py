@@ -316,7 +316,7 @@ def main(arguments: list[str] | None = None) -> int:
         folder = None if given.check else given.out or Path("patches") / target.name
         if folder:
             require_empty(folder)
-        with display("merged") as progress:
+        with display() as progress:
             carried = carry(target, base, progress, keep=given.tree)
         if folder:
             write(carried, target, folder)

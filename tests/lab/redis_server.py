@@ -7,12 +7,12 @@ import importlib.util
 import os
 import shutil
 import signal
-import socket
 import subprocess
-import time
 from pathlib import Path
 
 import redis
+
+from tests.lab.waiting import free_port, wait_until
 
 
 def _bundled() -> str | None:
@@ -30,9 +30,7 @@ class RedisServer:
     """A server whose records survive a kill with `keep` alone."""
 
     def __init__(self, folder: Path, *, keep: bool = False) -> None:
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))
-            self.port: int = taken.getsockname()[1]
+        self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self.folder, self.keep = folder, keep
         self.start()
@@ -42,13 +40,13 @@ class RedisServer:
         durable = ("--appendonly", "yes", "--appendfsync", "always") if self.keep else ("--appendonly", "no")
         run = [PROGRAM, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", *durable]
         self._process = subprocess.Popen([*run, "--dir", str(self.folder)], stdout=subprocess.DEVNULL)
-        client = self.client()
-        for _ in range(3000):
-            with contextlib.suppress(redis.RedisError):
-                client.ping()
-                return
-            time.sleep(0.02)
-        raise AssertionError("the server does not start")
+        wait_until(self._answers)
+
+    def _answers(self) -> bool:
+        assert self._process.poll() is None, "the server ended"
+        with contextlib.suppress(redis.RedisError):
+            return bool(self.client().ping())
+        return False
 
     def client(self) -> redis.Redis:
         return redis.Redis(port=self.port, socket_timeout=10)

@@ -9,39 +9,33 @@ from __future__ import annotations
 
 import os
 import runpy
-import socket
 import subprocess
 import sys
-import time
 from types import TracebackType
 
 from tests.lab.reference import RPC
+from tests.lab.waiting import free_port, listens, wait_until
 
 
 class RpcServer:
     """`llamahybrid rpc-server` in a process of its own, on a port of 127.0.0.1 that stays the same."""
 
     def __init__(self) -> None:
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))
-            self.port: int = taken.getsockname()[1]
+        self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it, and wait until it listens. Raises RuntimeError when it ends instead."""
+        """Start it, and wait until it listens. Raises AssertionError when it ends instead."""
         command = [sys.executable, "-m", "llamahybrid", "rpc-server", "--port", str(self.port)]
         null = subprocess.DEVNULL
         self._process = subprocess.Popen([*command, "--threads", "1"], stdin=null, stdout=null, stderr=null)
-        for _ in range(1200):
-            if self._process.poll() is not None:
-                raise RuntimeError(f"the RPC server ended: {self._process.returncode}")
-            try:
-                socket.create_connection(("127.0.0.1", self.port)).close()
-                return
-            except OSError:
-                time.sleep(0.05)
-        raise RuntimeError("the RPC server does not listen")
+        wait_until(self._listens)
+
+    def _listens(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, "the RPC server ended"
+        return listens(self.port)
 
     def kill(self) -> None:
         """End it at once, as a crash would."""

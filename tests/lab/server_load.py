@@ -15,7 +15,7 @@ import random
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -29,6 +29,7 @@ from rich.console import Console
 
 from llamahybrid import tiny
 from tests.lab.differential import Mismatch
+from tests.lab.in_process import heard
 from tests.lab.quiet import silence
 from tests.lab.reference import Reference, Setting
 from tests.lab.server_clients import (
@@ -45,7 +46,8 @@ from tests.lab.server_clients import (
     talk,
     words,
 )
-from tests.lab.serving import ServerProcess, wait_until
+from tests.lab.serving import ServerProcess
+from tests.lab.waiting import wait_until
 
 SETTING = Setting("server", {"n_ctx": N_CTX})
 
@@ -58,9 +60,9 @@ def judge(model: Path, load: Load, every: int = 1) -> None:
     try:
         for said in load.answers[::every]:
             with closing(SETTING.open(llama_cpp.Llama, model)) as llm:
-                prompts = watched(llm)
                 create = llm.create_completion if said.path == TEXT else llm.create_chat_completion
-                made = create(**said.asked, **PLAIN)
+                with heard(llm) as calls:
+                    made = create(**said.asked, **PLAIN)
                 choice, count = made["choices"][0], made["usage"]["completion_tokens"]
                 text = choice["text"] if said.path == TEXT else choice["message"]["content"]
                 if not said.finish and text.startswith(said.text):
@@ -71,7 +73,7 @@ def judge(model: Path, load: Load, every: int = 1) -> None:
                 ends = [t for t in range(llm.n_vocab()) if llama_cpp.llama_vocab_is_eog(llm._model.vocab, t)]
             if not tokens:
                 raise Mismatch(f"no answer, where a fresh context has one: {said.asked}")
-            load.worst = max(load.worst, _tie(reference, prompts[0], said, tokens, ends))
+            load.worst = max(load.worst, _tie(reference, list(calls[0].prompt), said, tokens, ends))
             load.ties += 1
     finally:
         reference.close()
@@ -91,19 +93,6 @@ def _tie(reference: Reference, prompt: list[int], said: Said, tokens: list[int],
     if worst > SETTING.tolerance:
         raise Mismatch(f"an answer lies {worst:.3f} of the logits' range under the best: {said}")
     return worst
-
-
-def watched(llm: Any) -> list[list[int]]:
-    """The prompts that this model is about to be given."""
-    prompts: list[list[int]] = []
-    inner = llm.generate
-
-    def generate(tokens: Sequence[int], *args: Any, **kwargs: Any) -> Any:
-        prompts.append(list(tokens))
-        return inner(tokens, *args, **kwargs)
-
-    llm.generate = generate
-    return prompts
 
 
 def settle(server: ServerProcess) -> None:

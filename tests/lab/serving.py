@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,11 +24,10 @@ from llamahybrid.server.loading import load
 from llamahybrid.server.serve import Server, server_of
 from llamahybrid.server.service import Service
 from llamahybrid.server.settings import ModelSettings, ServerSettings
+from tests.lab.waiting import SECONDS, free_port
+from tests.lab.waiting import wait_until as wait_until
 
 COMMAND = [sys.executable, "-m", "llamahybrid", "serve"]
-
-PROCESS_SECONDS = 180
-"""Most seconds that a process takes to start, or to end: a few on a machine that does nothing else."""
 
 SMALL: dict[str, Any] = {"n_ctx": 1024, "n_threads": 1, "n_threads_batch": 1, "n_parallel": 3}
 
@@ -56,18 +54,18 @@ class Serving:
         return llm
 
     def start(self) -> None:
-        """Return when it answers. Raises AssertionError where it does not within `PROCESS_SECONDS`."""
+        """Return when it answers. Raises AssertionError where it does not within `SECONDS`."""
         self._thread.start()
-        until = time.monotonic() + PROCESS_SECONDS
-        while not self.server.started:
-            assert self._thread.is_alive(), "the server did not start"
-            assert time.monotonic() < until, "the server did not start"
-            time.sleep(0.005)
+        wait_until(self._started)
+
+    def _started(self) -> bool:
+        assert self._thread.is_alive(), "the server did not start"
+        return self.server.started
 
     def stop(self) -> None:
-        """Shut down as a signal does. Raises AssertionError where that takes more than `PROCESS_SECONDS`."""
+        """Shut down as a signal does. Raises AssertionError where that takes more than `SECONDS`."""
         self.server.should_exit = True
-        self._thread.join(PROCESS_SECONDS)
+        self._thread.join(SECONDS)
         assert not self._thread.is_alive(), "the server did not stop"
 
     def metrics(self) -> str:
@@ -77,7 +75,7 @@ class Serving:
     def client(self, **more: Any) -> httpx.Client:
         """A client of it, for as many threads as want it; `more` as for httpx."""
         limits = httpx.Limits(max_connections=1000, max_keepalive_connections=1000)
-        options = {"timeout": PROCESS_SECONDS, "limits": limits, "trust_env": False, "verify": False, **more}
+        options = {"timeout": SECONDS, "limits": limits, "trust_env": False, "verify": False, **more}
         return httpx.Client(base_url=self.url, **options)
 
     def hang_up(self, path: str, asked: dict[str, Any], when: Callable[[], bool]) -> None:
@@ -94,7 +92,7 @@ class Serving:
         admission = self.service.admission
         return not (admission.running or admission.waiting or self.llm.slots.seated)
 
-    def await_settled(self, seconds: float = PROCESS_SECONDS) -> None:
+    def await_settled(self, seconds: float = SECONDS) -> None:
         """Wait until `settled`. Raises AssertionError after `seconds`."""
         wait_until(self.settled, seconds)
 
@@ -135,10 +133,9 @@ class ServerProcess:
         """`model`: a file, or what a config file says. `log`: where its output goes, unless `stdout` is
         given, or all standard streams are `closed`.
 
-        Raises AssertionError where it does not answer within `PROCESS_SECONDS`.
+        Raises AssertionError where it does not answer within `SECONDS`.
         """
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port: int = free.getsockname()[1]
+        self.port = free_port()
         self.log = log
         threads = ("--n-threads", "1", "--n-threads-batch", "1")
         options = [str(model), "--host", "127.0.0.1", "--port", str(self.port), *threads]
@@ -155,7 +152,7 @@ class ServerProcess:
         limits = httpx.Limits(max_connections=1000, max_keepalive_connections=1000)
         url = f"http://127.0.0.1:{self.port}"
         self.client = httpx.Client(base_url=url, trust_env=False, verify=False, timeout=120, limits=limits)
-        wait_until(self._answers, PROCESS_SECONDS)
+        wait_until(self._answers, SECONDS)
 
     def _answers(self) -> bool:
         assert self.process.poll() is None, self.log.read_text()
@@ -170,22 +167,14 @@ class ServerProcess:
         return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if line[:1] != "#"}
 
     def end(self, how: signal.Signals) -> str:
-        """End it; what it printed. Raises TimeoutExpired where that takes more than `PROCESS_SECONDS`."""
+        """End it; what it printed. Raises TimeoutExpired where that takes more than `SECONDS`."""
         self.process.send_signal(how)
         try:
-            self.process.wait(PROCESS_SECONDS)
+            self.process.wait(SECONDS)
         finally:
             self.process.kill()  # one that does not end; harmless to one that has
         self.client.close()
         return self.log.read_text()
-
-
-def wait_until(true: Callable[[], bool], seconds: float = PROCESS_SECONDS) -> None:
-    """Wait until `true()`. Raises AssertionError after `seconds`."""
-    until = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < until, "it did not come to that"
-        time.sleep(0.002)
 
 
 @contextmanager

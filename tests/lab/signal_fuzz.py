@@ -25,12 +25,11 @@ from pathlib import Path
 from typing import Any
 
 import llama_cpp
-import typer
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache import PromptCache
-from tests.lab.campaign import Archs, Count, Seconds, Seed, sweep
+from tests.lab.campaign import main
 from tests.lab.differential import shortfall
 from tests.lab.integrity import check_integrity
 from tests.lab.interrupt_fuzz import interrupted_after
@@ -166,17 +165,5 @@ def _fresh(model: Path, prompt: list[int]) -> list[int]:
         return _ask(stock, prompt)
 
 
-def main(seconds: Seconds = 60, count: Count = 20_000, seed: Seed = 0, arch: Archs = None) -> None:
-    """Interrupts at random moments of requests, for a bounded time."""
-    archs = arch or ARCHITECTURES
-    each = -(-count // (len(archs) * len(MODES)))
-
-    def play(model: Path, way: str, number: int, until: float) -> tuple[object, ...]:
-        outcome = run(model, way, seed + number, each, until)
-        return way, outcome.rounds, outcome.interrupted, outcome.beside
-
-    sweep(play, archs, "mode, rounds, interrupted, beside", seconds, seed, MODES, window=16)
-
-
 if __name__ == "__main__":
-    typer.run(main)
+    main(lambda *trial: vars(run(*trial)), ARCHITECTURES, MODES, window=16)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import tempfile
-import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.lab.waiting import free_port, wait_until
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,7 @@ class LlamaServer:
     """A server process with one slot, greedy, one thread; a context manager."""
 
     def __init__(self, program: Path, model: Path, *options: str) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         self._url = f"http://127.0.0.1:{port}"
         self._log = tempfile.NamedTemporaryFile("w+")  # noqa: SIM115 - closed in __exit__
         # flash attention's logits depend on how a prompt is cut into batches, and here the text must not
@@ -48,19 +47,21 @@ class LlamaServer:
         )
 
     def __enter__(self) -> LlamaServer:
-        while True:
-            try:
-                self._post("/health")
-                return self
-            except OSError:
-                if self._process.poll() is not None:
-                    raise self._death() from None
-                time.sleep(0.02)
+        wait_until(self._healthy)
+        return self
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.wait()
         self._log.close()
+
+    def _healthy(self) -> bool:
+        if self._process.poll() is not None:
+            raise self._death()
+        with suppress(OSError):
+            self._post("/health")
+            return True
+        return False
 
     def complete(self, prompt: list[int], n: int = 8, **options: Any) -> Answer:
         """`n` tokens after a prompt of token ids."""

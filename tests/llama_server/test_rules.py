@@ -13,7 +13,7 @@ from llama_server import LlamaServer
 from llamahybrid import Llama
 from llamahybrid.harness.conversation import Answer, Conversation, Request
 from llamahybrid.harness.workloads.speech import Speech
-from tests.lab.in_process import WORKLOADS
+from tests.lab.in_process import WORKLOADS, played
 from tests.lab.server_build import Servers
 from tests.lab.server_rules import ServerRules, Sizes
 
@@ -55,19 +55,15 @@ def compare(servers: Servers, model: Model, conversation: Conversation, cache_mi
     path, sizes, _ = model
     rules = ServerRules(sizes, cache_mib << 20, most)
     options = ("-np", "-1", "-c", "8192", "--cache-ram", str(cache_mib), "--ctx-checkpoints", str(most))
-    expected, found = [], []
     with LlamaServer(servers.stock, path, *options) as server:
-        request = next(conversation, None)
-        while request is not None:
-            prompt = list(request.tokens)
-            n = request.max_tokens
+
+        def ask(request: Request) -> tuple[tuple[int, int], Answer]:
+            prompt, n = list(request.tokens), request.max_tokens
             answer = server.complete(prompt, n, return_tokens=True, message_delimiters=USER)
-            found.append(answer.decoded)
-            expected.append(rules.request(prompt, user_starts(prompt), answer.tokens) - (n - 1))
-            try:
-                request = conversation.send(Answer(answer.tokens, str))
-            except StopIteration:
-                break
+            least = rules.request(prompt, user_starts(prompt), answer.tokens) - (n - 1)
+            return (answer.decoded, least), Answer(answer.tokens, str)
+
+        found, expected = zip(*played(conversation, ask), strict=True)
     assert found == expected
 
 

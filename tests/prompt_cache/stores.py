@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,14 +25,6 @@ DEADLINE = 60.0
 
 Operation = Literal["read", "write", "remove", "clear"]
 """Read a record; write one to which nothing leads yet; remove one, or all."""
-
-
-def wait_until(reached: Callable[[], Any], seconds: float = DEADLINE) -> None:
-    """Poll a condition; fail when it does not hold within the deadline."""
-    end, pause = time.monotonic() + seconds, threading.Event()
-    while not reached():
-        assert time.monotonic() < end, "the condition was not reached"
-        pause.wait(0.01)
 
 
 class Store:

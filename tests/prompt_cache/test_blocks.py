@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from llamahybrid.errors import RecordGone
 from llamahybrid.prompt_cache.base import Tokens
-from llamahybrid.prompt_cache.block_store import BlockStore, Values
+from llamahybrid.prompt_cache.block_store import BlockStore, Rows, Values
 from llamahybrid.prompt_cache.blocks import BLOCK, MOST_LEADS, Item, Kind, Node, Place, Reach, Why
 from llamahybrid.prompt_cache.forgetting import on_path, sweep_nodes
 from llamahybrid.prompt_cache.records import Record
@@ -19,19 +19,11 @@ from llamahybrid.prompt_cache.seen import cover, uncovered
 from llamahybrid.prompt_cache.writer import item_of
 
 
-class DictRows:
+class DictRows(Rows):
     """Rows and records in memory."""
 
     def __init__(self) -> None:
         self.data: dict[bytes, bytes] = {}
-
-    def run(self, keys: Sequence[bytes]) -> list[bytes]:
-        found = []
-        for key in keys:
-            if key not in self.data:
-                break
-            found.append(self.data[key])
-        return found
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         return [self.data.get(key) for key in keys]
@@ -62,9 +54,6 @@ class DictRows:
 
     def rows(self, kind: bytes) -> Iterator[tuple[bytes, bytes]]:
         yield from [(key[1:], value) for key, value in self.data.items() if key[:1] == kind]
-
-    def recent(self, kind: bytes, most: int) -> list[tuple[bytes, bytes]]:
-        return list(self.rows(kind))[:most]
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,11 @@ from llamahybrid.prompt_cache.blocks import Place
 from llamahybrid.prompt_cache.disk import DiskRows
 from llamahybrid.prompt_cache.folder import FOLDER, FOREIGN, MARK
 from llamahybrid.prompt_cache.records import FORMAT
-from tests.lab.disk_faults import no_descriptors
+from tests.lab.descriptors import no_descriptors
 from tests.lab.fake_engine import FakeEngine
+from tests.lab.waiting import wait_until
 
 from .asking import SLOW, A, B, C, ask, everything, files, filled
-from .stores import wait_until
 from .test_stores import planned
 
 HOURS_AGO = 7200
@@ -223,6 +223,22 @@ def test_a_row_that_names_a_foreign_file_is_a_miss_and_the_file_stays(folder: Pa
         cache.clear()
         cache.close()
         filled(folder)
+    other.close()
+
+
+@pytest.mark.parametrize("at", [0, 5, 17, -1])
+def test_a_flipped_bit_of_a_row_brings_nothing_wrong(folder: Path, at: int) -> None:
+    filled(folder)
+    other = database(folder)
+    for rowid, value in other.execute("SELECT rowid, value FROM Cache WHERE filename IS NULL").fetchall():
+        flipped = bytearray(value)
+        flipped[at % len(value)] ^= 1
+        other.execute("UPDATE Cache SET value = ? WHERE rowid = ?", (bytes(flipped), rowid))
+        cache = PromptCache(1 << 24, folder, disk_write_bytes=0)
+        for prompt in (A, B, C):
+            ask(cache, [*prompt, 1])  # the engine's state shows every wrong restore
+        cache.close()
+        other.execute("UPDATE Cache SET value = ? WHERE rowid = ?", (value, rowid))
     other.close()
 
 

@@ -14,7 +14,6 @@ from llamahybrid.prompt_cache.envelope import (
     _BODY,
     HEADER_BYTES,
     NAMESPACE_BYTES,
-    header_of,
     open_sealed,
     path_digest,
     sealed,
@@ -37,14 +36,6 @@ def test_a_sealed_payload_opens_unchanged() -> None:
     assert np.array_equal(opened(state()), PAYLOAD)
     assert np.array_equal(opened(state(3), 3), PAYLOAD)
     assert opened(state(payload=NOTHING)).nbytes == 0
-
-
-def test_a_header_says_what_it_is() -> None:
-    snapshot, segment = (header_of(state(start).tobytes()) for start in (None, 3))
-    assert (snapshot.start, snapshot.end, snapshot.is_snapshot) == (7, 7, True)
-    assert (segment.start, segment.end, segment.is_snapshot) == (3, 7, False)
-    assert (snapshot.namespace, snapshot.payload_bytes) == (OWNER, PAYLOAD.nbytes)
-    assert snapshot.digest == segment.digest == path_digest(OWNER, TOKENS)
 
 
 def test_a_payload_is_opened_in_place() -> None:
@@ -119,22 +110,3 @@ def made_up(**change: object) -> bytes:
     } | change
     body = _BODY.pack(*fields.values())
     return body + xxhash.xxh3_64_intdigest(body).to_bytes(8, "little")
-
-
-@pytest.mark.parametrize(
-    ("change", "fault"),
-    [
-        ({"magic": b"LLHSNAP\0"}, "format"),
-        ({"version": 2}, "format"),
-        ({"version": 4}, "format"),
-        ({"start": 5}, "no range"),
-        ({"start": 0, "end": 0}, "no range"),
-        ({"name": b"\xff\xfe"}, "no text"),
-    ],
-)
-def test_a_header_that_means_nothing_is_refused_even_when_soundly_sealed(
-    change: dict[str, object], fault: str
-) -> None:
-    assert header_of(made_up()).namespace == "m"
-    with pytest.raises(SnapshotError, match=fault):
-        header_of(made_up(**change))

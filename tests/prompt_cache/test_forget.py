@@ -72,19 +72,6 @@ def test_a_forgotten_chat_that_is_asked_again_is_cached_again(
     assert two.prefill([*SECRET, 5, 6]).cached >= len(SECRET)
 
 
-@pytest.mark.parametrize("kind", ["recurrent", "hybrid", "window"])
-def test_a_chat_is_forgotten_with_an_end_that_was_never_decoded(
-    cache: PromptCache | NaivePromptCache, kind: Kind
-) -> None:
-    """As a caller has it: with the answer's last token, or what a template puts behind an answer."""
-    engine = FakeEngine(cache, kind)
-    engine.prefill([*SECRET[:10], *OTHER])
-    engine.prefill(SECRET)
-    engine.generate([7000, 7001])
-    cache.forget([*SECRET, 7000, 7001, 7002, 7003])
-    assert known(cache) == 10
-
-
 @pytest.mark.parametrize("kind", ["recurrent", "hybrid"])
 def test_a_chat_is_forgotten_whose_end_was_evicted(kind: Kind) -> None:
     cache = PromptCache(AMPLE)

@@ -172,7 +172,7 @@ def test_slots_mark_what_runs_in_them_and_show_nothing_of_their_own() -> None:
     secret = [*A[:200], 77777, 77778]
     live = [("model", np.array(secret, np.int32)), ("other", np.array(B, np.int32))]
     seen = outline(cache, live)
-    assert [(b.start, b.slots) for b in seen.branches if b.slots] == [(0, (0,)), (150, (0,))]
+    assert [(b.start, b.slots) for b in seen.branches if b.slots] == [(0, [0]), (150, [0])]
     assert not any(77777 in path for path in paths(seen))
 
 

@@ -100,13 +100,6 @@ def test_no_restore_point_beyond_the_reuse_limit_serves() -> None:
     assert plan_for(cache, HISTORY, live_view(HISTORY, cut_floor=0, reuse_limit=150)).cached == 150
 
 
-def test_another_namespace_is_never_matched() -> None:
-    cache = PromptCache(1 << 26)
-    store(cache, HISTORY, 200)
-    plan = plan_for(cache, HISTORY, live_view([0], namespace="other", needs_attention=False))
-    assert (plan.matched, plan.cached) == (0, 0)
-
-
 def test_plain_attention_gets_no_cuts() -> None:
     view = live_view([], needs_checkpoints=False, cut_floor=0)
     assert cuts_of(view) == ()
@@ -117,31 +110,12 @@ def cuts_of(view: LiveView) -> tuple[int, ...]:
     return PromptCache(1 << 26).plan(np.array(HISTORY, np.int32), view, (50, 250), Costs()).cuts
 
 
-def test_a_remembered_path_tells_where_histories_differ() -> None:
-    cache = PromptCache(1 << 26)
-    cache.remember("m", np.array(HISTORY, np.int32))
-    plan = plan_for(cache, HISTORY[:170] + DIFFERENT, live_view([0]))
-    assert (plan.matched, plan.cached, plan.reason) == (170, 0, Reason("known"))
-
-
 def test_the_token_named_is_the_one_where_all_that_is_known_ends() -> None:
     cache = PromptCache(1 << 26)
     cache.remember("m", np.array([*HISTORY[:50], 7], np.int32))
     assert plan_for(cache, [*HISTORY[:100], 9], live_view([*HISTORY[:100], 8])).differs == (9, 8)
     cache.remember("m", np.array(HISTORY[:100], np.int32))
     assert plan_for(cache, [*HISTORY[:100], 9], live_view([*HISTORY[:50], *[8] * 100])).differs is None
-
-
-def test_a_dropped_checkpoint_is_not_offered_again() -> None:
-    cache = PromptCache(1 << 26)
-    store(cache, HISTORY, 200)
-    plan = cache.plan(np.array(HISTORY, np.int32), live_view([*HISTORY[:250], 0]), (), Costs())
-    assert plan.checkpoint is not None
-    cache.drop(plan.checkpoint)
-    cache.release(plan)
-    cache.drop(plan.checkpoint)
-    assert plan_for(cache, HISTORY, live_view([*HISTORY[:250], 0])).cached == 0
-    check_integrity(cache)
 
 
 @pytest.mark.parametrize(

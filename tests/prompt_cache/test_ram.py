@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llamahybrid.prompt_cache import ram
+from llamahybrid.prompt_cache import PromptCache, ram
 from tests.lab.fuzz import resident_bytes
 
 MIB = 1 << 20
@@ -90,3 +90,18 @@ def test_a_container_has_no_more_than_it_may(
     monkeypatch.setattr(ram, "GROUPS", tmp_path)
     monkeypatch.setattr(ram, "OWN_GROUPS", tmp_path / "own")
     assert ram.default_ram_bytes() == limit
+
+
+@pytest.mark.parametrize(("pages", "expected"), [(1 << 30, ram.MAX_RAM_BYTES), (None, ram.MIN_RAM_BYTES)])
+def test_the_default_has_bounds_whatever_a_system_tells_of_its_memory(
+    monkeypatch: pytest.MonkeyPatch, pages: int | None, expected: int
+) -> None:
+    def told(name: str) -> int:
+        if pages is None:
+            raise ValueError(name)
+        return {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": pages}[name]
+
+    monkeypatch.setattr(ram.os, "sysconf", told)
+    monkeypatch.setattr(ram, "OWN_GROUPS", Path("nowhere"))
+    monkeypatch.setattr(ram, "GROUPS", Path("nowhere"))
+    assert PromptCache().ram_bytes == expected

@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 
 from llamahybrid.prompt_cache import PromptCache
-from llamahybrid.prompt_cache.reader import Reader
 from llamahybrid.prompt_cache.remote import PREFIX
+from llamahybrid.prompt_cache.worker import Worker
 from tests.lab.fake_engine import FakeEngine
 from tests.lab.redis_server import RedisServer
+from tests.lab.waiting import wait_until
 
 from .asking import SLOW, A, B, C, ask
-from .stores import ServerStore, wait_until
+from .stores import ServerStore
 from .test_stores import planned
 
 
@@ -36,13 +37,13 @@ def store(server: RedisServer) -> Iterator[ServerStore]:
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Time limits of look-ups and reads, in seconds."""
     seen: list[float] = []
-    call = Reader.call
+    call = Worker.call
 
-    def noted(self: Reader, seconds: float, *arguments: Any) -> Any:
+    def noted(self: Worker, seconds: float, *arguments: Any) -> Any:
         seen.append(seconds)
         return call(self, seconds, *arguments)
 
-    monkeypatch.setattr(Reader, "call", noted)
+    monkeypatch.setattr(Worker, "call", noted)
     return seen
 
 
@@ -150,26 +151,6 @@ def test_records_that_the_server_evicted_are_misses(store: ServerStore) -> None:
     assert planned(store.open(), [*A, 1]) == len(A)
 
 
-def test_a_removal_that_the_server_refuses_is_said_and_can_be_repeated(
-    store: ServerStore, caplog: pytest.LogCaptureFixture
-) -> None:
-    cache, client = store.open(), store.server.client()
-    ask(cache, A)
-    assert cache.flush()
-    client.config_set("min-replicas-to-write", 1)  # nothing is written any more
-    cache.forget(A)
-    assert "forget it again" in caplog.text
-    assert store.records()
-    client.config_set("min-replicas-to-write", 0)
-    caplog.clear()
-
-    def gone() -> bool:
-        cache.forget(A)
-        return not store.records()
-
-    wait_until(gone)
-
-
 @pytest.mark.parametrize("kind", [b"r", b"p", b"n"])
 def test_keys_of_another_type_are_left_alone_and_cost_their_conversation_alone(
     store: ServerStore, kind: bytes
@@ -207,7 +188,7 @@ def test_closed_caches_leave_no_thread(store: ServerStore) -> None:
     before = set(threading.enumerate())
     cache = PromptCache(1 << 24, **store.arguments(None))
     ask(cache, A)
-    assert cache.close()
     assert set(threading.enumerate()) - before
+    assert cache.close()
     del cache
     wait_until(lambda: gc.collect() >= 0 and not set(threading.enumerate()) - before)

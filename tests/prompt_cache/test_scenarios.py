@@ -9,8 +9,7 @@ from llamahybrid.prompt_cache import Costs, PromptCache
 from llamahybrid.prompt_cache.base import Reason
 from tests.lab.fake_engine import FakeEngine, Kind, logits_of
 from tests.lab.integrity import check_integrity
-
-from .workloads import Chat
+from tests.lab.pretend import PretendSpeech
 
 HISTORY = list(range(100, 400))
 DIFFERENT = list(range(1000, 1300))
@@ -36,13 +35,15 @@ def test_the_next_turn_extends_the_live_sequence() -> None:
 
 
 def test_stripped_thinking_restores_right_before_the_mark() -> None:
-    e, chat = engine(), Chat(seed=3)
+    e, speech = engine(), PretendSpeech(seed=3)
+    history = speech.message(200, "system")
     for _ in range(4):
-        chat.say("user", 20, 100)
-        turn = chat.turn()
-        plan = e.prefill(turn.prompt, turn.boundaries)
-        e.generate(turn.answer)
+        history += speech.message(60)
+        prompt, answer = history + speech.reply(thinking=True), speech.words(120)
+        plan = e.prefill(prompt, speech.starts(prompt))
+        e.generate(answer)
         assert plan.cached == plan.matched
+        history += speech.reply() + answer[60:]
     assert (plan.source, plan.reason) == ("ram", Reason("known"))
 
 
@@ -83,14 +84,10 @@ def test_diverging_twice_at_one_place_finds_the_branch_point() -> None:
 
 
 def test_an_agent_loop_extends_and_never_restores() -> None:
-    e, chat = engine(), Chat(seed=5, keep_thinking=True)
-    chat.say("user", 50, 100)
-    sources = []
-    for _ in range(5):
-        turn = chat.turn()
-        sources.append(e.prefill(turn.prompt, turn.boundaries).source)
-        e.generate(turn.answer)
-        chat.say("tool", 100, 400)
+    e, sources = engine(), []
+    for page in range(5):
+        sources.append(e.prefill([*e.state, *range(1000 * page, 1000 * page + 400)]).source)
+        e.generate(DIFFERENT[:80])
     assert sources == ["none", "live", "live", "live", "live"]
 
 
@@ -162,29 +159,3 @@ def test_a_forgotten_chat_is_gone_and_the_others_stay(kind: Kind) -> None:
     again = e.prefill(secret, [100])
     assert again.matched == again.cached == 100
     assert e.prefill(other, [100]).cached == len(other)
-
-
-@pytest.mark.parametrize("kind", ["recurrent", "hybrid"])
-def test_a_prefix_is_forgotten_with_every_chat_that_goes_on_from_it(kind: Kind) -> None:
-    cache = PromptCache(1 << 26)
-    e = FakeEngine(cache, kind)
-    for start in (0, 80, 160):
-        e.prefill(HISTORY[:100] + DIFFERENT[start : start + 80], [60, 100])
-        e.generate(list(range(40)))
-    e.prefill([5, 6, 7])
-    cache.forget(HISTORY[:90])
-    check_integrity(cache)
-    stats = cache.stats()
-    assert (stats.extra["tokens"], stats.extra["idle_bytes"]) == (3, 0)
-    assert e.prefill(HISTORY).matched == 0
-
-
-def test_forgetting_what_is_not_known_does_nothing() -> None:
-    cache = PromptCache(1 << 26)
-    e = FakeEngine(cache, "hybrid")
-    e.prefill(HISTORY)
-    entries = cache.stats().entries
-    cache.forget(DIFFERENT)
-    cache.forget([*HISTORY[:-1], HISTORY[-1] + 1])
-    cache.forget([])
-    assert cache.stats().entries == entries

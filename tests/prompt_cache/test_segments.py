@@ -224,22 +224,6 @@ def test_room_that_is_not_used_is_room_again() -> None:
     assert cache.stats().bytes_ram == before
 
 
-@pytest.mark.parametrize("share", [0.9, 1.1])
-def test_there_is_no_room_at_the_price_of_the_path_itself(share: float) -> None:
-    cache = PromptCache(20_000)
-    cache.admit(view(PATH), 300, cache.buffer(SIZE))
-    other = list(range(500, 600))
-    store(cache, other, 100)
-    plan_for(cache, [5], view(ELSEWHERE))
-    before = cache.stats()
-    n_bytes = int(share * (20_000 - before.bytes_ram * (share < 1)))
-    assert (cache.segment_buffer(view(PATH), n_bytes) is None) == (share > 1)
-    if share > 1:
-        assert cache.stats().refused == before.refused + 1
-        assert cache.stats().entries == before.entries, "nothing went in vain"
-    assert cache.segment_buffer(view(PATH), 19_000) is None
-
-
 def test_no_segment_is_kept_at_the_price_of_another_of_its_path() -> None:
     cache = PromptCache(POINT + path_bytes(300) + bytes_of((0, 150)))
     cache.admit(view(PATH), 300, cache.buffer(SIZE))

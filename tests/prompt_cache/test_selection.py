@@ -10,8 +10,8 @@ import pytest
 
 from llamahybrid.prompt_cache import Checkpoint, Costs, LiveView
 from llamahybrid.prompt_cache.base import Segment
-from llamahybrid.prompt_cache.nodes import Entry, Match, Node, ids_of
-from llamahybrid.prompt_cache.selection import choose, difference, reachable
+from llamahybrid.prompt_cache.nodes import Entry
+from llamahybrid.prompt_cache.selection import choose, reachable
 
 ROW = np.zeros(3, np.float32)
 
@@ -63,20 +63,6 @@ def test_only_segments_before_the_restore_point_are_loaded() -> None:
     assert [s.start for s in found.up_to(21)] == [0, 10, 20]
 
 
-def test_the_deepest_checkpoint_serves_unless_live_is_as_deep() -> None:
-    assert chosen(100, 0, view(0), entry(20), entry(60)) == (60, "ram")
-    assert chosen(100, 60, view(60), entry(20), entry(60)) == (60, "live")
-    assert chosen(100, 0, view(0)) == (0, "none")
-
-
-def test_at_the_prompts_end_logits_are_needed() -> None:
-    assert chosen(100, 0, view(0), entry(60), entry(100)) == (60, "ram")
-    assert chosen(100, 0, view(0), entry(60), entry(100, logits=True)) == (100, "ram")
-    assert chosen(100, 100, view(100)) == (0, "none"), "recurrent memory cannot give its last token back"
-    assert chosen(100, 100, view(100, tip=True)) == (100, "live")
-    assert chosen(100, 100, view(120, floor=10, tip=True)) == (99, "live"), "the tip is another token's"
-
-
 def test_live_memory_takes_only_the_logits_of_a_checkpoint_at_the_end() -> None:
     end = entry(100, logits=True)
     choice = choose(100, 100, view(120, floor=10), [end], 0)
@@ -90,11 +76,6 @@ def test_logits_kept_of_a_prompts_end_serve_there_alone(end: int, lcp: int, posi
     assert (choice.position, choice.source) == (position, "live")
     assert (choice.logits is ROW) is (position == 100)
     assert chosen(100, 100, replace(live, reuse_limit=99)) == (99, "live")
-
-
-def test_live_memory_is_cut_no_lower_than_its_floor() -> None:
-    assert chosen(100, 40, view(80, floor=40)) == (40, "live")
-    assert chosen(100, 39, view(80, floor=40)) == (0, "none")
 
 
 def test_no_checkpoint_serves_beyond_attention_or_the_limit() -> None:
@@ -117,25 +98,6 @@ def test_a_few_shared_tokens_of_a_long_prompt_are_decoded_again() -> None:
     busy = Costs(token_seconds=1e-3, prefill_seconds=1e-3, batch_seconds=1.0)
     assert chosen(1112, 0, view(0), entry(63), costs=busy) == (0, "none")
     assert chosen(1112, 0, view(0), entry(64), costs=busy) == (64, "ram")
-
-
-def test_a_checkpoint_that_takes_longer_than_decoding_is_left_alone() -> None:
-    stored = entry(60)
-    slow = Costs(token_seconds=0.01, prefill_seconds=0.001, restore_seconds=0.0199)
-    assert chosen(100, 40, view(40), stored, costs=slow) == (60, "ram")
-    slow = Costs(token_seconds=0.01, prefill_seconds=0.001, restore_seconds=0.0201)
-    assert chosen(100, 40, view(40), stored, costs=slow) == (40, "live")
-
-
-def test_the_token_that_differs_is_told_where_all_that_is_known_ends() -> None:
-    node = Node(None, 0, ids_of(np.arange(10)))
-    prompt = np.array([0, 1, 2, 77, 4], np.int32)
-    known, unknown = Match(3, (node,)), Match(0, ())
-    nothing, live = np.empty(0, np.int32), np.array([0, 1, 2, 55], np.int32)
-    assert difference(prompt, nothing, 0, known) == (77, 3)
-    assert difference(prompt, live, 3, unknown) == (77, 55)
-    assert difference(prompt, nothing, 0, unknown) is None
-    assert difference(prompt[:3], nothing, 0, known) is None, "it only adds nothing"
 
 
 def anywhere(n: int, limit: int | None = None) -> LiveView:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
@@ -64,15 +63,6 @@ def waits_for_reply(thread: threading.Thread) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def until(true: Callable[[], Any]) -> None:
-    """Poll until something is so."""
-    deadline = time.monotonic() + DEADLINE
-    pause = threading.Event()
-    while not true():
-        assert time.monotonic() < deadline, "it never came"
-        pause.wait(0.005)
 
 
 def in_thread(work: Callable[..., Any], *args: Any) -> Any:

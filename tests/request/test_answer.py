@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -324,35 +323,3 @@ def test_a_seed_is_drawn_once(open_model: Callable[..., Any]) -> None:
         list(llm.create_completion(PROMPT, max_tokens=4, stream=stream))
         after.append(llm.create_completion(PROMPT, max_tokens=12, temperature=2.0)["choices"][0]["text"])
     assert after[0] == after[1]
-
-
-def test_each_thread_is_spelt_its_own_answer(side_by_side: Llama, stock: llama_cpp.Llama) -> None:
-    """Both grow by turns, as upstream spells them: all of it each time."""
-    llm, turn = side_by_side, threading.Barrier(2, timeout=120)
-    spelt: dict[str, list[bytes]] = {}
-
-    def grow(said: str) -> None:
-        tokens = llm.tokenize(said.encode(), add_bos=False)
-        for n in range(1, len(tokens) + 1):
-            spelt.setdefault(said, []).append(llm.detokenize(tokens[:n]))
-            turn.wait()
-
-    saids = ["abc" * 20, "abd" * 20]
-    threads = [threading.Thread(target=grow, args=(said,)) for said in saids]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    for said in saids:
-        tokens = llm.tokenize(said.encode(), add_bos=False)
-        assert spelt[said] == [stock.detokenize(tokens[:n]) for n in range(1, len(tokens) + 1)]
-
-
-def test_long_answer_is_spelt_as_upstream_spells_it(open_model: Callable[..., Any]) -> None:
-    """With BOS in it, with tokens that were changed in place, and with others than before."""
-    ours, theirs = open_model(), open_model(cls=llama_cpp.Llama)
-    bos, tokens = ours.token_bos(), [*range(100, 150)]
-    changed = [*tokens[:3], 77, *tokens[4:]]
-    for grown in (tokens, [*tokens, bos, 60], changed, [bos, *tokens], [bos, *tokens, 12], tokens[:30], [60]):
-        assert ours.detokenize(grown) == theirs.detokenize(grown)
-        assert ours.detokenize(tuple(grown)) == theirs.detokenize(grown)

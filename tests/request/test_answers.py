@@ -12,7 +12,8 @@ import pytest
 from llamahybrid.client.answers import RANDOM_SEED, answer_count, seeds
 from llamahybrid.errors import Busy, ModelClosed
 from llamahybrid.harness.counters import DecodeCounter
-from tests.request.asking import ARCHS, DEADLINE, SAMPLED, WORDS, Batches, in_thread, take, until
+from tests.lab.waiting import wait_until
+from tests.request.asking import ARCHS, DEADLINE, SAMPLED, WORDS, Batches, in_thread, take
 
 PROMPT = WORDS[:150]
 ASKED = SAMPLED
@@ -21,7 +22,7 @@ MESSAGES = [{"role": "user", "content": "a question of some length, about nothin
 
 @pytest.fixture
 def several(opened):
-    """`several(arch, n_parallel, **arguments)`: a model; in the end its answers' threads are gone."""
+    """`several(arch, n_parallel, **arguments)`: a model; in the end its answers gave back their slots."""
     before = threading.active_count()
     made = []
 
@@ -34,7 +35,7 @@ def several(opened):
         with suppress(ModelClosed):
             assert take(llm, WORDS[:20], 1), "every slot was given back"
         llm.close()
-    until(lambda: threading.active_count() <= before)
+    wait_until(lambda: threading.active_count() <= before)
 
 
 @pytest.fixture
@@ -265,9 +266,10 @@ def test_each_answer_has_a_report_and_last_request_is_the_firsts(several, n_para
     assert llm.last_request.generated == 8
 
 
-def test_answers_to_one_prompt_are_decoded_together(several):
-    llm = several(n_parallel=3)
-    stream = llm.create_completion(PROMPT, n=3, seed=40, stream=True, **{**ASKED, "max_tokens": 60})
+@pytest.mark.parametrize("bias", [None, {5: 0.5}])
+def test_answers_to_one_prompt_are_decoded_together(several, bias):
+    llm, asked = several(n_parallel=3), {**ASKED, "max_tokens": 60, "logit_bias": bias}
+    stream = llm.create_completion(PROMPT, n=3, seed=40, stream=True, **asked)
     next(stream)
     batches = Batches(llm)
     list(stream)
@@ -320,12 +322,14 @@ def test_a_chat_handler_of_ones_own_answers_one_after_the_other(several, alone, 
     assert len(lone) == 3
 
 
-def test_answers_run_in_the_callers_context(several):
+def test_answers_run_in_the_callers_thread_and_context(several):
     llm, seen, said = several(n_parallel=2), set(), contextvars.ContextVar("said")
     said.set("here")
-    processors = llama_cpp.LogitsProcessorList([lambda _, scores: seen.add(said.get()) or scores])
+    processors = llama_cpp.LogitsProcessorList(
+        [lambda _, scores: seen.add((said.get(), threading.current_thread())) or scores]
+    )
     llm.create_completion(PROMPT, n=2, logits_processor=processors, **ASKED)
-    assert seen == {"here"}
+    assert seen == {("here", threading.current_thread())}
 
 
 # -- their end -------------------------------------------------------------------------------------
@@ -340,7 +344,6 @@ def test_cancelling_ends_all_with_the_text_so_far(several, alone, patient, n_par
     with llm.request() as handle:
         stream = llm.create_completion(PROMPT, n=3, seed=43, stream=True, **LONG)  # long ones, all three
     chunks = [next(stream)]
-    until(lambda: [report.generated > 0 for report in handle.reports] == [True] * n_parallel)
     while len({c["choices"][0]["index"] for c in chunks}) < n_parallel or len(chunks) < 5:
         chunks.append(next(stream))
     (handle if by == "handle" else llm).cancel()
@@ -389,7 +392,7 @@ def test_a_stream_that_is_given_up_ends_all(several, alone, n_parallel, how):
     else:
         with pytest.raises(RuntimeError, match="mine"):
             stream.throw(RuntimeError("mine"))
-    until(lambda: threading.active_count() <= before)
+    wait_until(lambda: threading.active_count() <= before)
     assert llm.create_completion(PROMPT, n=2, seed=40, **ASKED)["choices"] == alone("qwen35", PROMPT, n=2)[0]
 
 
@@ -429,8 +432,9 @@ def test_error_of_one_answer_ends_all(several, alone, n_parallel, stream):
 def test_several_answers_are_refused_where_upstream_refuses_one(several):
     for n_parallel in (1, 2):
         llm = several(n_parallel=n_parallel)
-        with pytest.raises(ValueError, match="exceed context window"):
-            llm.create_completion(WORDS * 6, n=2)
+        for n in (1, 2):
+            with pytest.raises(ValueError, match=f"exceed context window of {llm.n_ctx()}$"):
+                llm.create_completion(WORDS * 6, n=n)
         with pytest.raises(ValueError, match="logprobs is not supported"):
             llm.create_completion(PROMPT, n=2, logprobs=1)
         with pytest.raises(TypeError):

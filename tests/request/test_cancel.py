@@ -12,6 +12,7 @@ from llamahybrid import Llama
 from llamahybrid.capi import shim
 from llamahybrid.errors import DecodeError, RequestCancelled
 from tests.lab.inside import waiting
+from tests.lab.waiting import wait_until
 from tests.request.asking import (
     ARCHS,
     CUTS,
@@ -23,7 +24,6 @@ from tests.request.asking import (
     in_thread,
     said,
     take,
-    until,
 )
 
 PROMPT = WORDS[:150]
@@ -306,7 +306,7 @@ def test_dropped_handle_waits_for_no_running_batch(open_one):
     batches.before[1] = lambda: waited.append(go_on.wait(DEADLINE))
     with ThreadPoolExecutor(1) as pool:
         busy = pool.submit(take, llm, PROMPT)
-        until(lambda: len(batches.sizes) == 2)
+        wait_until(lambda: len(batches.sizes) == 2)
         try:
             with llm.request() as handle:
                 handle.drop()
@@ -326,7 +326,7 @@ def ask_in_line(llm, ask):
     """Ask in another thread, inside the block that this one is in; return it once its request waits."""
     thread = threading.Thread(target=contextvars.copy_context().run, args=(ask,), daemon=True)
     thread.start()
-    until(lambda: waiting(llm))
+    wait_until(lambda: waiting(llm))
     return thread
 
 
@@ -359,7 +359,7 @@ def test_dropped_completion_does_not_wait_for_a_slot(open_one, patient):
     with llm.request() as handle:
         ask_in_line(llm, ask)
         handle.drop()
-    until(lambda: raised)
+    wait_until(lambda: raised)
     assert len([next(held) for _ in range(3)]) == 3, "that one was left alone"
     held.close()
 
@@ -407,7 +407,7 @@ def test_whole_request_cancelled_while_it_waits_ends_and_lets_others_in(
     thread.join(120)
     assert raised == [True]
     assert decoded == []
-    until(lambda: not waiting(llm))
+    wait_until(lambda: not waiting(llm))
     answer += [next(held) for _ in range(3)]
     assert answer == right(WORDS[:60], 4)
     if slots == 1:

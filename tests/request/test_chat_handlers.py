@@ -12,7 +12,8 @@ import llama_cpp
 import pytest
 
 from llamahybrid.errors import RequestCancelled
-from tests.request.asking import DEADLINE, WORDS, said, until
+from tests.lab.waiting import wait_until
+from tests.request.asking import DEADLINE, WORDS, said
 
 MESSAGES = [{"role": "user", "content": "x"}]
 ASKED: dict[str, Any] = {"max_tokens": 8, "temperature": 0.0}
@@ -119,8 +120,8 @@ def test_a_cancel_of_a_chat_that_waits_ends_no_other(opened: Opened, slots: int)
     assert begun.wait(DEADLINE)
     second = threading.Thread(target=wait_and_be_cancelled)
     second.start()
-    until(lambda: made_handles)
-    until(lambda: made_handles[0].cancel() or not second.is_alive())
+    wait_until(lambda: made_handles)
+    wait_until(lambda: made_handles[0].cancel() or not second.is_alive())
     waits.set()
     first.join(DEADLINE)
     assert made == [right]

@@ -9,6 +9,7 @@ from typing import Any
 
 import llama_cpp
 import pytest
+from jinja2.exceptions import SecurityError
 
 from llamahybrid import Llama
 from tests.lab.gguf_edits import with_template
@@ -88,3 +89,30 @@ def test_a_prompt_that_ends_with_the_end_token_has_no_answer(tiny_model: Any, tm
         said = [each.create_chat_completion(HELLO, **ASKED)["choices"][0] for each in (llm, stock)]
         assert said[0] == said[1]
         assert said[0]["message"]["content"] == ""
+
+
+FILLING = (
+    "{% set said = namespace(roles=[]) %}{% set first = messages.pop(0) %}"
+    "{% for m in [first] + messages %}{% set _ = said.roles.append(m.role) %}{{ m.content }}{% endfor %}"
+    "{{ said.roles.pop() }}, {{ said.roles | length }}"
+)
+"""A template that changes lists: one of its own, and the caller's."""
+
+
+def test_a_template_may_fill_lists_of_its_own(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    messages = [{"role": role, "content": f"{role}. "} for role in ("system", "user")]
+    before = [*messages]
+    path = with_template(tiny_model("qwen35"), tmp_path / "filling.gguf", FILLING)
+    with closing(Llama(str(path), **OPTIONS)) as llm:
+        made = llm.create_chat_completion(messages, **ASKED)
+        right = llm.create_completion("system. user. user, 1", **ASKED)
+    assert messages == before
+    assert made["choices"][0]["message"]["content"] == right["choices"][0]["text"]
+
+
+@pytest.mark.parametrize("change", ["messages.clear()", "messages[0].update(role='x')", "[].__class__"])
+def test_other_changes_stay_refused(tiny_model: Callable[..., Path], tmp_path: Path, change: str) -> None:
+    template = "{% set own = [] %}{% set _ = own.append(1) %}{% set _ = " + change + " %}{{ _.mro }}"
+    path = with_template(tiny_model("qwen35"), tmp_path / "changing.gguf", template)
+    with closing(Llama(str(path), **OPTIONS)) as llm, pytest.raises(SecurityError):
+        llm.create_chat_completion(HELLO, **ASKED)

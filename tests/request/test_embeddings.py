@@ -12,8 +12,9 @@ from llama_cpp import llama_cpp as native
 from llamahybrid.capi.gguf import Gguf
 from llamahybrid.errors import LlamaHybridError, ModelClosed, RequestCancelled
 from llamahybrid.memory.vectors import embeds_only
+from tests.lab.waiting import wait_until
 from tests.memory.conftest import write_lora
-from tests.request.asking import DEADLINE, WORDS, begin, take, until, waits_for_reply
+from tests.request.asking import DEADLINE, WORDS, begin, take, waits_for_reply
 
 ARCHS = ("qwen35", "gemma3")
 TEXTS = ["one", "of the second text a little more", "three", "word " * 40, "and the last of them"]
@@ -126,8 +127,10 @@ def test_texts_that_wait_take_turns_with_the_batches_of_a_prompt(opened):
         if not seen:
             for thread in threads:
                 thread.start()
-            until(lambda: all(map(waits_for_reply, threads)))
-        until(lambda: len(made) >= min(len(seen) - 1, len(threads)))  # none is read before the first batch
+            wait_until(lambda: all(map(waits_for_reply, threads)))
+        wait_until(
+            lambda: len(made) >= min(len(seen) - 1, len(threads))
+        )  # none is read before the first batch
         seen.append(len(made))
 
     with llm.request(on_progress=look):

@@ -17,7 +17,8 @@ from llamahybrid.errors import Busy, DecodeError
 from llamahybrid.memory.shared import SharedContext
 from tests.lab.inside import MergedBatches, posted, set_wait, waiting
 from tests.lab.integrity import check_integrity
-from tests.request.asking import ARCHS, CUTS, DEADLINE, WORDS, Batches, begin, each, in_thread, take, until
+from tests.lab.waiting import wait_until
+from tests.request.asking import ARCHS, CUTS, DEADLINE, WORDS, Batches, begin, each, in_thread, take
 
 pytestmark = [pytest.mark.patched]
 KINDS = [
@@ -353,14 +354,22 @@ def test_answer_beside_a_prompt_whose_logits_are_no_numbers(opened, stock, monke
         runner.live.require_zeroing()
         return False
 
+    def answer(prompt):
+        stream, said = begin(llm, prompt)
+        begun.wait()
+        while not rejected and len(said) < 900:
+            said.append(next(stream))
+        return [*said, *islice(stream, 20)]
+
     monkeypatch.setattr(Runner, "prompt_done", reject)
+    prompts, begun = (WORDS[:50], WORDS[100:150]), threading.Barrier(3, timeout=DEADLINE)
     with ThreadPoolExecutor(2) as pool:
-        answers = [pool.submit(take, llm, prompt, 60) for prompt in (WORDS[:50], WORDS[100:150])]
-        while not all(answer.done() for answer in answers):
-            take(llm, WORDS[200:241], 1)
-            llm.prompt_cache.clear()
-    assert [answer.result() for answer in answers] == [right(p, 60) for p in (WORDS[:50], WORDS[100:150])]
+        answers = [pool.submit(answer, prompt) for prompt in prompts]
+        begun.wait()
+        take(llm, WORDS[200:241], 1)
     assert rejected
+    for prompt, said in zip(prompts, (answer.result() for answer in answers), strict=True):
+        assert said == right(prompt, len(said))
 
 
 def test_request_that_was_let_in_before_is_never_refused(opened, stock, patient):
@@ -371,7 +380,7 @@ def test_request_that_was_let_in_before_is_never_refused(opened, stock, patient)
     second, others = begin(llm, WORDS[100:150])
     with ThreadPoolExecutor(1) as pool:
         token = pool.submit(next, first)
-        until(lambda: waiting(llm) or token.done())
+        wait_until(lambda: waiting(llm) or token.done())
         others.append(next(second))
         second.close()
         said.append(token.result(DEADLINE))
@@ -414,9 +423,9 @@ def test_answer_that_is_decoded_anew_beside_a_prompt_that_has_the_buffers_zeroed
             in_thread(take, llm, [*WORDS[200:240], 5])
             llm.prompt_cache.clear()
             batches = Batches(llm)
-            batches.before[0] = lambda: until(lambda: posted(llm) >= 2)
+            batches.before[0] = lambda: wait_until(lambda: posted(llm) >= 2)
             meddled.append(pool.submit(next, third))
-            until(lambda: batches.sizes)
+            wait_until(lambda: batches.sizes)
             meddled.append(pool.submit(next, first))
         return make(**options)
 

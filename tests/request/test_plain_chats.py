@@ -242,7 +242,7 @@ def test_another_process_finds_the_shared_part_of_a_chat(
 
 
 def segments_of(llm: Any) -> list[Any]:
-    return [s for node in llm.prompt_cache.ram.tree.oldest_nodes() for s in node.segments]
+    return [s for node in llm.prompt_cache.tree.oldest_nodes() for s in node.segments]
 
 
 def spoil(llm: Any) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.request.asking import DEADLINE, WORDS, begin, said, take, until, waits_for_reply
+from tests.lab.waiting import wait_until
+from tests.request.asking import DEADLINE, WORDS, begin, said, take, waits_for_reply
 
 Opened = Callable[..., Any]
 
@@ -60,7 +61,7 @@ def test_cancel_reaches_a_request_whose_message_is_not_read_yet(opened: Opened) 
     assert held.wait(DEADLINE)  # the loop is in a callback, as it may be in a long batch
     second = threading.Thread(target=ask, args=("second",), daemon=True)
     second.start()
-    until(lambda: "second" in handles and waits_for_reply(second))
+    wait_until(lambda: "second" in handles and waits_for_reply(second))
     llm.cancel()
     go_on.set()
     first.join(DEADLINE)

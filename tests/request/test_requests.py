@@ -197,7 +197,7 @@ def abandon(llm, seed):
 def test_stream_collected_under_the_caches_lock(opened, stock, monkeypatch):
     cache = PromptCache(1 << 26)
     llm, other = opened(prompt_cache=cache), opened(prompt_cache=cache)
-    match, collected, done = cache.ram.tree.match, [], []
+    match, collected, done = cache.tree.match, [], []
 
     def collecting(*args):
         collected.append(gc.collect())
@@ -211,7 +211,7 @@ def test_stream_collected_under_the_caches_lock(opened, stock, monkeypatch):
     gc.disable()
     gc.freeze()  # a collection looks at what the test has made, and not at all that the suite did before
     try:
-        monkeypatch.setattr(cache.ram.tree, "match", collecting)
+        monkeypatch.setattr(cache.tree, "match", collecting)
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         thread.join(DEADLINE)

@@ -319,7 +319,7 @@ def test_folder_serves_each_salt_its_own(opened: Opened, tmp_path: Path, arch: s
         else:
             assert told(report) == UNKNOWN
             assert counter.take() == len(SECRET) + len(expected) - 1
-        later.prompt_cache.disk.writer.queue.cancel(lambda job: True, 1)
+        later.prompt_cache.disk.writer.cancel(None)
 
 
 def test_folder_does_not_tell_a_salt(opened: Opened, tmp_path: Path) -> None:
@@ -455,7 +455,7 @@ def test_forget_reaches_every_salt(opened: Opened) -> None:
 def test_salts_that_are_gone_take_no_memory(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llamahybrid.prompt_cache.store.MOST_NAMES", 4)
     llm = opened()
-    store = llm.prompt_cache.ram
+    store = llm.prompt_cache
     for number in range(12):
         ask(llm, str(number), OTHER, 1)
         llm.prompt_cache.forget(OTHER)

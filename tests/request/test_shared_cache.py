@@ -24,7 +24,7 @@ OTHER = [(11 * i + 5) % 200 for i in range(50)]
 def entries_of(cache: PromptCache, tokens: Sequence[int]) -> int:
     """Tokens of a path that the cache knows in any namespace."""
     return max(
-        (cache.ram.tree.match(n, np.array(tokens, np.int32)).length for n in cache.ram.tree.namespaces()),
+        (cache.tree.match(n, np.array(tokens, np.int32)).length for n in cache.tree.namespaces()),
         default=0,
     )
 
@@ -122,7 +122,7 @@ def test_the_choice_is_kept_where_a_model_is_copied(opened: Callable[..., Any]) 
 
 def flip(cache: PromptCache, start: int = 0) -> int:
     """Turn a bit in every stored segment from a position on; how many there are."""
-    segments = [s for n in cache.ram.tree.oldest_nodes() for s in n.segments if s.start >= start]
+    segments = [s for n in cache.tree.oldest_nodes() for s in n.segments if s.start >= start]
     for segment in segments:
         segment.record.flags.writeable = True
         segment.record[200] ^= 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,7 +15,8 @@ import pytest
 
 from llamahybrid import Llama
 from llamahybrid.client.thought import Thought, ThoughtLimit, ThoughtMarkers
-from tests.lab.gguf_edits import with_template
+from tests.lab.gguf_edits import with_control_marks, with_template
+from tests.lab.waiting import wait_until
 from tests.request.test_answer import says
 
 OPTIONS: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "verbose": False}
@@ -121,6 +123,36 @@ def test_a_grammar_and_a_schema_hold_behind_the_thought(llm: Llama) -> None:
         assert len(said.partition(CLOSE)[0]) == budget
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_arguments_of_a_chosen_call_are_behind_the_thought(
+    llm: Llama, model: str, tmp_path: Path, stream: bool
+) -> None:
+    """Also where the markers are control tokens, which texts leave out."""
+    parameters = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    choice = {"type": "function", "function": {"name": "f"}}
+    asked: Any = {**ASKED, "tools": [tool], "tool_choice": choice, "stream": stream}
+
+    def call(llm: Llama, **more: Any) -> tuple[str, str]:
+        made: Any = llm.create_chat_completion(HELLO, **{**asked, **more})
+        if not stream:
+            (told,) = made["choices"]
+            return told["message"]["tool_calls"][0]["function"]["arguments"], told["finish_reason"]
+        choices = [each["choices"][0] for each in made]
+        calls = [each for chosen in choices for each in chosen["delta"]["tool_calls"] or ()]
+        return "".join(each["function"]["arguments"] for each in calls), choices[-1]["finish_reason"]
+
+    control = with_control_marks(Path(model), tmp_path / "control.gguf")
+    with closing(Llama(str(control), **OPTIONS)) as other:
+        for each in (llm, other):
+            for more in ({"thinking_budget": 0}, {"thinking_budget": 6}, {}):
+                arguments, ended = call(each, **more)
+                assert json.loads(arguments)["a"] in ("x", "y")
+                assert ended == "tool_calls"
+            assert call(each, max_tokens=5, thinking_budget=9) == ("", "length")
+            assert call(each, max_tokens=4)[1] == "length"
+
+
 def test_usage_counts_the_thoughts_of_all_answers(llm: Llama) -> None:
     made: Any = llm.create_chat_completion(HELLO, n=2, thinking_budget=3, **ASKED)
     assert made["usage"]["completion_tokens_details"] == {"reasoning_tokens": 8}
@@ -143,7 +175,7 @@ def test_unused_model_with_budgets_is_freed(model: str) -> None:
     gc.disable()
     try:
         del llm
-        assert own() is None
+        wait_until(lambda: own() is None)  # its thread may still end the stream
     finally:
         gc.enable()
 

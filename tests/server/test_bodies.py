@@ -14,6 +14,7 @@ from llamahybrid.server.bodies import (
     EmbeddingRequest,
 )
 from llamahybrid.server.errors import Refusal
+from llamahybrid.server.schemas import MOST_LETTERS, MOST_REPEATS
 
 HELLO = [{"role": "user", "content": "hi"}]
 
@@ -22,11 +23,17 @@ def chat(**said: Any) -> ChatCompletionRequest:
     return ChatCompletionRequest(messages=HELLO, **said)
 
 
+def supported(body: Any) -> bool:
+    try:
+        body.require_supported(max_n=16, max_logprobs=20)
+    except Refusal:
+        return False
+    return True
+
+
 def test_options_of_a_stream_are_for_streams() -> None:
-    asked = chat(stream_options={"include_usage": True})
-    asked.require_understood(stream=True)
-    with pytest.raises(Refusal, match="stream"):
-        asked.require_understood(stream=False)
+    assert supported(chat(stream_options={"include_usage": True}, stream=True))
+    assert not supported(chat(stream_options={"include_usage": True}))
 
 
 @pytest.mark.parametrize(
@@ -41,20 +48,20 @@ def test_prompts_are_texts_or_lists_of_tokens(prompt: Any, taken: Any) -> None:
 
 
 def test_impossible_requests_are_refused() -> None:
-    assert CompletionRequest(prompt="a", best_of=3).refused(16, 20)
-    assert CompletionRequest(prompt="a", n=3, best_of=3).refused(16, 20) is None
-    assert CompletionRequest(prompt=[1], echo=True).refused(16, 20) is None
-    assert CompletionRequest(prompt="a", echo=True, stream=True).refused(16, 20)
+    assert not supported(CompletionRequest(prompt="a", best_of=3))
+    assert supported(CompletionRequest(prompt="a", n=3, best_of=3))
+    assert supported(CompletionRequest(prompt=[1], echo=True))
+    assert not supported(CompletionRequest(prompt="a", echo=True, stream=True))
     for n, fine in ((None, True), (1, True), (16, True), (17, False), (0, False), (-1, False)):
-        assert (CompletionRequest(prompt="a", n=n).refused(16, 20) is None) is fine
-    assert CompletionRequest(prompt=["a"] * 1000).refused(16, 20) is None
-    assert CompletionRequest(prompt=["a"] * 1001).refused(16, 20)
-    assert chat().refused(16, 20) is None
-    assert ChatCompletionRequest(messages=[]).refused(16, 20)
-    assert CompletionRequest(prompt="a", logprobs=20).refused(16, 20) is None
-    assert CompletionRequest(prompt="a", logprobs=21).refused(16, 20)
-    assert chat(logprobs=True, top_logprobs=20).refused(16, 20) is None
-    assert chat(logprobs=True, top_logprobs=10**9).refused(16, 20)
+        assert supported(CompletionRequest(prompt="a", n=n)) is fine
+    assert supported(CompletionRequest(prompt=["a"] * 1000))
+    assert not supported(CompletionRequest(prompt=["a"] * 1001))
+    assert supported(chat())
+    assert not supported(ChatCompletionRequest(messages=[]))
+    assert supported(CompletionRequest(prompt="a", logprobs=20))
+    assert not supported(CompletionRequest(prompt="a", logprobs=21))
+    assert supported(chat(logprobs=True, top_logprobs=20))
+    assert not supported(chat(logprobs=True, top_logprobs=10**9))
 
 
 FORM = {"response_format": {"type": "json_object"}}
@@ -72,15 +79,15 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
     ],
 )
 def test_an_answer_does_not_follow_two_forms(form: dict[str, Any]) -> None:
-    told = chat(grammar='root ::= "a"', **form).refused(16, 20)
-    assert told is not None
-    assert (told.status, told.param) == (400, "grammar")
-    assert chat(**form).refused(16, 20) is None
+    with pytest.raises(Refusal) as told:
+        chat(grammar='root ::= "a"', **form).require_supported(16, 20)
+    assert (told.value.status, told.value.param) == (400, "grammar")
+    assert supported(chat(**form))
 
 
 @pytest.mark.parametrize("form", [{"response_format": {"type": "text"}}, {"tools": [TOOL]}, {}])
 def test_grammar_with_a_text_format_is_followed(form: dict[str, Any]) -> None:
-    assert chat(grammar='root ::= "a"', **form).refused(16, 20) is None
+    assert supported(chat(grammar='root ::= "a"', **form))
 
 
 def test_newer_names() -> None:
@@ -176,3 +183,53 @@ def test_impossible_embeddings_are_refused(said: Any) -> None:
     with pytest.raises(Refusal):
         EmbeddingRequest(**said).require_understood()
     EmbeddingRequest(input=["a"], encoding_format="base64").require_understood()
+
+
+HALF = {"enum": ["x" * (MOST_LETTERS // 2)]}
+
+
+def ways(schema: Any) -> list[dict[str, Any]]:
+    """Requests that say a schema."""
+    function = {"name": "f", "parameters": schema}
+    return [
+        {"response_format": {"type": "json_object", "schema": schema}},
+        {"guided_json": schema},
+        {"tools": [{"type": "function", "function": function}]},
+        {"functions": [function]},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("schema", "fine"),
+    [
+        ({}, True),
+        ({"type": "string", "minLength": 7, "maxLength": 500}, True),
+        ({"minLength": MOST_REPEATS}, True),
+        ({"minLength": MOST_REPEATS + 1}, False),
+        ({"properties": {"a": {"maxItems": MOST_REPEATS, "items": {"maxLength": 3}}}}, False),
+        ({"anyOf": [{"minItems": MOST_REPEATS}, {"minItems": 3}]}, False),
+        ({"pattern": "^(a{300}b){300}$"}, True),
+        ({"pattern": "^(a{9000}){9000}$"}, False),
+        ({"pattern": "x{1000000000}"}, False),
+        ({"enum": [{"minLength": 10**9}], "default": {"maxItems": 10**9}}, True),
+        ({"properties": {"minLength": {"maxLength": 4}}}, True),
+        ({"minLength": "many"}, True),
+        (HALF, True),
+        ({"anyOf": [HALF, HALF]}, False),
+        ({"enum": list(range(MOST_LETTERS // 3))}, False),
+    ],
+)
+def test_schemas_are_bounded_in_every_field(schema: Any, fine: bool) -> None:
+    assert [supported(chat(**way)) for way in ways(schema)] == [fine] * 4
+    assert supported(CompletionRequest(prompt="a", json_schema=schema)) is fine
+
+
+def test_each_tool_may_have_a_large_schema() -> None:
+    function = {"name": "f", "parameters": HALF}
+    assert supported(chat(tools=[{"type": "function", "function": function}] * 2))
+
+
+@pytest.mark.parametrize(("letters", "fine"), [(MOST_LETTERS, True), (MOST_LETTERS + 1, False)])
+def test_a_grammar_is_bounded(letters: int, fine: bool) -> None:
+    assert supported(chat(grammar="x" * letters)) is fine
+    assert supported(CompletionRequest(prompt="a", grammar="x" * letters)) is fine

@@ -19,6 +19,7 @@ from llamahybrid.errors import (
 )
 from llamahybrid.server.errors import Refusal, bad, later, refusal
 from llamahybrid.server.loading import PromptEmpty, PromptTooLong
+from llamahybrid.server.request_fields import Route, fault
 
 
 @pytest.mark.parametrize(
@@ -67,3 +68,14 @@ def test_refusal_is_its_own_response() -> None:
 
 def test_error_with_lone_surrogates_is_sent() -> None:
     assert b"ud800" in bytes(Refusal(400, "a lone \ud800").response().body)
+
+
+def test_a_message_is_bounded() -> None:
+    for error in (bad("x" * 10_000, "y" * 10_000), ValueError("x" * 10_000)):
+        assert len(json.dumps(refusal(error).body)) < 4200
+
+
+def test_a_long_name_gets_a_hint_in_time() -> None:
+    refused = fault(Route.CHAT, {"x" * 30_000_000: 1})
+    assert refused is not None
+    assert refused.status == 400

@@ -10,13 +10,7 @@ import pytest
 
 from tests.events.subscriber import Subscriber
 from tests.lab.serving import serving
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
+from tests.lab.waiting import free_port
 
 
 def test_a_router_hears_of_conversations(tiny_model: Callable[..., Path]) -> None:

@@ -66,7 +66,7 @@ def ask(
         if full:
             raise later("full", 7, 429)
 
-    guard = RequestLimits(app, ApiKeys(keys), 100, 1000, 60, 60, require_room, asked.why.append)
+    guard = RequestLimits(app, ApiKeys(keys), 10, 100, 1000, 60, 60, require_room, asked.why.append)
     scope = {"type": "http", "method": method, "path": path, "headers": headers, "client": ("1.2.3.4", 5)}
     asyncio.run(asyncio.wait_for(guard(scope, receive, send), 60))
     return asked
@@ -135,7 +135,7 @@ def test_a_reader_that_takes_nothing_is_counted_and_given_up() -> None:
         async def receive() -> dict[str, Any]:
             return {"type": "http.request", "body": b"", "more_body": False}
 
-        guard = RequestLimits(app, ApiKeys([]), 100, 1000, 60, 0.01, lambda: None, why.append)
+        guard = RequestLimits(app, ApiKeys([]), 10, 100, 1000, 60, 0.01, lambda: None, why.append)
         scope = {"type": "http", "method": "GET", "path": "/metrics", "headers": (), "client": None}
         await asyncio.wait_for(guard(scope, receive, send), 60)
 

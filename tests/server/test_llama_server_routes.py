@@ -242,7 +242,8 @@ def test_a_template_is_applied(http: httpx.Client) -> None:
         "prompt_tokens_details": {"cached_tokens": chat["usage"]["prompt_tokens"]}
     }
     assert http.post("/apply-template", json={"messages": messages, "xyzzy": 1}).status_code == 400
-    assert http.post("/apply-template", json={"messages": 5}).status_code == 400
+    for nothing in ({"messages": 5}, {"messages": []}, {}):
+        assert http.post("/apply-template", json=nothing).status_code == 400
 
 
 def test_properties(http: httpx.Client, server: Serving) -> None:

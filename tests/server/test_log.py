@@ -78,8 +78,8 @@ def test_a_server_without_streams_runs_and_ends_in_order(tiny_model: TinyModel, 
 
 def test_client_without_an_answer_leaves_a_line(tiny_model: TinyModel, tmp_path: Path) -> None:
     """A client that shuts its sending side has hung up: uvicorn closes the connection."""
-    server = ServerProcess(tiny_model("qwen35"), tmp_path / "log")
-    body = b'{"prompt": "Tell me a story. ", "max_tokens": 20000}'
+    server = ServerProcess(tiny_model("qwen35"), tmp_path / "log", "--n_ctx", "65536")
+    body = b'{"prompt": "Tell me a story. ", "max_tokens": 65000, "ignore_eos": true}'
     head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     head += f"Content-Length: {len(body)}\r\n\r\n"
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
+from llamahybrid.client.chat_template import ListFormatter
 from llamahybrid.client.markers import Markers
 from llamahybrid.client.template_probe import probe
 from llamahybrid.client.thought import ThoughtMarkers
@@ -54,7 +55,7 @@ THINKS = (
 
 
 def markers(template: str) -> Markers:
-    formatter = Jinja2ChatFormatter(template, "<eos>", "<bos>")
+    formatter = ListFormatter(template, "<eos>", "<bos>")
     return probe(lambda messages, tools: formatter(messages=messages, tools=tools).prompt, lambda text: True)
 
 
@@ -122,7 +123,7 @@ def template_of(name: str) -> str:
 
 OF_MODELS = (
     *("mistralai-Ministral-3-14B-Reasoning-2512", "Mistral-Small-3.2-24B-Instruct-2506"),
-    *("mistralai-Mistral-Nemo-Instruct-2407", "moonshotai-Kimi-K2"),
+    *("mistralai-Mistral-Nemo-Instruct-2407", "moonshotai-Kimi-K2", "Kimi-K2-Thinking", "Kimi-K2-Instruct"),
     *("Qwen3-Coder", "Qwen-Qwen3-0.6B", "Qwen-Qwen2.5-7B-Instruct", "GLM-4.6", "MiniMax-M2"),
     *("NousResearch-Hermes-3-Llama-3.1-8B-tool_use", "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"),
     *("ibm-granite-granite-4.0", "meta-llama-Llama-3.1-8B-Instruct", "ByteDance-Seed-OSS"),
@@ -135,7 +136,7 @@ OF_MODELS = (
 def test_calls_are_read_as_templates_of_models_write_them(name: str) -> None:
     template = template_of(name)
     found = markers(template)
-    formatter = Jinja2ChatFormatter(template, "<eos>", "<bos>")
+    formatter = ListFormatter(template, "<eos>", "<bos>")
     arguments = {"path": "a b.py", "text": "if a < b:\n    return 1\n"}
     function = {"name": "edit", "arguments": arguments if found.mapping else json.dumps(arguments)}
     tool = {"type": "function", "function": {"name": "edit", "description": "", "parameters": TOOLS["edit"]}}

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from tests.lab.serving import serving, wait_until
+import pytest
+
+from tests.lab.serving import Held, serving, wait_until
 
 TinyModel = Callable[..., Path]
 
@@ -69,7 +72,7 @@ def test_bodies_beyond_the_memory_for_them_get_503(tiny_model: TinyModel) -> Non
 
 def test_unread_stream_is_ended(tiny_model: TinyModel) -> None:
     """The transport pauses at once, so that a few bytes in the buffers of the kernel are enough."""
-    with serving(tiny_model("qwen35"), send_seconds=0.5) as server:
+    with serving(tiny_model("qwen35"), send_seconds=2) as server:
         server.listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         asked = {"prompt": "x", "max_tokens": 1000, "stream": True, "ignore_eos": True}
         body = json.dumps(asked).encode()
@@ -84,8 +87,21 @@ def test_unread_stream_is_ended(tiny_model: TinyModel) -> None:
         server.await_settled()
 
 
-def test_one_connection_too_many_gets_503(tiny_model: TinyModel) -> None:
+def test_requests_in_progress_count_and_idle_connections_do_not(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with serving(tiny_model("qwen35"), max_connections=1) as server, server.client() as client:
-        with socket.create_connection(("127.0.0.1", server.port), 60):
-            assert client.get("/health").status_code == 503
-        wait_until(lambda: client.get("/health").status_code == 200)
+        held = Held(monkeypatch, after=0)
+        asked = {"prompt": "x", "max_tokens": 2, "stream": True}
+        with ExitStack() as stack:
+            for _ in range(3):  # connections without a request
+                stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 60))
+            pool = stack.enter_context(ThreadPoolExecutor(1))
+            first = pool.submit(client.post, "/v1/completions", json=asked)
+            wait_until(lambda: held.batches == 1)
+            refused = client.get("/v1/models")
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+            assert client.get("/health").status_code == 200
+            held.go_on()
+            assert first.result().status_code == 200
+            assert client.get("/v1/models").status_code == 200

@@ -327,6 +327,10 @@ def test_each_of_several_answers_has_its_own_tokens(http: httpx.Client, stream: 
             {"guided_regex": r"^[ab]{2}\d?$"},
             {a + b + d for a in "ab" for b in "ab" for d in ["", *"0123456789"]},
         ),
+        (
+            {"guided_regex": r"[\d.]\.(?i:y)"},
+            {f"{first}.{last}" for first in "0123456789." for last in "yY"},
+        ),
         ({"structured_outputs": {"choice": ["x"]}}, {"x"}),
         ({"structured_outputs": {"json": {"const": 5}}}, {"5"}),
         ({"structured_outputs": {"grammar": 'root ::= "z"'}}, {"z"}),

@@ -16,7 +16,7 @@ from llamahybrid.errors import Busy
 from llamahybrid.server.request_fields import FIELDS, Effect, Route, effect
 from llamahybrid.server.responses.request import ResponseRequest, chat_messages
 from tests.lab.gguf_edits import with_template
-from tests.lab.serving import Serving, serving
+from tests.lab.serving import Held, Serving, serving
 
 from .conftest import TinyModel
 
@@ -185,14 +185,19 @@ def test_a_stream_that_fails_says_so(
     assert failed["response"]["error"]["message"] == error["error"]["message"]
 
 
-def test_a_cancelled_response_is_incomplete(server: Serving, http: httpx.Client) -> None:
+def test_a_cancelled_response_is_incomplete(
+    server: Serving, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held(monkeypatch, after=60)
     with http.stream("POST", PATH, json={**ENDLESS, "stream": True}) as response:
         lines = (json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: {"))
         begun = [next(lines) for _ in range(8)]
         server.llm.cancel()
+        held.go_on()
         *_, last = [*begun, *lines]
     assert last["type"] == "response.incomplete"
     assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert last["response"]["usage"]["output_tokens"] < 100
 
 
 @pytest.mark.parametrize("stream", [False, True])

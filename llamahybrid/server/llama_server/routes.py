@@ -14,13 +14,13 @@ from starlette.responses import Response
 
 from llamahybrid.client.chat_template import template_of
 from llamahybrid.llama import Llama
-from llamahybrid.server.answer import EventAnswer
+from llamahybrid.server.answer import Answer
+from llamahybrid.server.arguments import chat_prompt
 from llamahybrid.server.bodies import ChatCompletionRequest, CompletionRequest, EmbeddingRequest, Tokens
 from llamahybrid.server.errors import require_tokens
 from llamahybrid.server.llama_server.request import InfillRequest, LlamaServerRequest
 from llamahybrid.server.llama_server.told import ContentProgress, Telling
 from llamahybrid.server.options import MOST_TOKENS, First
-from llamahybrid.server.prompts import chat_prompt
 from llamahybrid.server.request_fields import require_known
 from llamahybrid.server.routes import SECURED, InService, embed
 from llamahybrid.server.service import Retell, Service
@@ -37,11 +37,9 @@ _DEFAULTS = (
 """Options whose defaults `/props` returns."""
 
 
-class FormAnswer(EventAnswer):
+class FormAnswer(Answer):
     """An answer in llama-server's form."""
 
-    end = b""
-    timed = False
     progress = ContentProgress
 
 
@@ -150,15 +148,14 @@ async def detokenize(body: DetokenizeRequest, service: InService) -> dict[str, s
 
     def work(llm: Llama) -> str:
         require_tokens(llm.n_vocab(), body.tokens, "tokens")
-        text = llm.detokenize(body.tokens, special=True)
-        return text.decode("utf-8", errors="replace")
+        return str(llm.detokenize(body.tokens, special=True), "utf-8", errors="replace")
 
     return {"content": await service.use(body.model, work)}
 
 
 def piece(llm: Llama, token: int) -> str | list[int]:
     """Return the text of a token; its bytes if they are no UTF-8."""
-    spelt = llm.detokenize([token], special=True)
+    spelt: bytes = llm.detokenize([token], special=True)
     try:
         return spelt.decode("utf-8")
     except UnicodeDecodeError:
@@ -171,6 +168,7 @@ async def apply_template(body: dict[str, Any], service: InService) -> dict[str, 
     with in_one_line():
         chat = ChatCompletionRequest.model_validate(body)
     require_known(chat, service.settings.ignore_unknown_fields)
+    chat.require_supported(service.settings.max_n, service.settings.max_logprobs)
     return {"prompt": await service.use(chat.model, lambda llm: chat_prompt(llm, chat).text)}
 
 

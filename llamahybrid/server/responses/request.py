@@ -13,11 +13,11 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from llamahybrid.client.chat_template import template_of, unread
+from llamahybrid.client.chat_template import template_of
 from llamahybrid.llama import Llama
 from llamahybrid.server.bodies import MOST_TOOLS, ChatCompletionRequest
 from llamahybrid.server.messages import require_few, without_nulls
-from llamahybrid.server.options import First
+from llamahybrid.server.options import First, set_effort
 from llamahybrid.server.request_fields import Effect, Route, effect
 from llamahybrid.server.settings import in_one_line
 
@@ -26,9 +26,6 @@ MOST_METADATA = 16
 
 FIRST_ONLY = "must be at the beginning"
 """Part of the error that Qwen's templates raise for a later system message."""
-
-_EFFORTS = {"minimal": "low", "xhigh": "high", "max": "high"}
-"""OpenAI's efforts that chat templates do not know."""
 
 CLIENT_TOOLS = ("function", "custom")
 """Types of tools that the client runs."""
@@ -170,9 +167,7 @@ class ResponseRequest(BaseModel):
 
     def prepare(self, llm: Llama, chat: ChatCompletionRequest) -> None:
         """Adapt a chat to the template of a model."""
-        effort = self.reasoning.effort
-        if effort and len(unread(llm, ("reasoning_effort", "enable_thinking"))) < 2:
-            chat.reasoning_effort = _EFFORTS.get(effort, effort)
+        set_effort(llm, chat, self.reasoning.effort)
         if FIRST_ONLY in (template_of(llm) or ""):
             for message in chat.messages[1:]:
                 if message["role"] == "system":

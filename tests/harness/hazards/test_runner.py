@@ -24,7 +24,7 @@ from llamahybrid.harness.hazards.outcome import Outcome, Verdict
 from llamahybrid.harness.hazards.process import memory_left, peak_memory
 
 
-def child(code: str, seconds: float = 20.0) -> Outcome:
+def child(code: str, seconds: float = 120.0) -> Outcome:
     """Run a child with `code`."""
     return runner.supervise([sys.executable, "-c", code], os.environ, seconds)
 

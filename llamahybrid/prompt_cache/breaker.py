@@ -1,0 +1,66 @@
+"""Experience with a store outside RAM: the pause after failures, and the time that reading takes."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from statistics import median
+
+FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 1.0, 60.0
+"""The pause after a failure of a store; doubled by each further failure."""
+
+READ_SAMPLES = 15
+"""Recent reads that say what reading costs."""
+
+LARGE_READ = 1 << 20
+"""Bytes from which a read tells the bandwidth."""
+
+FADE_SECONDS = 60.0
+"""A measured cost counts half this long after the last read: a disk had to spin up, a network was busy."""
+
+
+READ, WRITE = "reading from", "writing to"
+
+
+class Breaker:
+    """The pause after failures of a store."""
+
+    def __init__(self) -> None:
+        self._until = 0.0
+        self._seconds = 0.0
+
+    def left(self) -> float:
+        """Seconds until it may be tried."""
+        return max(0.0, self._until - time.monotonic())
+
+    def failed(self) -> None:
+        """Leave it alone, longer each time."""
+        self._seconds = min(LONGEST_BACKOFF_SECONDS, max(FIRST_BACKOFF_SECONDS, 2 * self._seconds))
+        self._until = time.monotonic() + self._seconds
+
+    def worked(self) -> None:
+        """Note a success."""
+        self._seconds = 0.0
+
+
+class ReadCosts:
+    """Measured times of recent reads."""
+
+    def __init__(self) -> None:
+        self._latencies: deque[float] = deque(maxlen=READ_SAMPLES)
+        self._rates: deque[float] = deque(maxlen=READ_SAMPLES)
+        self._last = 0.0
+
+    def measured(self, n_bytes: int, seconds: float) -> None:
+        """Note the time of a read; a small one says little of the bandwidth."""
+        self._last = time.monotonic()
+        if n_bytes < LARGE_READ:
+            self._latencies.append(seconds)
+        else:
+            self._rates.append(seconds / n_bytes)
+
+    def seconds(self, n_bytes: int) -> float:
+        """Expected time of a read, fading with the age of the measurement; 0 while not measured."""
+        latency = median(self._latencies) if self._latencies else 0.0
+        measured = latency + (n_bytes * median(self._rates) if self._rates else 0.0)
+        return float(measured * 0.5 ** ((time.monotonic() - self._last) / FADE_SECONDS))
