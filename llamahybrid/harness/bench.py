@@ -234,12 +234,13 @@ def _ask(tokens: Sequence[int]) -> Ask:
 
 @contextmanager
 def _kept_in(target: Target, folder: str) -> Iterator[None]:
-    """Let processes of the target keep conversations in a folder."""
+    """Let processes of the target keep conversations in a folder, and end them."""
     target.kept_in = folder
     try:
         yield
     finally:
         target.kept_in = None
+        target.close()  # it would write into the folder after its removal
 
 
 def _play(session: Session, workload: Workload, measured: _Measured, scale: float) -> None:
@@ -256,9 +257,7 @@ def _play(session: Session, workload: Workload, measured: _Measured, scale: floa
     if before is not None and after is not None:
         measured.grown.append(max(0, after - before) // max(1, len({each.chat for each in played})))
     if not measured.requests:
-        unchecked: list[figures.Checked] = [("unknown", "")] * len(played)
-        measured.requests = figures.requests(session, workload.name, played, unchecked)
+        found = figures.judged(session, workload.name, played, compare=False)
+        measured.requests = tuple(each.figures for each in found)
         total = decoded if workload.clients > 1 else None
-        measured.least, measured.decoded = figures.totals(
-            workload.measured_from, played, measured.requests, total
-        )
+        measured.least, measured.decoded = figures.totals(workload.measured_from, found, total)

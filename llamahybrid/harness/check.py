@@ -14,7 +14,7 @@ from llamahybrid.errors import LlamaHybridError
 from llamahybrid.files import distinct_names
 from llamahybrid.harness import directed
 from llamahybrid.harness.collecting import LATE, Collector, Progress, left_out
-from llamahybrid.harness.figures import workload_figures
+from llamahybrid.harness.figures import judged, workload_figures
 from llamahybrid.harness.plan import Cost, Plan, Speed, longest_scale, measured
 from llamahybrid.harness.report import PROBE, Report, Verdict, WorkloadFigures
 from llamahybrid.harness.runner import RequestResult, WorkloadRunner, suits
@@ -203,6 +203,9 @@ class Check:
             bad |= {verdict.name for verdict in done.verdicts if verdict.outcome == "bad"}
             yield done
         self._step(f"{name}: memory")
+        if plan.over:
+            yield left_out(directed.MEMORY, LATE)
+            return
         share = 1.0
         if plan.speed is not None and plan.memory_seconds is not None:
             share = min(1.0, plan.memory_seconds / plan.speed.seconds(MEMORY_COST))
@@ -222,13 +225,14 @@ class Check:
         played = player.converse(workload, plan.scale)
         decoded = session.decoded()
         self.progress(f"{name}, comparing answers", self._steps - 1, self._of)
+        found = judged(session, workload.name, played, until=plan.compare_until)
         return workload_figures(
-            session,
-            workload,
-            played,
+            workload.name,
+            found,
             decoded,
+            measured_from=workload.measured_from,
+            bound=workload.bound,
             scale=plan.scale,
-            until=plan.compare_until,
             cut_short=player.cut_short,
         )
 

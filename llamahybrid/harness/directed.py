@@ -8,15 +8,16 @@ from __future__ import annotations
 import random
 import statistics
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeAlias
 
 from llamahybrid.harness import figures
 from llamahybrid.harness.conversation import Message
-from llamahybrid.harness.figures import UNKNOWN_BEFORE, Checked
-from llamahybrid.harness.report import RequestFigures, Verdict, WorkloadFigures
-from llamahybrid.harness.runner import RequestResult, WorkloadRunner
+from llamahybrid.harness.figures import UNKNOWN_BEFORE, Judged
+from llamahybrid.harness.report import PROBE, Outcome, RequestFigures, Sameness, Verdict, WorkloadFigures
+from llamahybrid.harness.runner import WorkloadRunner
 from llamahybrid.harness.targets.base import Ask, Reply, Session, Shape
 
 SHAPE = Shape(2048)
@@ -54,33 +55,21 @@ def _text(piece: Sequence[int]) -> str:
     return " ".join(f"w{word}" for word in piece)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Found:
     """The requests of a probe, for its judge."""
 
-    played: Sequence[RequestResult]
-    checked: Sequence[Checked]
-    requests: Sequence[RequestFigures]
-    bad: set[str] = field(default_factory=set)
+    requests: Sequence[Judged]
+    bad: Set[str]
     """Verdicts of earlier probes that were bad."""
 
-    def wrong(self, since: int = 0) -> str | None:
-        """Return the fault of the first wrong answer from request `since` on."""
-        return next((said for same, said in self.checked[since:] if same == "different"), None)
+    def first(self, same: Sameness, since: int = 0) -> str | None:
+        """Return the words on the first answer from request `since` on that compares so; None: none does."""
+        return next((each.said for each in self.requests[since:] if each.same == same), None)
 
-    def unknown(self, since: int = 0) -> str | None:
-        """Return the reason why an answer from `since` on cannot be judged."""
-        return next((said for same, said in self.checked[since:] if same == "unknown"), None)
 
-    def reused(self, number: int) -> int | None:
-        """Return the tokens that request `number` reused, by counters, else as reported."""
-        reused = self.played[number].reply.reused
-        return self.requests[number].cached if reused is None else reused
-
-    def over(self) -> bool:
-        """Tell whether more was reused than the common prefix."""
-        pairs = zip(self.played, self.requests, strict=True)
-        return any(figures._over(each, found) for each, found in pairs)
+Judgement: TypeAlias = tuple[Outcome, str]
+"""Outcome and detail of a verdict."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +80,7 @@ class Probe:
     """Name of the verdict."""
     about: str
     run: Callable[[Script], None]
-    judge: Callable[[Found], Verdict]
+    judge: Callable[[Found], Judgement]
     ids: bool = False
     """Needs token ids."""
 
@@ -103,12 +92,12 @@ def hits(script: Script) -> None:
     script.ask(head, [*(reply.tokens or ()), *script.words(20)])
 
 
-def _judge_hits(found: Found) -> Verdict:
-    total, cached = found.requests[0].total, found.reused(1)
+def _judge_hits(found: Found) -> Judgement:
+    total, cached = found.requests[0].figures.total, found.requests[1].reused
     if cached is None or total is None:
-        return Verdict("hits", "cannot tell", "the target does not say what it reused")
+        return "cannot tell", "the target does not say what it reused"
     said = f"a prompt of {total} tokens went on: {cached} of them were reused"
-    return Verdict("hits", "ok" if cached >= total // 2 else "bad", said)
+    return "ok" if cached >= total // 2 else "bad", said
 
 
 def beside(script: Script) -> None:
@@ -119,8 +108,9 @@ def beside(script: Script) -> None:
     script.ask(script.words(8), half, rest, chat="1")
 
 
-def _judge_beside(found: Found) -> Verdict:
-    return figures.prefix_verdict(found.played, found.requests, found.checked)
+def _judge_beside(found: Found) -> Judgement:
+    verdict = figures.prefix_verdict(found.requests)
+    return verdict.outcome, verdict.detail
 
 
 def cut(script: Script) -> None:
@@ -151,19 +141,19 @@ def interleaved(script: Script) -> None:
     script.ask(second, script.words(16), chat="b")
 
 
-def _exact(name: str, right: str, since: int = 1, blamed: str = "") -> Callable[[Found], Verdict]:
-    """Return a judge of answers from request `since` on; `blamed`: a fault that explains this one, too."""
+def _exact(right: str, blamed: str = "") -> Callable[[Found], Judgement]:
+    """Return a judge of all answers but the first; `blamed`: a fault that explains this one, too."""
 
-    def judge(found: Found) -> Verdict:
-        if wrong := found.wrong(since):
-            if found.over():
-                return Verdict(name, "cannot tell", f"more was reused than there was in common; {wrong}")
+    def judge(found: Found) -> Judgement:
+        if wrong := found.first("different", 1):
+            if any(each.over for each in found.requests):
+                return "cannot tell", f"more was reused than there was in common; {wrong}"
             if blamed in found.bad:
-                return Verdict(name, "cannot tell", f"{blamed!r} is bad, which shows here, too; {wrong}")
-            return Verdict(name, "bad", wrong)
-        if unknown := found.unknown(since):
-            return Verdict(name, "cannot tell", unknown)
-        return Verdict(name, "ok", right)
+                return "cannot tell", f"{blamed!r} is bad, which shows here, too; {wrong}"
+            return "bad", wrong
+        if unknown := found.first("unknown", 1):
+            return "cannot tell", unknown
+        return "ok", right
 
     return judge
 
@@ -180,16 +170,15 @@ def salted(script: Script) -> None:
 _APART = "salts are not kept apart, or cache_salt is not known"
 
 
-def _judge_salted(found: Found) -> Verdict:
-    name = "salt-kept-apart"
-    same, other = found.reused(1), found.reused(2)
+def _judge_salted(found: Found) -> Judgement:
+    same, other = found.requests[1].reused, found.requests[2].reused
     if same is None or other is None:
-        return Verdict(name, "cannot tell", "the target does not say what it reused")
+        return "cannot tell", "the target does not say what it reused"
     if other > UNKNOWN_BEFORE:
-        return Verdict(name, "bad", f"{other} tokens of another salt's prompt were reused: {_APART}")
+        return "bad", f"{other} tokens of another salt's prompt were reused: {_APART}"
     if same <= UNKNOWN_BEFORE:
-        return Verdict(name, "cannot tell", "nothing is reused under one salt either")
-    return Verdict(name, "ok", f"{same} tokens were reused under one salt, {other} under another")
+        return "cannot tell", "nothing is reused under one salt either"
+    return "ok", f"{same} tokens were reused under one salt, {other} under another"
 
 
 def reported(script: Script) -> None:
@@ -200,19 +189,17 @@ def reported(script: Script) -> None:
     script.ask(other, chat="1")
 
 
-def _judge_reported(found: Found) -> Verdict:
-    name = "reports-what-it-reused"
-    for number, each in enumerate(found.requests[:2]):
+def _judge_reported(found: Found) -> Judgement:
+    requests = [each.figures for each in found.requests]
+    for number, each in enumerate(requests[:2]):
         if each.matched is None and each.cached is not None and each.cached > UNKNOWN_BEFORE:
             said = f"{each.cached} of {each.total} tokens reused of a prompt that nobody had asked before"
-            return Verdict(name, "bad", f"request {number}: {said}")
-    verdict = figures.reports_verdict(found.played, found.requests, found.checked)
-    known = all(each.matched is None and each.cached is not None for each in found.requests)
+            return "bad", f"request {number}: {said}"
+    verdict = figures.reports_verdict(found.requests)
+    known = all(each.matched is None and each.cached is not None for each in requests)
     if verdict.outcome == "cannot tell" and known:
-        return Verdict(
-            name, "cannot tell", "nothing for prompts that are new; beyond that it cannot be checked"
-        )
-    return verdict
+        return "cannot tell", "nothing for prompts that are new; beyond that it cannot be checked"
+    return verdict.outcome, verdict.detail
 
 
 PROBES = (
@@ -223,20 +210,20 @@ PROBES = (
         "cuts-the-tail",
         "a history cut far back",
         cut,
-        _exact("cuts-the-tail", "answers after long cuts are those of fresh contexts"),
+        _exact("answers after long cuts are those of fresh contexts"),
     ),
     Probe(
         "rolls-back-to-its-position",
         "the last tokens taken back",
         rollback,
-        _exact("rolls-back-to-its-position", "answers after short cuts are right", blamed="cuts-the-tail"),
+        _exact("answers after short cuts are right", blamed="cuts-the-tail"),
         ids=True,
     ),
     Probe(
         "own-attention",
         "two conversations at the same positions",
         interleaved,
-        _exact("own-attention", "answers of conversations in turn are right"),
+        _exact("answers of conversations in turn are right"),
     ),
     Probe("salt-kept-apart", "a prompt under two salts", salted, _judge_salted),
 )
@@ -247,24 +234,25 @@ def run(session: Session, probe: Probe, bad: set[str], scale: float = 1.0) -> Wo
 
     Raises TargetError.
     """
-    name = f"probe: {probe.about}"
+    requests: tuple[RequestFigures, ...] = ()
+    name, judgement = f"{PROBE}{probe.about}", _unsuited(session, probe)
+    if judgement is None:
+        script = Script(session, len(bad), scale)
+        probe.run(script)
+        found = figures.judged(session, name, script.player.played)
+        requests, judgement = tuple(each.figures for each in found), probe.judge(Found(found, bad))
+    return WorkloadFigures(name, requests, verdicts=(Verdict(probe.name, *judgement),), scale=scale)
+
+
+def _unsuited(session: Session, probe: Probe) -> Judgement | None:
     if probe.ids and not session.takes_tokens:
-        return _none(name, Verdict(probe.name, "cannot tell", "the target takes no token ids"))
+        return "cannot tell", "the target takes no token ids"
     if probe.run is salted and session.salts is False:
-        return _none(name, Verdict(probe.name, "cannot tell", "the target has no salts"))
-    script = Script(session, len(bad), scale)
-    probe.run(script)
-    played = script.player.played
-    checked = figures.checks(session, played)
-    found = Found(played, checked, figures.requests(session, name, played, checked), bad)
-    verdicts = (probe.judge(found),)
-    return WorkloadFigures(name, tuple(found.requests), verdicts=verdicts, scale=scale)
+        return "cannot tell", "the target has no salts"
+    return None
 
 
-def _none(name: str, verdict: Verdict) -> WorkloadFigures:
-    return WorkloadFigures(name, verdicts=(verdict,))
-
-
+MEMORY = f"{PROBE}the same two prompts, over and over"
 WARM, COUNTED, ROUNDS = 24, 40, 4
 """Requests before memory is measured, between two measurements, and number of further measurements."""
 MEMORY_PROMPT = 120
@@ -277,10 +265,11 @@ def memory(session: Session, share: float = 1.0) -> WorkloadFigures:
     The median of several measurements counts, because an allocator takes pages by chance.
     `share` of the requests are made, and of the prompts' length. Raises TargetError.
     """
-    name, verdict_name = "probe: the same two prompts, over and over", "memory-flat"
+    verdict_name = "memory-flat"
     first, state = session.resident(), session.state_bytes
     if first is None or state is None:
-        return _none(name, Verdict(verdict_name, "cannot tell", "its memory, or a state's size, is not told"))
+        untold = Verdict(verdict_name, "cannot tell", "its memory, or a state's size, is not told")
+        return WorkloadFigures(MEMORY, verdicts=(untold,))
     script = Script(session, scale=max(0.25, share))
     prompts = script.words(MEMORY_PROMPT), script.words(MEMORY_PROMPT)
     warm, counted = (max(4, round(n * share)) for n in (WARM, COUNTED))
@@ -297,4 +286,4 @@ def memory(session: Session, share: float = 1.0) -> WorkloadFigures:
     growth = int(statistics.median(b - a for a, b in pairwise(looks)) / counted)
     said = f"{growth:,} bytes a request; a conversation's state takes {state:,}"
     verdict = Verdict(verdict_name, "bad" if growth > state // 2 else "ok", said)
-    return WorkloadFigures(name, memory_growth=growth, verdicts=(verdict,))
+    return WorkloadFigures(MEMORY, memory_growth=growth, verdicts=(verdict,))

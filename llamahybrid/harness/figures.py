@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from llamahybrid.harness.misses import Past, explain, explain_text, parting
 from llamahybrid.harness.oracle import Exchange, least_decodes
@@ -13,7 +13,6 @@ from llamahybrid.harness.report import RequestFigures, Sameness, Verdict, Worklo
 from llamahybrid.harness.runner import RequestResult
 from llamahybrid.harness.targets.base import Session
 from llamahybrid.harness.traces.trace import rendered
-from llamahybrid.harness.workloads.tokens import Workload
 
 UNKNOWN_BEFORE = 64
 """Tokens that unrelated prompts may share: a template's head, a block of a paged cache."""
@@ -21,121 +20,150 @@ UNKNOWN_BEFORE = 64
 SHORT_EXCESS = 64
 """Tokens a request beyond the least that are no fault in shortened workloads: checkpoints have a distance."""
 
-Checked = tuple[Sameness, str]
+
+@dataclass(frozen=True)
+class Judged:
+    """A request with its figures, and the comparison of its answer with one that reused nothing."""
+
+    played: RequestResult
+    figures: RequestFigures
+    said: str
+    """The difference in words, or the reason why it is unknown."""
+
+    @property
+    def same(self) -> Sameness:
+        """The result of the comparison."""
+        return self.figures.answer
+
+    @property
+    def reused(self) -> int | None:
+        """Reused tokens by counters, else as reported."""
+        reused = self.played.reply.reused
+        return self.figures.cached if reused is None else reused
+
+    @property
+    def over(self) -> int:
+        """Tokens that were reused, or reported as that, beyond all that was decoded before."""
+        reply, figures = self.played.reply, self.figures
+        if figures.matched is None or (reply.tokens is None and figures.turn):
+            return 0  # answers without ids may have been reused
+        most = max(n for n in (reply.reused, figures.cached, 0) if n is not None)
+        return max(0, most - figures.matched)
 
 
-def past_of(played: RequestResult) -> Past:
+def judged(
+    session: Session,
+    name: str,
+    played: Sequence[RequestResult],
+    *,
+    compare: bool = True,
+    until: float | None = None,
+) -> list[Judged]:
+    """Return each request of a workload with its figures. Raises TargetError.
+
+    Answers are compared with fresh ones of the session until `until`, a `time.monotonic()`; the requests for
+    that disturb its cache. With `compare` False no answer is compared.
+    """
+    compared: list[tuple[Sameness, str]] = []
+    for each in played:
+        late = until is not None and time.monotonic() > until
+        if late or not compare:
+            why = "the time was over before it was compared (see --minutes)" if late else ""
+            compared.append(("unknown", why))
+        else:
+            compared.append(session.sameness(each.ask, each.reply))
+    pasts = [_past(each) for each in played]
+    texts = [_text_past(each) for each in played]
+    found = []
+    for index, (each, (same, said)) in enumerate(zip(played, compared, strict=True)):
+        reply, past = each.reply, pasts[index]
+        matched = None
+        if past.prompt:
+            history = pasts[:index]
+            if session.parallel > 1:  # a later request may have been served first
+                later = zip(played[index + 1 :], pasts[index + 1 :], strict=True)
+                history += [other for one, other in later if one.sent < each.sent + reply.seconds]
+            parted = parting(past.prompt, history, each.ask.salt)
+            matched = parted.at if parted else 0
+            miss = explain(past, history, session.spell, reply.reason)
+        else:
+            miss = explain_text(texts[index], texts[:index])
+        cached, decoded = reply.cached, reply.decoded
+        if decoded is None and reply.worked is not None and reply.tokens is not None:
+            decoded = reply.worked + max(0, len(reply.tokens) - 1)
+        figures = RequestFigures(
+            workload=name,
+            chat=each.chat,
+            turn=each.turn,
+            total=reply.total,
+            matched=matched,
+            cached=cached,
+            left=None if reply.total is None or cached is None else reply.total - cached,
+            decoded=decoded,
+            ttft=reply.ttft,
+            seconds=reply.seconds,
+            answer=same,
+            text_hash=hashlib.sha256(reply.text.encode("utf-8", "surrogatepass")).hexdigest()[:16],
+            miss=miss,
+        )
+        found.append(Judged(each, figures, said))
+    return found
+
+
+def _past(played: RequestResult) -> Past:
     """Return a request in the form that later ones are compared with."""
     reply = played.reply
     return Past(played.ask, played.chat, played.turn, reply.prompt or (), reply.tokens or (), reply.cached)
 
 
-def text_past(played: RequestResult) -> Past:
-    """Return a request as `past_of`, with characters for unknown token ids."""
+def _text_past(played: RequestResult) -> Past:
+    """Return a request as `_past`, with characters for unknown token ids."""
     codes = tuple(map(ord, rendered(played.ask)))
     return Past(played.ask, played.chat, played.turn, codes)
 
 
-def checks(session: Session, played: Sequence[RequestResult], until: float | None = None) -> list[Checked]:
-    """Compare answers with ones that reused nothing, until a `time.monotonic()`. Raises TargetError."""
-    found: list[Checked] = []
-    for each in played:
-        if until is not None and time.monotonic() > until:
-            found.append(("unknown", "the time was over before it was compared (see --minutes)"))
-        else:
-            found.append(session.sameness(each.ask, each.reply))
-    return found
-
-
-def requests(
-    session: Session, name: str, played: Sequence[RequestResult], checked: Sequence[Checked]
-) -> tuple[RequestFigures, ...]:
-    """Return the figures of each request."""
-    figures = []
-    pasts = [past_of(each) for each in played]
-    for index, (each, (same, _)) in enumerate(zip(played, checked, strict=True)):
-        reply, past = each.reply, pasts[index]
-        told = bool(past.prompt)
-        history = pasts[:index]
-        if session.parallel > 1:  # a later request may have been served first
-            later = zip(played[index + 1 :], pasts[index + 1 :], strict=True)
-            history += [other for one, other in later if one.sent < each.sent + reply.seconds]
-        found = parting(past.prompt, history, each.ask.salt) if told else None
-        if told:
-            miss = explain(past, history, session.spell, reply.reason)
-        else:
-            miss = explain_text(text_past(each), [text_past(other) for other in played[:index]])
-        cached, decoded = reply.cached, reply.decoded
-        if decoded is None and reply.worked is not None and reply.tokens is not None:
-            decoded = reply.worked + max(0, len(reply.tokens) - 1)
-        figures.append(
-            RequestFigures(
-                workload=name,
-                chat=each.chat,
-                turn=each.turn,
-                total=reply.total,
-                matched=(found.at if found else 0) if told else None,
-                cached=cached,
-                left=None if reply.total is None or cached is None else reply.total - cached,
-                decoded=decoded,
-                ttft=reply.ttft,
-                seconds=reply.seconds,
-                answer=same,
-                text_hash=hashlib.sha256(reply.text.encode("utf-8", "surrogatepass")).hexdigest()[:16],
-                miss=miss,
-            )
-        )
-    return tuple(figures)
-
-
 def workload_figures(
-    session: Session,
-    workload: Workload,
-    played: Sequence[RequestResult],
-    total: int | None,
+    name: str,
+    found: Sequence[Judged],
+    total: int | None = None,
     *,
+    measured_from: int = 0,
+    bound: float | None = None,
     scale: float = 1.0,
-    until: float | None = None,
     cut_short: bool = False,
 ) -> WorkloadFigures:
-    """Return a workload's figures. `total`: all decoded tokens, by native counters. Raises TargetError.
+    """Return a workload's figures and verdicts.
 
-    Requests fresh answers of the session until `until`, a `time.monotonic()`, which disturbs its cache.
-    `cut_short`: requests were left out for lack of time.
+    `total`: all decoded tokens, by native counters; `measured_from`: number of the first counted request;
+    `bound`: None: no verdict on reuse; `cut_short`: requests were left out for lack of time.
     """
-    checked = checks(session, played, until)
-    found = requests(session, workload.name, played, checked)
-    least, decoded = totals(workload.measured_from, played, found, total)
+    least, decoded = totals(measured_from, found, total)
     ratio = decoded / least if least and decoded is not None else None
-    excess = None if scale == 1 or least is None or decoded is None else (decoded - least) / len(played)
-    verdicts: tuple[Verdict, ...] = (
-        reuse_verdict(ratio, workload.bound, excess),
-        exact_verdict(played, checked),
-        reports_verdict(played, found, checked),
-        prefix_verdict(played, found, checked),
-    )
+    verdicts = [exact_verdict(found), reports_verdict(found), prefix_verdict(found)]
+    if bound is not None:
+        excess = None if scale == 1 or least is None or decoded is None else (decoded - least) / len(found)
+        verdicts.insert(0, reuse_verdict(ratio, bound, excess))
     if cut_short:
-        said = f"the time was over after {len(played)} requests (see --minutes)"
-        verdicts = tuple(replace(each, detail=f"{each.detail}; {said}") for each in verdicts)
+        said = f"the time was over after {len(found)} requests (see --minutes)"
+        verdicts = [replace(each, detail=f"{each.detail}; {said}") for each in verdicts]
+    requests = tuple(each.figures for each in found)
     return WorkloadFigures(
-        workload.name, found, least, decoded, ratio, workload.bound, verdicts=verdicts, scale=scale
+        name, requests, least, decoded, ratio, bound, verdicts=tuple(verdicts), scale=scale
     )
 
 
-def totals(
-    measured_from: int, played: Sequence[RequestResult], found: Sequence[RequestFigures], total: int | None
-) -> tuple[int | None, int | None]:
+def totals(measured_from: int, found: Sequence[Judged], total: int | None) -> tuple[int | None, int | None]:
     """Return least and decoded tokens of the counted requests; None: token ids or counters are hidden."""
     records = []
-    for each in played:
-        reply = each.reply
+    for each in found:
+        reply = each.played.reply
         if reply.prompt is None or reply.tokens is None:
             return None, None
         records.append(Exchange(reply.prompt, reply.tokens))
-    each_least = least_decodes(records, [each.ask.salt for each in played])
-    counts = [each.number >= measured_from for each in played]
+    each_least = least_decodes(records, [each.played.ask.salt for each in found])
+    counts = [each.played.number >= measured_from for each in found]
     least = sum(n for n, count in zip(each_least, counts, strict=True) if count)
-    decoded = [each.decoded for each in found]
+    decoded = [each.figures.decoded for each in found]
     if None not in decoded:
         pairs = zip(decoded, counts, strict=True)
         return least, sum(n for n, count in pairs if count and n is not None)
@@ -159,36 +187,25 @@ def reuse_verdict(ratio: float | None, bound: float, excess: float | None = None
     return Verdict("reuse", "bad", said)
 
 
-def exact_verdict(played: Sequence[RequestResult], checked: Sequence[Checked]) -> Verdict:
+def exact_verdict(found: Sequence[Judged]) -> Verdict:
     """Return the verdict on answers compared with contexts that reused nothing."""
-    wrong = [(each, said) for each, (same, said) in zip(played, checked, strict=True) if same == "different"]
-    unknown = [said for same, said in checked if same == "unknown"]
+    wrong = [each for each in found if each.same == "different"]
+    unknown = [each.said for each in found if each.same == "unknown"]
     if wrong:
-        first, said = wrong[0]
-        many = f"{len(wrong)} of {len(checked)} answers are wrong"
-        return Verdict("exact", "bad", f"{many}; {place(first)}: {said}")
+        many = f"{len(wrong)} of {len(found)} answers are wrong"
+        return Verdict("exact", "bad", f"{many}; {place(wrong[0].played)}: {wrong[0].said}")
     if unknown:
-        return Verdict("exact", "cannot tell", f"{len(unknown)} of {len(checked)} answers: {unknown[0]}")
-    ties = sum(same == "tie" for same, _ in checked)
+        return Verdict("exact", "cannot tell", f"{len(unknown)} of {len(found)} answers: {unknown[0]}")
+    ties = sum(each.same == "tie" for each in found)
     tied = f", {ties} tie{'' if ties == 1 else 's'}" if ties else ""
-    return Verdict("exact", "ok", f"{len(checked)} answers as without reuse{tied}")
+    return Verdict("exact", "ok", f"{len(found)} answers as without reuse{tied}")
 
 
-def _over(played: RequestResult, figures: RequestFigures) -> int:
-    """Return the tokens that a request reused, or reports, beyond all that was decoded before."""
-    if figures.matched is None or (played.reply.tokens is None and figures.turn):
-        return 0  # answers without ids may have been reused
-    most = max(n for n in (played.reply.reused, figures.cached, 0) if n is not None)
-    return max(0, most - figures.matched)
-
-
-def reports_verdict(
-    played: Sequence[RequestResult], found: Sequence[RequestFigures], checked: Sequence[Checked]
-) -> Verdict:
+def reports_verdict(found: Sequence[Judged]) -> Verdict:
     """Return the verdict on the numbers of reused tokens that the target reports."""
     name, known = "reports-what-it-reused", False
-    for each, figures, (same, _) in zip(played, found, checked, strict=True):
-        reply, where = each.reply, place(each)
+    for each in found:
+        reply, where = each.played.reply, place(each.played)
         if reply.reported is None:
             continue
         if reply.total is not None and not 0 <= reply.reported <= reply.total:
@@ -198,7 +215,8 @@ def reports_verdict(
             if reply.reported != reply.reused:
                 said = f"it says {reply.reported} tokens were reused, its counters say {reply.reused}"
                 return Verdict(name, "bad", f"{where}: {said}")
-        if _over(each, figures) and same in ("same", "tie"):
+        if each.over and each.same in ("same", "tie"):
+            figures = each.figures
             said = f"{figures.cached} tokens reused, but only {figures.matched} of them had ever been said"
             return Verdict(name, "bad", f"{where}: {said}, and the answer is right")
     if known:
@@ -206,17 +224,14 @@ def reports_verdict(
     return Verdict(name, "cannot tell", "it says nothing, or nothing to compare it with")
 
 
-def prefix_verdict(
-    played: Sequence[RequestResult], found: Sequence[RequestFigures], checked: Sequence[Checked]
-) -> Verdict:
+def prefix_verdict(found: Sequence[Judged]) -> Verdict:
     """Return the verdict on reuse beyond the common prefix of prompts."""
     name, known = "restores-a-prefix", False
-    for each, figures, (same, said) in zip(played, found, checked, strict=True):
-        known |= figures.matched is not None and figures.cached is not None
-        if (over := _over(each, figures)) and same == "different":
-            where = place(each)
-            more = f"{over} tokens more were reused than the prompt has in common with anything before"
-            return Verdict(name, "bad", f"{where}: {more}; {said}")
+    for each in found:
+        known |= each.figures.matched is not None and each.figures.cached is not None
+        if each.over and each.same == "different":
+            more = f"{each.over} tokens more were reused than the prompt has in common with anything before"
+            return Verdict(name, "bad", f"{place(each.played)}: {more}; {each.said}")
     if not known:
         return Verdict(name, "cannot tell", "the target hides token ids or what it reused")
     return Verdict(name, "ok", "never more than what prompts have in common")

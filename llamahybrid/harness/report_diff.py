@@ -6,11 +6,11 @@ Verdicts and token counts are exact: each change of a verdict counts, and each c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
-from llamahybrid.harness.drift import Drift, drifts
+from llamahybrid.harness.drift import drifts
 from llamahybrid.harness.report import (
     PROBE,
     Outcome,
@@ -23,6 +23,8 @@ from llamahybrid.harness.report import (
 )
 
 Kind: TypeAlias = Literal["worse", "better", "note"]
+_Said: TypeAlias = tuple[Kind, str]
+_T = TypeVar("_T")
 
 _GOOD = ("same", "tie")
 
@@ -38,15 +40,9 @@ class Change:
     """A difference between two reports."""
 
     kind: Kind
-    target: str
-    workload: str
-    """Empty: the target as a whole."""
+    where: str
+    """Target and workload."""
     text: str
-
-    @property
-    def where(self) -> str:
-        """Target and workload."""
-        return f"{self.target}, {self.workload}" if self.workload else self.target
 
 
 @dataclass(frozen=True)
@@ -75,91 +71,97 @@ def changes(old: Report, new: Report, *, strict: bool = False) -> Changes:
 
 def _changes(old: Report, new: Report, missing: Kind) -> Iterator[Change]:
     if old.models != new.models:
-        yield Change("note", "models", "", f"{', '.join(old.models)} before, {', '.join(new.models)} now")
+        yield Change("note", "models", f"{', '.join(old.models)} before, {', '.join(new.models)} now")
     for name, report in (("OLD", old), ("NEW", new)):
         if not report.complete:
-            yield Change("note", name, "", "was stopped before its end")
-    before = {target.name: target for target in old.targets}
-    after = {target.name: target for target in new.targets}
-    for name, target in after.items():
-        if name in before:
-            yield from _target(before[name], target, missing)
-        else:
-            yield Change("note", name, "", "is new: there is nothing to compare it with")
-    for name in [name for name in before if name not in after]:
-        yield Change(missing, name, "", "was left out")
-    yield from (_time(drift) for drift in drifts(old, new))
+            yield Change("note", name, "was stopped before its end")
+    names = [{target.name: target for target in report.targets} for report in (old, new)]
+    for name, was, now in _paired(*names):
+        if was is None or now is None:
+            yield _unpaired(name, was is None, missing)
+            continue
+        yield from _at(name, _target(was, now))
+        workloads = [{w.workload: w for w in target.workloads} for target in (was, now)]
+        for workload, before, after in _paired(*workloads):
+            where = f"{name}, {workload}"
+            if before is None or after is None:
+                yield _unpaired(where, before is None, missing)
+            else:
+                yield from _at(where, _workload(before, after, missing))
+        yield from _at(name, _verdicts(was.hazards, now.hazards, missing))
+    for drift in drifts(old, new):
+        # A smaller factor may be an earlier first token or a slower rest: a note.
+        yield Change("worse" if drift.factor > 1 else "note", drift.target, drift.text)
 
 
-def _target(old: TargetFigures, new: TargetFigures, missing: Kind) -> Iterator[Change]:
-    say = _teller(new.name)
+def _paired(old: Mapping[str, _T], new: Mapping[str, _T]) -> Iterator[tuple[str, _T | None, _T | None]]:
+    """Yield name, old and new value of each name, the new names first; None: there is no such value."""
+    for name in dict.fromkeys((*new, *old)):
+        yield name, old.get(name), new.get(name)
+
+
+def _unpaired(where: str, is_new: bool, missing: Kind) -> Change:
+    if is_new:
+        return Change("note", where, "is new: there is nothing to compare it with")
+    return Change(missing, where, "was left out")
+
+
+def _at(where: str, found: Iterable[_Said]) -> Iterator[Change]:
+    for kind, text in found:
+        yield Change(kind, where, text)
+
+
+def _target(old: TargetFigures, new: TargetFigures) -> Iterator[_Said]:
     if new.error is not None and old.error is None:
-        yield say("worse", f"ran to its end, and now stopped: {new.error}")
+        yield "worse", f"ran to its end, and now stopped: {new.error}"
     elif old.error is not None and new.error is None:
-        yield say("better", "did not run to its end, and now does")
-    for name in sorted({name for name in old.versions | new.versions}):
+        yield "better", "did not run to its end, and now does"
+    for name in sorted({*old.versions, *new.versions}):
         was, now = old.versions.get(name, "unknown"), new.versions.get(name, "unknown")
         if was != now:
-            yield say("note", f"{name}: {was} before, {now} now")
-    before = {w.workload: w for w in old.workloads}
-    after = {w.workload: w for w in new.workloads}
-    for name, workload in after.items():
-        if name in before:
-            yield from _workload(before[name], workload, _teller(new.name, name), missing)
-        else:
-            yield Change("note", new.name, name, "is new: there is nothing to compare it with")
-    for name in [name for name in before if name not in after]:
-        yield Change(missing, new.name, name, "was left out")
-    yield from _verdicts(old.hazards, new.hazards, say, missing)
+            yield "note", f"{name}: {was} before, {now} now"
 
 
-_Say: TypeAlias = Callable[[Kind, str], Change]
-
-
-def _teller(target: str, workload: str = "") -> _Say:
-    return lambda kind, text: Change(kind, target, workload, text)
-
-
-def _workload(old: WorkloadFigures, new: WorkloadFigures, say: _Say, missing: Kind) -> Iterator[Change]:
-    yield from _verdicts(old.verdicts, new.verdicts, say, missing)
-    yield from _answers(old.requests, new.requests, say)
+def _workload(old: WorkloadFigures, new: WorkloadFigures, missing: Kind) -> Iterator[_Said]:
+    yield from _verdicts(old.verdicts, new.verdicts, missing)
+    yield from _answers(old.requests, new.requests)
     if PROBE in new.workload:
         return  # its verdict is enough: reuse of odd prompts depends on measured times
     if _same_prompts(old, new):
         least = max(old.least or 0, new.least or 0)
         grain = max(GRAIN * least, GRAIN_TOKENS * len(new.requests))
-        yield from _count("tokens decoded", old.decoded, new.decoded, grain, say, _most(old, new))
+        yield from _count("tokens decoded", old.decoded, new.decoded, grain, _most(old, new))
         was, now = _reused(old.requests), _reused(new.requests)
-        yield from _count("tokens reported as reused", was, now, grain, say, more_is_better=True)
+        yield from _count("tokens reported as reused", was, now, grain, more_is_better=True)
         return
     if not any(request.answer == "tie" for request in (*old.requests, *new.requests)):
-        yield say(
+        yield (
             "note",
             "other prompts than before (another model, length, vocabulary or answers): ratios are compared",
         )
     # else a tied answer went the other way, and is part of the prompts that follow
     if old.ratio is None or new.ratio is None:
         if old.ratio is not None:
-            yield say("worse", f"decoded {old.ratio:.2f} times the least before; now it cannot be told")
+            yield "worse", f"decoded {old.ratio:.2f} times the least before; now it cannot be told"
     elif abs(new.ratio - old.ratio) > GRAIN * max(1.0, old.ratio):
         kind: Kind = "worse" if new.ratio > old.ratio else "better"
-        yield say(kind, f"decoded {old.ratio:.2f} times the least before, {new.ratio:.2f} times now")
+        yield kind, f"decoded {old.ratio:.2f} times the least before, {new.ratio:.2f} times now"
 
 
-def _verdicts(old: Sequence[Verdict], new: Sequence[Verdict], say: _Say, missing: Kind) -> Iterator[Change]:
+def _verdicts(old: Sequence[Verdict], new: Sequence[Verdict], missing: Kind) -> Iterator[_Said]:
     before = {verdict.name: verdict for verdict in old}
     after = {verdict.name: verdict for verdict in new}
     for name, verdict in after.items():
         detail = f": {verdict.detail}".partition("\n")[0] if verdict.detail else ""
         if name not in before:
             if verdict.outcome == "bad":
-                yield say("note", f"{name} is bad, and was not looked at before{detail}")
+                yield "note", f"{name} is bad, and was not looked at before{detail}"
         elif (kind := _change(before[name].outcome, verdict.outcome)) is not None:
-            yield say(kind, f"{name} was {before[name].outcome}, is {verdict.outcome}{detail}")
+            yield kind, f"{name} was {before[name].outcome}, is {verdict.outcome}{detail}"
     if fresh := sorted(name for name in after.keys() - before.keys() if after[name].outcome != "bad"):
-        yield say("note", f"verdicts on {_some(fresh)} are new: there is nothing to compare them with")
+        yield "note", f"verdicts on {_some(fresh)} are new: there is nothing to compare them with"
     if gone := sorted(before.keys() - after.keys()):
-        yield say(missing, f"no verdict any more on {_some(gone)}")
+        yield missing, f"no verdict any more on {_some(gone)}"
 
 
 def _change(old: Outcome, new: Outcome) -> Kind | None:
@@ -169,7 +171,7 @@ def _change(old: Outcome, new: Outcome) -> Kind | None:
     return "better" if new == "ok" or (old, new) == ("cannot tell", "ok") else "worse"
 
 
-def _answers(old: Sequence[RequestFigures], new: Sequence[RequestFigures], say: _Say) -> Iterator[Change]:
+def _answers(old: Sequence[RequestFigures], new: Sequence[RequestFigures]) -> Iterator[_Said]:
     """Yield changes of answers: differing now, no longer differing, no longer comparable."""
     before = {(request.chat, request.turn): request.answer for request in old}
     pairs = [(before[r.chat, r.turn], r.answer, r) for r in new if (r.chat, r.turn) in before]
@@ -181,7 +183,7 @@ def _answers(old: Sequence[RequestFigures], new: Sequence[RequestFigures], say: 
     for kind, text, found in groups:
         if found:
             first = place(found[0])
-            yield say(kind, f"{len(found)} answers {text}, the first of them of {first}")
+            yield kind, f"{len(found)} answers {text}, the first of them of {first}"
 
 
 def _count(
@@ -189,18 +191,17 @@ def _count(
     old: int | None,
     new: int | None,
     grain: float,
-    say: _Say,
     more: str = "",
     *,
     more_is_better: bool = False,
-) -> Iterator[Change]:
+) -> Iterator[_Said]:
     if old is None:
         return
     if new is None:
-        yield say("worse", f"{name}: {old:,} before, now it cannot be told")
+        yield "worse", f"{name}: {old:,} before, now it cannot be told"
     elif abs(new - old) > grain:
         kind: Kind = "better" if (new > old) is more_is_better else "worse"
-        yield say(kind, f"{name}: {old:,} before, {new:,} now{more if kind == 'worse' else ''}")
+        yield kind, f"{name}: {old:,} before, {new:,} now{more if kind == 'worse' else ''}"
 
 
 def _most(old: WorkloadFigures, new: WorkloadFigures) -> str:
@@ -228,8 +229,3 @@ def _reused(requests: Sequence[RequestFigures]) -> int | None:
 def _some(names: Sequence[str], most: int = 5) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return f"{', '.join(names[:most])}{more}"
-
-
-def _time(drift: Drift) -> Change:
-    # A smaller factor may be an earlier first token or a slower rest: a note.
-    return Change("worse" if drift.factor > 1 else "note", drift.target, "", drift.text)

@@ -17,7 +17,7 @@ import numpy as np
 Key = tuple[str, tuple[int, ...]]
 
 
-def common(a: Sequence[int], b: Sequence[int]) -> int:
+def common(a: Sequence[object], b: Sequence[object]) -> int:
     """Length of the common prefix."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 

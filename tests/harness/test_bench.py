@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,8 +39,9 @@ class Dying(Target):
 
 
 def test_bench_measures_each_target_on_each_workload(
-    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(Dying, "opened", 0)
     monkeypatch.setattr(bench, "RESTART_TOKENS", 300)
     monkeypatch.setattr(bench, "SAVED_TOKENS", 300)
@@ -84,6 +86,7 @@ def test_bench_measures_each_target_on_each_workload(
         assert f"{workload}: it does not open" in (dying.error or "")
     assert Dying.opened == 4, "once a workload"
     assert len(ran) == 11
+    assert not list(tmp_path.iterdir()), "no folder of conversations is left"
     versions = report.targets[1].versions
     assert versions["llama-cpp-python"]
     assert re.fullmatch(r"libllama\.\w+ \([0-9a-f]{8}\)", versions["library"])

@@ -86,6 +86,7 @@ def test_workloads_that_do_not_fit_into_the_time_are_named() -> None:
     assert not measured(found)
     (append,) = (each for each in found.workloads if each.workload == "append")
     assert "the time was over (see --minutes)" in append.verdicts[0].detail
+    assert len(asked) < 9, "but for the measurement of speed nothing was asked, not for memory either"
     assert found.error is None
 
 

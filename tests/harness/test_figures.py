@@ -8,7 +8,7 @@ from typing import Any
 from llamahybrid.harness import figures
 from llamahybrid.harness.conversation import Conversation, Request
 from llamahybrid.harness.report import Sameness, Verdict, WorkloadFigures
-from llamahybrid.harness.runner import WorkloadRunner
+from llamahybrid.harness.runner import RequestResult, WorkloadRunner
 from llamahybrid.harness.targets.base import Ask, Reply, Session
 from llamahybrid.harness.workloads.speech import Speech, Vocabulary
 from llamahybrid.harness.workloads.tokens import Workload
@@ -43,7 +43,14 @@ PLAYED = Workload("two turns", _workload, measured_from=0)
 
 
 def _figures(session: Session) -> WorkloadFigures:
-    return figures.workload_figures(session, PLAYED, WorkloadRunner(session).converse(PLAYED), None)
+    return _judged(session, PLAYED, WorkloadRunner(session).converse(PLAYED))
+
+
+def _judged(
+    session: Session, workload: Workload, played: Sequence[RequestResult], scale: float = 1.0
+) -> WorkloadFigures:
+    found = figures.judged(session, workload.name, played)
+    return figures.workload_figures(workload.name, found, bound=workload.bound, scale=scale)
 
 
 def _verdict(found: WorkloadFigures, name: str) -> Verdict:
@@ -63,7 +70,7 @@ def test_short_prompts_are_not_judged_by_a_few_tokens() -> None:
     for scale, decoded, outcome in ((1.0, 60, "bad"), (0.5, 60, "cannot tell"), (0.5, 300, "bad")):
         session = Told({"decoded": 41}, {"decoded": decoded})
         played = WorkloadRunner(session).converse(PLAYED)
-        found = figures.workload_figures(session, PLAYED, played, None, scale=scale)
+        found = _judged(session, PLAYED, played, scale)
         assert _verdict(found, "reuse").outcome == outcome
 
 
@@ -99,7 +106,7 @@ def _salted(session: Session) -> WorkloadFigures:
     player = WorkloadRunner(session)
     for salt in ("a", "b"):
         player.ask(Ask(2, HEAD, salt=salt))
-    return figures.workload_figures(session, Workload("salts", asked, measured_from=0), player.played, None)
+    return _judged(session, Workload("salts", asked, measured_from=0), player.played)
 
 
 def test_prompts_of_other_salts_must_be_decoded() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from llamahybrid.errors import LlamaHybridError, ReportError
 from llamahybrid.files import distinct_names
-from llamahybrid.harness import figures
 from llamahybrid.harness.collecting import Collector, Progress
+from llamahybrid.harness.figures import judged, workload_figures
 from llamahybrid.harness.report import Report, WorkloadFigures, place
 from llamahybrid.harness.runner import RequestResult, Told, WorkloadRunner
 from llamahybrid.harness.targets.base import Ask, ModelFile, Session, Shape, Target
@@ -78,16 +78,7 @@ def played(session: Session, name: str, trace: Trace, told: Told = lambda result
     player = WorkloadRunner(session, told)
     for chat, entry in zip(chats(trace.entries), trace.entries, strict=True):
         player.ask(suited(session, entry.ask, trace.hashed), chat)
-    checked = figures.checks(session, player.played)
-    found = figures.requests(session, name, player.played, checked)
-    least, decoded = figures.totals(0, player.played, found, None)
-    ratio = decoded / least if least and decoded is not None else None
-    verdicts = (
-        figures.exact_verdict(player.played, checked),
-        figures.reports_verdict(player.played, found, checked),
-        figures.prefix_verdict(player.played, found, checked),
-    )
-    return WorkloadFigures(name, found, least, decoded, ratio, verdicts=verdicts)
+    return workload_figures(name, judged(session, name, player.played))
 
 
 def suited(session: Session, ask: Ask, hashed: bool) -> Ask:
