@@ -128,7 +128,7 @@ class Answer(Response):
 
 
 class OpenAIAnswer(Answer):
-    """A completion, or its chunks."""
+    """A completion or a response, or their events."""
 
     end = b"data: [DONE]\n\n"
 

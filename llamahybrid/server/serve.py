@@ -17,6 +17,10 @@ from fastapi import FastAPI
 from llamahybrid.server.log import flush
 from llamahybrid.server.service import Service
 
+KEEP_ALIVE = 75
+"""Seconds that an idle connection stays open, nginx's default: longer than clients keep one (httpx 5 s, as
+uvicorn), which otherwise may send a request while the server closes the connection."""
+
 GRACE = 10.0
 """Seconds for answers that were cancelled on shutdown to be sent."""
 
@@ -86,6 +90,7 @@ def server_of(app: FastAPI, **more: Any) -> Server:
         ssl_certfile=settings.ssl_certfile,
         http="h11",  # its headers are bounded, httptools' are not
         ws="none",
+        timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=None if isinf(grace) else int(grace),
         server_header=False,
         **more,

@@ -58,6 +58,9 @@ def test_impossible_requests_are_refused() -> None:
     assert not supported(CompletionRequest(prompt=["a"] * 1001))
     assert supported(chat())
     assert not supported(ChatCompletionRequest(messages=[]))
+    for prompt, stream, fine in (("a", True, True), ("a", False, False), (["a", "b"], True, False)):
+        body = CompletionRequest(prompt=prompt, stream=stream, return_progress=True)
+        assert supported(body) is fine
     assert supported(CompletionRequest(prompt="a", logprobs=20))
     assert not supported(CompletionRequest(prompt="a", logprobs=21))
     assert supported(chat(logprobs=True, top_logprobs=20))

@@ -15,7 +15,8 @@ from llamahybrid.client.salt import digest
 from llamahybrid.memory.fingerprint import salt_tag
 from llamahybrid.server import cache_page
 from llamahybrid.server.keys import salt_of
-from llamahybrid.server.viewers import DIGEST_LETTERS
+from llamahybrid.server.settings import ServerSettings
+from llamahybrid.server.viewers import DIGEST_LETTERS, Viewers
 from tests.lab.serving import Held, Serving, serving, wait_until
 
 FILES = ("/cache", "/cache/cache.js", "/cache/cache.css", "/cache/data")
@@ -60,6 +61,25 @@ def texts(told: dict[str, Any]) -> list[str]:
 
 
 # -- who gets it -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "operators", "others"),
+    [
+        ({"api_key": "one", "api_keys": ["one"]}, ["one"], ["other", None]),
+        ({"api_keys": ["one", "two"]}, [], ["one", "two"]),
+        ({"api_keys": ["one", "two"], "operator_key": "boss"}, ["boss"], ["one"]),
+        ({"api_key": "one", "operator_key": "boss"}, ["boss"], ["one"]),
+        ({}, [], [None, "", "anything"]),
+        ({"open_page": True}, [None, "", "anything"], []),
+        ({"open_page": True, "api_keys": ["one", "two"]}, [], ["one"]),
+    ],
+)
+def test_operators(settings: dict[str, Any], operators: list[str | None], others: list[str | None]) -> None:
+    viewers = Viewers(ServerSettings(**settings))
+    assert all(viewers.of(key).operator for key in operators)
+    assert not any(viewers.of(key).operator for key in others)
+    assert "boss" not in repr(ServerSettings(**settings))
 
 
 @pytest.mark.parametrize("path", FILES)

@@ -65,17 +65,21 @@ def test_chat_is_reused_with_embeddings_between_its_turns(http: httpx.Client, ti
             assert usage["prompt_tokens_details"]["cached_tokens"] > usage["prompt_tokens"] / 2
 
 
-@pytest.mark.parametrize("arch", ["qwen35", "bert"])
-def test_token_ids_are_embedded_as_the_text_that_they_are_of(tiny_model: TinyModel, arch: str) -> None:
+@pytest.mark.parametrize("arch", ["qwen35", "llama", "bert"])
+def test_token_ids_and_several_texts_are_embedded_as_each_text(tiny_model: TinyModel, arch: str) -> None:
     """LangChain's OpenAIEmbeddings sends them."""
     with (
         serving(tiny_model(arch), model={"embedding": True, "n_parallel": 1}) as server,
         server.client() as client,
     ):
-        texts = ["one", "two words"]
+        texts = ["one", "two words", "three other words"]
         ids = [server.llm.tokenize(text.encode()) for text in texts]
-        assert vectors(client, ids) == vectors(client, texts)
-        assert vectors(client, ids[1]) == vectors(client, texts[1])
+        alone = [vectors(client, text)[0] for text in texts]
+        together = vectors(client, texts)
+        assert vectors(client, ids) == together
+        if arch != "bert":  # its texts share a batch
+            assert together == alone
+        assert vectors(client, ids[1]) == alone[1:2]
         for wrong in ([[1 << 70]], [[-1]], [1, 10**6], [[]], [[1], []]):
             refused = client.post("/v1/embeddings", json={"input": wrong})
             assert refused.status_code == 400, wrong

@@ -318,12 +318,3 @@ def test_open_webui_chats(http: httpx.Client) -> None:
     assert text.endswith("data: [DONE]\n\n")
     title = {"model": model["id"], "messages": messages, "stream": False, "max_completion_tokens": 6}
     assert http.post("/v1/chat/completions", json=title).raise_for_status().json()["choices"]
-
-
-def test_the_key_is_asked_for(tiny_model: TinyModel) -> None:
-    with serving(tiny_model("qwen35"), api_key="secret") as server, server.client() as http:
-        for path in ("/props", "/slots"):
-            assert http.get(path).status_code == 401
-            assert http.get(path, headers={"x-api-key": "secret"}).status_code == 200
-        for path in ("/tokenize", "/detokenize", "/apply-template", "/infill", "/completion"):
-            assert http.post(path, json={}).status_code == 401

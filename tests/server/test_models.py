@@ -110,20 +110,6 @@ def test_model_that_lost_its_rpc_server_reopens_with_its_cache() -> None:
     assert both.open("a") is again is not first
 
 
-def test_closed_model_reopens_with_its_cache() -> None:
-    given: list[tuple[Any, ...]] = []
-
-    def load(settings: ModelSettings, *cache: Any) -> Any:
-        given.append(cache)
-        return Opened([], str(settings.model_alias))
-
-    one = Models([ModelSettings(model="/a.gguf", model_alias="a")], load)
-    first: Any = one.open("a")
-    one.close("a")
-    one.open("a")
-    assert given == [(), (first.prompt_cache,)]
-
-
 def test_unknown_name_means_the_default_model() -> None:
     both = models("a", "b")
     assert [both.alias(name) for name in (None, "b", "gpt-4o")] == ["a", "b", "a"]

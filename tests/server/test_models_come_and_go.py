@@ -141,5 +141,5 @@ def test_waiting_request_ends_a_stream_of_its_model(
         held.go_on()
         others, own = (stream.result().text for stream in streams)
         assert third.result().status_code == 200
-    assert '"cancelled"' in own
+    assert '"finish_reason": "cancelled"' in own
     assert '"cancelled"' not in others

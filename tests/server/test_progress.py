@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.lab.serving import Held, Serving, serving, wait_until
@@ -77,15 +76,6 @@ def test_llama_server_s_route_has_its_own_progress_form(slow: Serving) -> None:
     assert all("content" in each and "choices" not in each for each in events)
     assert several.status_code == 400
     assert several.json()["error"]["param"] == "prompt"
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"prompt": "x"}, {"prompt": ["x", "y"], "stream": True}, {"prompt": "x", "stream": False}]
-)
-def test_progress_without_a_stream_is_refused(http: httpx.Client, wrong: dict[str, Any]) -> None:
-    refused = http.post("/v1/completions", json={**wrong, "return_progress": True})
-    assert refused.status_code == 400
-    assert refused.json()["error"]["param"] == "return_progress"
 
 
 def test_metrics_show_the_rest_of_prompts(slow: Serving, monkeypatch: pytest.MonkeyPatch) -> None:

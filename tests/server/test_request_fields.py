@@ -9,8 +9,11 @@ from typing import Any
 
 import httpx
 import pytest
+from anthropic.types import message_count_tokens_params, message_create_params
+from anthropic.types.beta import message_create_params as beta_params
 from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import response_create_params
 
 from llamahybrid.server.request_fields import FIELDS, Effect, Route, effect
 from llamahybrid.server.thinking import BUDGETS
@@ -278,9 +281,13 @@ def test_unknown_fields_may_be_ignored(tiny_model: TinyModel) -> None:
         (Route.COMPLETIONS, completion_create_params.CompletionCreateParamsBase),
         (Route.CHAT, chat_create_params.CompletionCreateParamsBase),
         (Route.EMBEDDINGS, embedding_create_params.EmbeddingCreateParams),
+        (Route.RESPONSES, response_create_params.ResponseCreateParamsBase),
+        (Route.MESSAGES, message_create_params.MessageCreateParamsBase),
+        (Route.MESSAGES, beta_params.MessageCreateParamsBase),
+        (Route.COUNT_TOKENS, message_count_tokens_params.MessageCountTokensParams),
     ],
 )
-def test_every_field_that_openai_s_client_sends_has_its_entry(route: Route, kind: Any) -> None:
+def test_every_field_that_the_vendors_clients_send_has_its_entry(route: Route, kind: Any) -> None:
     missing = [name for name in kind.__annotations__ if effect(route, name) is Effect.UNKNOWN]
     assert missing == []
 

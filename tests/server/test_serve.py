@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 from uvicorn.lifespan.on import LifespanOn
 
@@ -59,3 +60,9 @@ def test_forced_exit_closes_the_app_in_order(tiny_model: TinyModel) -> None:
 def test_shutdown_may_wait_without_limit(seconds: float, graceful: int | None) -> None:
     service = Service(ServerSettings(shutdown_seconds=seconds), [ModelSettings(model="x.gguf")])
     assert server_of(app_of(service)).config.timeout_graceful_shutdown == graceful
+
+
+def test_idle_connections_outlive_those_of_clients() -> None:
+    """Else a client's request may meet a connection that the server closes."""
+    config = server_of(app_of(Service(ServerSettings(), [ModelSettings(model="x.gguf")]))).config
+    assert config.timeout_keep_alive > 2 * (httpx.Limits().keepalive_expiry or 0)

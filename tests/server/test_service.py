@@ -214,29 +214,6 @@ def test_requests_beyond_the_queue_get_429_and_others_are_answered(
         assert counted in client.get("/metrics").text
 
 
-def test_interrupt_requests_lets_a_waiting_request_end_the_longest_stream(
-    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held = Held(monkeypatch, after=20)
-    with (
-        serving(tiny_model("qwen35"), model={"n_parallel": 1}, interrupt_requests=True) as server,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        with httpx.stream(
-            "POST", f"{server.url}/v1/completions", json=ENDLESS, trust_env=False, timeout=120
-        ) as response:
-            lines = response.iter_lines()
-            next(lines)
-            (job,) = server.service.jobs
-            other = pool.submit(post, server, {"prompt": "x"})
-            wait_until(lambda: job.cancelled)
-            held.go_on()
-            assert other.result().status_code == 200
-            rest = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-        assert rest[-1]["choices"][0]["finish_reason"] == "cancelled"
-        assert len(rest) < 850
-
-
 def is_closed(llm: Llama) -> bool:
     """Return True for a closed model."""
     try:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
-import numpy as np
 import openai
 import pytest
 
@@ -30,12 +28,6 @@ FORGED = "x\nrefused (key): '/v1/completions' from 8.8.8.8\n\x1b[31mred"
 
 def chat(http: httpx.Client, *messages: Any, **more: Any) -> httpx.Response:
     return http.post("/v1/chat/completions", json={"messages": [*messages], "max_tokens": 2, **more})
-
-
-@pytest.fixture(scope="module")
-def embedder(tiny_model: TinyModel) -> Iterator[httpx.Client]:
-    with serving(tiny_model("llama"), model=ALONE | {"embedding": True}) as server, server.client() as client:
-        yield client
 
 
 def test_openai_messages_come_back_as_they_were_given(client: openai.OpenAI) -> None:
@@ -95,16 +87,6 @@ def test_tokenizing_does_not_depend_on_earlier_requests(server: Serving, http: h
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda i: chat(http, {"role": "user", "content": f"x{i}"}), range(4)))
         assert set(threads.map(count, range(12))) == {before}
-
-
-def test_embeddings_of_several_texts_are_those_of_each(embedder: httpx.Client) -> None:
-    def vectors(texts: Any) -> list[Any]:
-        made = embedder.post("/v1/embeddings", json={"input": texts, "encoding_format": None}).json()["data"]
-        return [np.array(each["embedding"]) for each in made]
-
-    texts = ["one", "two words", "three other words"]
-    for text, together in zip(texts, vectors(texts), strict=True):
-        np.testing.assert_array_equal(together, vectors(text)[0])
 
 
 def test_a_vocabulary_alone_answers_no_prompts(tiny_model: TinyModel) -> None:
