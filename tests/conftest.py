@@ -43,7 +43,7 @@ TinyModel: TypeAlias = Callable[..., Path]
 def _steady_costs() -> Iterator[None]:
     """No test depends on how fast the machine is just now, but for those of `measured_costs`."""
     from llamahybrid.memory.costs import CostMeter
-    from tests.lab.steady_costs import steady
+    from tests.lab.costs import steady
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CostMeter, "costs", steady)
@@ -54,7 +54,7 @@ def _steady_costs() -> Iterator[None]:
 def measured_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Costs as they are measured, for a test of that."""
     from llamahybrid.memory.costs import CostMeter
-    from tests.lab.steady_costs import measured
+    from tests.lab.costs import measured
 
     monkeypatch.setattr(CostMeter, "costs", measured)
 

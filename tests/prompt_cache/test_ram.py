@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llamahybrid.harness.targets.child import resident
 from llamahybrid.prompt_cache import ram
-from tests.lab.fuzz import resident_bytes
 
 MIB = 1 << 20
+
+
+def resident_bytes() -> int:
+    return resident(os.getpid()) or 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="resident memory as Linux tells it")
