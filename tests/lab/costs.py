@@ -31,15 +31,25 @@ TINY = Costs(
 )
 """Costs of tiny models on one core."""
 
-measured = CostMeter.costs
-"""The meter's own costs."""
+READ_SECONDS = 1e-6
+"""A token of reading a whole sequence of such a model."""
+
+MEASURED = {name: vars(CostMeter)[name] for name in ("costs", "read_seconds")}
+"""What a meter says by itself."""
 
 
-def steady(meter: CostMeter) -> Costs:
-    """`CostMeter.costs`, with `TINY` for each that was measured."""
-    found = measured(meter)
+def _steady(meter: CostMeter) -> Costs:
+    found: Costs = MEASURED["costs"](meter)
     times = [field.name for field in fields(Costs) if field.name.endswith("_seconds")]
     return replace(found, **{name: getattr(TINY, name) for name in times if getattr(found, name)})
+
+
+def _steady_read(meter: CostMeter) -> float:
+    return READ_SECONDS if MEASURED["read_seconds"].fget(meter) else 0.0
+
+
+STEADY = {"costs": _steady, "read_seconds": property(_steady_read)}
+"""The same with `TINY` costs and `READ_SECONDS` for each that was measured."""
 
 
 class RealCosts(CostMeter):
@@ -48,6 +58,11 @@ class RealCosts(CostMeter):
     def __init__(self, batch_tokens: int, real: Costs = REAL) -> None:
         super().__init__(batch_tokens)
         self._real = real
+
+    @property
+    def read_seconds(self) -> float:
+        """Of a real model, whose cells are some KB a token."""
+        return 5e-6
 
     def costs(self) -> Costs:
         """The given ones, with this context's own sizes."""
