@@ -26,10 +26,10 @@ from llamahybrid import Llama
 from llamahybrid.harness.conversation import Conversation
 from llamahybrid.harness.workloads.speech import Speech
 from llamahybrid.prompt_cache import Costs, PromptCache
+from tests.lab.costs import RealCosts, measure_with
 from tests.lab.in_process import Record, converse
 from tests.lab.pretend import Ours, PretendSpeech, Scale, play
 from tests.lab.quiet import silence
-from tests.lab.real_costs import RealCosts, measure_with
 from tests.lab.server_rules import Sizes
 
 # isort: split

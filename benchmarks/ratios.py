@@ -3,7 +3,7 @@
 Every workload on every kind of memory, once with message starts that the vocabulary marks and once as raw
 tokens; the first, cold request is left out. Sliding windows are 16 tokens, with `swa_full=False` and batches
 small enough for the cache to throw cells away. Models are tiny, but costs are taken to be a real one's
-(`tests.lab.real_costs.REAL`): they decide how near checkpoints lie.
+(`tests.lab.costs.REAL`): they decide how near checkpoints lie.
 Run: python -m benchmarks.ratios [--arch ARCH ...] [--workload NAME ...] [--no-stock] [--json FILE]
 Once per engine, as LLAMAHYBRID_ENGINE says; exits with 1 where a bound is missed.
 """
@@ -27,9 +27,9 @@ from benchmarks.figures import machine
 from llamahybrid.engine.bindings import loaded_from, stock
 from llamahybrid.harness.workloads.tokens import Workload, long_prompt, raw
 from llamahybrid.tiny import make
+from tests.lab.costs import with_real_costs
 from tests.lab.in_process import WORKLOADS, Comparer, Stock
 from tests.lab.quiet import silence
-from tests.lab.real_costs import with_real_costs
 from tests.lab.subjects import SUBJECTS, Subject
 
 ENGINE = "stock" if loaded_from() == stock() else "patched"

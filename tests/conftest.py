@@ -43,10 +43,11 @@ TinyModel: TypeAlias = Callable[..., Path]
 def _steady_costs() -> Iterator[None]:
     """No test depends on how fast the machine is just now, but for those of `measured_costs`."""
     from llamahybrid.memory.costs import CostMeter
-    from tests.lab.steady_costs import steady
+    from tests.lab.costs import STEADY
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CostMeter, "costs", steady)
+        for name, value in STEADY.items():
+            patch.setattr(CostMeter, name, value)
         yield
 
 
@@ -54,9 +55,10 @@ def _steady_costs() -> Iterator[None]:
 def measured_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Costs as they are measured, for a test of that."""
     from llamahybrid.memory.costs import CostMeter
-    from tests.lab.steady_costs import measured
+    from tests.lab.costs import MEASURED
 
-    monkeypatch.setattr(CostMeter, "costs", measured)
+    for name, value in MEASURED.items():
+        monkeypatch.setattr(CostMeter, name, value)
 
 
 @pytest.fixture(scope="session")

@@ -163,13 +163,13 @@ class Checkpoints:
     def worth_reading(self, tail: int) -> bool:
         """Storing the attention of the last `tail` live tokens is worth its time.
 
-        Always true, unless the pager reads the remaining tokens, too.
+        Always true, unless the pager reads the remaining tokens, too, and decoding has been measured.
         """
         pager = self._live.profile.pager
         if pager is None or not pager.reads_whole or self.cache.serves_others:
             return True
-        saved = tail * self.meter.costs().prefill_seconds
-        return saved >= RETURNS * self._live.n * self.meter.read_seconds
+        prefill = self.meter.costs().prefill_seconds
+        return not prefill or tail * prefill >= RETURNS * self._live.n * self.meter.read_seconds
 
 
 def _pieces(start: int, end: int) -> list[tuple[int, int]]:

@@ -11,9 +11,9 @@ import pytest
 from llamahybrid import Llama
 from llamahybrid.harness.oracle import least_decodes
 from llamahybrid.harness.workloads.tokens import long_prompt, raw
+from tests.lab.costs import with_dear_snapshots, with_real_costs
 from tests.lab.in_process import WORKLOADS, Comparer, Side
 from tests.lab.parallel_oracle import play
-from tests.lab.real_costs import with_dear_snapshots, with_real_costs
 from tests.lab.subjects import SUBJECTS
 
 TinyModel = Callable[..., Path]

@@ -11,6 +11,7 @@ that. Linux only (/proc/self/status tells the peak, clear_refs resets it).
 from __future__ import annotations
 
 import multiprocessing
+import os
 import random
 import tempfile
 from collections.abc import Mapping
@@ -25,6 +26,8 @@ from typing import Annotated
 import typer
 
 from llamahybrid import Llama, PromptCache, tiny
+from llamahybrid.harness.hazards.process import peak_memory
+from llamahybrid.harness.targets.child import resident
 from llamahybrid.harness.workloads.speech import Speech
 from tests.lab.integrity import check_integrity
 from tests.lab.quiet import silence
@@ -69,14 +72,6 @@ class Footprint:
         return int(self.budget * ALLOWED_SHARE) + self.snapshot
 
 
-def _status(field: str) -> int:
-    """A size in bytes from /proc/self/status."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) << 10
-    raise OSError(f"/proc/self/status says no {field}")
-
-
 class _Chats:
     """Chats that are begun, gone on with in any order, and dropped."""
 
@@ -117,7 +112,8 @@ def run(model: Path, snapshots: int, conversations: int, seed: int) -> Footprint
         for _ in range(WARM_UP):
             chats.turn()
             snapshot = max(snapshot, runner.live.snapshot_bytes())
-        warm = _status("VmRSS")
+        warm = resident(os.getpid())
+        assert warm is not None
         cache.ram_bytes = snapshots * snapshot
         Path("/proc/self/clear_refs").write_text("5")
         requests, before = 0, chats.begun
@@ -127,7 +123,7 @@ def run(model: Path, snapshots: int, conversations: int, seed: int) -> Footprint
             counted = max(counted, cache.stats().bytes_ram)
         check_integrity(cache)
         evictions = cache.stats().evictions
-        return Footprint(cache.ram_bytes, snapshot, warm, _status("VmHWM"), counted, requests, evictions)
+        return Footprint(cache.ram_bytes, snapshot, warm, peak_memory(), counted, requests, evictions)
 
 
 def in_a_process(model: Path, snapshots: int, conversations: int, seed: int) -> Footprint:

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from llamahybrid import tiny
+from llamahybrid.harness.hazards.process import peak_memory
+from llamahybrid.harness.targets.child import resident
 from llamahybrid.llama import Llama
 from tests.lab.campaign import main
 from tests.lab.differential import Mismatch, Runner, Verdict, check
@@ -75,16 +77,6 @@ class Life:
     """Bytes by which that memory grew since."""
 
 
-def resident_bytes() -> int:
-    """Resident memory of this process (Linux: /proc; elsewhere its peak so far)."""
-    statm = Path("/proc/self/statm")
-    if statm.exists():
-        return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
 def one_life(model: Path, until: float, seed: int) -> Life:
     """Run histories on one `Llama` until the clock shows `until`; the warm-up and one more at least.
 
@@ -100,7 +92,7 @@ def one_life(model: Path, until: float, seed: int) -> Life:
             except Mismatch as mismatch:
                 raise Mismatch(f"history of seed {number} on a used Llama: {mismatch}") from mismatch
             life.histories += 1
-            held = resident_bytes() - int(llm.prompt_cache.stats().bytes_ram)
+            held = (resident(os.getpid()) or peak_memory()) - int(llm.prompt_cache.stats().bytes_ram)
             if life.histories == WARM_UP:
                 life.warm_bytes = held
             life.growth = held - life.warm_bytes

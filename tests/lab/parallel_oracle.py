@@ -20,8 +20,8 @@ from llamahybrid.harness.counters import DecodeCounter
 from llamahybrid.harness.oracle import least_decodes
 from llamahybrid.harness.workloads.speech import Speech
 from llamahybrid.harness.workloads.tokens import Workload
+from tests.lab.costs import decide_by
 from tests.lab.in_process import Record, heard, played, send
-from tests.lab.real_costs import decide_by
 
 CLIENTS = 4
 

@@ -28,6 +28,7 @@ import typer
 from rich.console import Console
 
 from llamahybrid import tiny
+from llamahybrid.harness.targets.child import resident
 from tests.lab.differential import Mismatch
 from tests.lab.in_process import heard
 from tests.lab.quiet import silence
@@ -119,10 +120,9 @@ class Footprint:
     def of(cls, server: ServerProcess) -> Footprint:
         """As it is now."""
         held = server.metrics()['llamahybrid:cache_bytes{tier="ram"}']
-        process = Path(f"/proc/{server.process.pid}")
-        pages = int((process / "statm").read_text().split()[1])
-        mib = (pages * os.sysconf("SC_PAGE_SIZE") - held) / 2**20
-        return cls(mib, len(os.listdir(process / "task")), len(os.listdir(process / "fd")))
+        process, now = Path(f"/proc/{server.process.pid}"), resident(server.process.pid)
+        assert now is not None
+        return cls((now - held) / 2**20, *(len(os.listdir(process / name)) for name in ("task", "fd")))
 
     def require_level(self, since: Footprint) -> None:
         """Raise AssertionError where it has grown since then by more than chance."""

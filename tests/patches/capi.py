@@ -16,7 +16,18 @@ from llamahybrid.harness.hazards.context import FULL, ON_DEVICE, PARTIAL, lib
 from llamahybrid.harness.hazards.model import ModelUnderTest
 from llamahybrid.harness.hazards.outcome import Logits, gap
 
-__all__ = ["EXACT", "FULL", "ON_DEVICE", "PARTIAL", "Context", "continued", "difference", "fresh", "lib"]
+__all__ = [
+    "EXACT",
+    "FULL",
+    "ON_DEVICE",
+    "PARTIAL",
+    "Context",
+    "continued",
+    "difference",
+    "fresh",
+    "function",
+    "lib",
+]
 
 EXACT = 1e-4  # two clean runs differ by less, as a part of the range of the logits
 
@@ -56,6 +67,20 @@ def continued(context: Context, path: str, length: int, seq: int = 0, **params: 
     if context.feed(length, length + 1, seq):
         return None
     return difference(context.logits(), fresh(path, length, text=seq, seq=seq, **params))
+
+
+MISSING = 77
+"""Exit status of a probe whose function the library has not."""
+
+
+def function(name: str, result: Any, *arguments: Any) -> Any:
+    """A function of the library that only a patch has; the process ends where there is none."""
+    found = getattr(lib._lib, name, None)
+    if found is None:
+        print(f"no function {name}", file=sys.stderr)
+        sys.exit(MISSING)
+    found.restype, found.argtypes = result, arguments
+    return found
 
 
 if __name__ == "__main__":

@@ -34,6 +34,8 @@ from llamahybrid.harness.hazards.outcome import Outcome
 from tests.lab.patched_library import PATCHED, marks
 
 HERE = Path(__file__).parent
+MISSING = 77
+"""Exit status of a probe whose function the library has not (capi.py, which loads the library)."""
 
 Probe: TypeAlias = Callable[[str], Any]
 Run: TypeAlias = Callable[[Probe, Path], Any]
@@ -60,6 +62,7 @@ def _run(folder: str, probe: Probe, model: Path) -> Any:
     )
     if child.returncode < 0:
         raise Died(f"{probe.__name__} died of signal {-child.returncode}: {child.stderr[-400:]}")
+    assert child.returncode != MISSING, child.stderr
     if child.returncode:
         raise RuntimeError(f"{probe.__name__} failed: {child.stderr[-2000:]}")
     return json.loads(child.stdout)

@@ -2,44 +2,33 @@
 
 from __future__ import annotations
 
-import ctypes
+from ctypes import c_int32, c_size_t, c_void_p, create_string_buffer, string_at
 
 import heap
 import pytest
-from capi import EXACT, PARTIAL, Context, continued, lib
+from capi import EXACT, PARTIAL, Context, continued, function
 
 
 class Ranges:
-    """The functions that 0015 adds, bound to a context; they raise AttributeError where they are missing."""
+    """The functions that 0015 adds, bound to a context."""
 
     def __init__(self, context: Context) -> None:
         self.ctx = context.ctx
-        place = [ctypes.c_int32] * 3
-        self._size = lib._lib.llama_state_seq_get_size_range
-        self._get = lib._lib.llama_state_seq_get_data_range
-        self._set = lib._lib.llama_state_seq_set_data_range
-        self._size.argtypes = [ctypes.c_void_p, *place]
-        for function in (self._get, self._set):
-            function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, *place]
-        for function in (self._size, self._get, self._set):
-            function.restype = ctypes.c_size_t
+        place, bytes_of = [c_int32] * 3, (c_void_p, c_void_p, c_size_t)
+        self._size = function("llama_state_seq_get_size_range", c_size_t, c_void_p, *place)
+        self._get = function("llama_state_seq_get_data_range", c_size_t, *bytes_of, *place)
+        self._set = function("llama_state_seq_set_data_range", c_size_t, *bytes_of, *place)
 
     def save(self, begin: int, end: int) -> bytes:
         size = self._size(self.ctx, 0, begin, end)
-        buffer = ctypes.create_string_buffer(max(size, 1))
-        return ctypes.string_at(buffer, self._get(self.ctx, buffer, size, 0, begin, end))
+        buffer = create_string_buffer(max(size, 1))
+        return string_at(buffer, self._get(self.ctx, buffer, size, 0, begin, end))
 
     def load(self, blob: bytes, begin: int, end: int) -> int:
         return int(self._set(self.ctx, blob, len(blob), 0, begin, end))
 
 
-def supported() -> bool:
-    return hasattr(lib._lib, "llama_state_seq_get_size_range")
-
-
 def switched(path):
-    if not supported():
-        return None
     donor = Context(path)
     donor.feed(0, 40)
     parts = [(a, b, Ranges(donor).save(a, b)) for a, b in ((10, 25), (25, 40))]
@@ -59,8 +48,6 @@ def switched(path):
 
 
 def damaged(path):
-    if not supported():
-        return None
     context = Context(path)
     context.feed(0, 40)
     ranges = Ranges(context)
@@ -72,8 +59,6 @@ def damaged(path):
 
 
 def without_cells(path):
-    if not supported():
-        return None
     context = Context(path)
     context.feed(0, 40)
     return len(Ranges(context).save(0, 40)), continued(context, path, 40)
@@ -81,33 +66,26 @@ def without_cells(path):
 
 @pytest.mark.parametrize("arch", ["qwen35", "jamba", "falcon-h1", "llama", "gemma3"])
 def test_a_switch_through_ranges_is_exact(run, tiny_model, arch):
-    answer = run(switched, tiny_model(arch))
-    assert answer, "no such function"
-    read, off = answer
+    read, off = run(switched, tiny_model(arch))
     assert read
     assert off < EXACT
 
 
 @pytest.mark.parametrize("arch", ["qwen35", "llama"])
 def test_a_damaged_or_foreign_range_changes_nothing(run, tiny_model, arch):
-    answer = run(damaged, tiny_model(arch))
-    assert answer, "no such function"
-    read, same, off = answer
+    read, same, off = run(damaged, tiny_model(arch))
     assert read == 0
     assert same
     assert off < EXACT
 
 
 def test_a_recurrent_memory_has_no_ranges(run, tiny_model):
-    answer = run(without_cells, tiny_model("mamba"))
-    assert answer, "no such function"
-    assert answer[0] == 0
-    assert answer[1] < EXACT
+    size, off = run(without_cells, tiny_model("mamba"))
+    assert size == 0
+    assert off < EXACT
 
 
 def beside_many(path):
-    if not supported():
-        return None
     context, _ = heap.filled(path)
     ranges = Ranges(context)
     blob = ranges.save(128, 192)
@@ -119,9 +97,7 @@ def beside_many(path):
 
 
 def test_range_is_set_without_copying_other_cells(run, tiny_model):
-    answer = run(beside_many, tiny_model("llama"))
-    assert answer, "no such function"
-    grown, refused, same = answer
+    grown, refused, same = run(beside_many, tiny_model("llama"))
     if grown is None:
         pytest.skip("the heap cannot be measured here")
     assert grown < heap.LEAST_COPY

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import ctypes
-import resource
-from pathlib import Path
+from ctypes import c_bool, c_size_t, c_uint32, c_void_p
+from functools import partial
 
 import pytest
-from capi import EXACT, PARTIAL, Context, continued, difference, fresh, lib
+from capi import EXACT, ON_DEVICE, PARTIAL, Context, continued, difference, fresh, function, lib
+
+from llamahybrid.harness.hazards.process import memory_left
 
 
 def resizer(context):
-    """`llama_set_n_rs_seq` of this context; None where the library has no such function."""
-    function = getattr(lib._lib, "llama_set_n_rs_seq", None)
-    if function is None:
-        return None
-    function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_uint32], ctypes.c_bool
-    return lambda planes: function(context.ctx, planes)
+    """`llama_set_n_rs_seq` of this context."""
+    return partial(function("llama_set_n_rs_seq", c_bool, c_void_p, c_uint32), context.ctx)
 
 
 def memory_of(context):
-    function = lib._lib.llama_get_memory_buffer_size
-    function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_size_t
-    return function(context.ctx)
+    return function("llama_get_memory_buffer_size", c_size_t, c_void_p)(context.ctx)
 
 
 def grown_and_shrunk(path):
     """A chat during which planes come and go, against one that never had any: bytes and logits."""
     context, plain = Context(path), Context(path)
     resize = resizer(context)
-    if resize is None:
-        return None
     before = memory_of(context)
     report = []
     position = 0
@@ -46,9 +39,7 @@ def grown_and_shrunk(path):
 
 @pytest.mark.parametrize("arch", ["qwen35", "qwen35moe", "lfm2"])
 def test_a_resize_changes_no_logits_and_no_saved_bytes(run, tiny_model, arch):
-    answer = run(grown_and_shrunk, tiny_model(arch))
-    assert answer is not None, "no such function"
-    apart, before, after, same_bytes = answer
+    apart, before, after, same_bytes = run(grown_and_shrunk, tiny_model(arch))
     assert max(apart) < EXACT
     assert abs(after - before) <= 0.01 * before
     assert same_bytes
@@ -58,8 +49,6 @@ def rolled_back(path):
     """Rollbacks after growing, after a decode, pending over a resize, beyond what both sizes have."""
     context = Context(path)
     resize = resizer(context)
-    if resize is None:
-        return None
     assert context.feed(0, 40) == 0
     assert resize(4)
     at_once = context.rm(0, 38, -1)  # no plane was filled yet
@@ -80,9 +69,7 @@ def rolled_back(path):
 
 @pytest.mark.parametrize("arch", ["qwen35", "lfm2"])
 def test_rollbacks_reach_as_far_as_planes_are_valid(run, tiny_model, arch):
-    answer = run(rolled_back, tiny_model(arch))
-    assert answer is not None, "no such function"
-    refused, granted, off = answer
+    refused, granted, off = run(rolled_back, tiny_model(arch))
     assert refused == [False] * 3
     assert granted == [True] * 3
     assert None not in off
@@ -93,8 +80,6 @@ def moved(path):
     """Snapshots taken at one size and restored at another."""
     context = Context(path)
     resize = resizer(context)
-    if resize is None:
-        return None
     assert context.feed(0, 40) == 0
     record = context.save(flags=PARTIAL)
     assert context.feed(40, 60) == 0
@@ -104,33 +89,27 @@ def moved(path):
 
 
 def test_snapshots_move_between_sizes(run, tiny_model):
-    answer = run(moved, tiny_model("qwen35"))
-    assert answer is not None, "no such function"
-    assert answer[0]
-    assert answer[1] < EXACT
+    loaded, off = run(moved, tiny_model("qwen35"))
+    assert loaded
+    assert off < EXACT
 
 
 def without_memory(path):
     """An allocation that fails: nothing is lost, and it works once there is memory."""
     context = Context(path, n_ubatch=256)
     resize = resizer(context)
-    if resize is None:
-        return None
     assert context.feed(0, 40) == 0
     before = memory_of(context)
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    limits = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (used + (16 << 20), limits[1]))
-    refused = not resize(200)
-    resource.setrlimit(resource.RLIMIT_AS, limits)
+    with memory_left(16 << 20):
+        refused = not resize(200)
     state = refused, lib.llama_n_rs_seq(context.ctx), memory_of(context) == before
     return state, continued(context, path, 40), resize(200), continued(context, path, 41)
 
 
 def test_failed_allocation_changes_nothing(run, tiny_model):
-    answer = run(without_memory, tiny_model("qwen35", embd=256, layers=8))
-    assert answer is not None, "no such function"
-    (refused, planes, same_size), off, granted, off_then = answer
+    (refused, planes, same_size), off, granted, off_then = run(
+        without_memory, tiny_model("qwen35", embd=256, layers=8)
+    )
     assert refused
     assert (planes, same_size) == (0, True)
     assert off < EXACT
@@ -142,17 +121,13 @@ def impossible(path):
     """Sizes that cannot be: where no rollback is known, and where a batch has no room."""
     context = Context(path, n_ubatch=64)
     resize = resizer(context)
-    if resize is None:
-        return None
     assert context.feed(0, 20) == 0
     return [resize(63), resize(1000)], resize(4), continued(context, path, 20)
 
 
 @pytest.mark.parametrize(("arch", "grows"), [("qwen35", True), ("mamba", False), ("llama", False)])
 def test_impossible_sizes_are_refused(run, tiny_model, arch, grows):
-    answer = run(impossible, tiny_model(arch))
-    assert answer is not None, "no such function"
-    refused, grown, off = answer
+    refused, grown, off = run(impossible, tiny_model(arch))
     assert refused == [False, False]
     assert grown is grows
     assert off < EXACT
@@ -160,12 +135,8 @@ def test_impossible_sizes_are_refused(run, tiny_model, arch, grows):
 
 def device_states(path):
     """A state kept on the device is gone after a resize, and says so."""
-    from capi import ON_DEVICE
-
     context = Context(path)
     resize = resizer(context)
-    if resize is None:
-        return None
     assert context.feed(0, 40) == 0
     record = context.save(flags=PARTIAL | ON_DEVICE)
     assert resize(4)
@@ -173,7 +144,6 @@ def device_states(path):
 
 
 def test_states_kept_on_the_device_are_dropped(run, tiny_model):
-    answer = run(device_states, tiny_model("qwen35"))
-    assert answer is not None, "no such function"
-    assert answer[0] == 0
-    assert answer[1] < EXACT
+    read, off = run(device_states, tiny_model("qwen35"))
+    assert read == 0
+    assert off < EXACT

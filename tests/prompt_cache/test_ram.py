@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,36 +10,40 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llamahybrid.harness.targets.child import resident
 from llamahybrid.prompt_cache import PromptCache, ram
-from tests.lab.fuzz import resident_bytes
 
 MIB = 1 << 20
+
+
+def resident() -> int:
+    return resident(os.getpid()) or 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="resident memory as Linux tells it")
 def test_memory_of_large_buffers_goes_back_at_once() -> None:
     np.ones(8 * MIB, np.uint8)  # the C library keeps freed pieces up to this size afterwards
-    before = resident_bytes()
+    before = resident()
     small, large = [], []
     for _ in range(300):
         small.append(np.ones(2000, np.uint8))  # lies between the others, and stays
         large.append(ram.new_buffer(200_000))
         large[-1].fill(1)
-    assert resident_bytes() - before > 50 * MIB
+    assert resident() - before > 50 * MIB
     large.clear()
-    assert resident_bytes() - before < 10 * MIB
+    assert resident() - before < 10 * MIB
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="resident memory as Linux tells it")
 def test_large_buffers_take_their_size_and_give_it_back() -> None:
     size = ram.HUGE_BYTES + 300_000
-    before = resident_bytes()
+    before = resident()
     buffers = [ram.new_buffer(size) for _ in range(12)]
     for buffer in buffers:
         buffer.fill(1)
-    assert abs(resident_bytes() - before - 12 * size) < 2 * MIB
+    assert abs(resident() - before - 12 * size) < 2 * MIB
     del buffers[::2], buffer
-    assert abs(resident_bytes() - before - 6 * size) < 2 * MIB
+    assert abs(resident() - before - 6 * size) < 2 * MIB
 
 
 @pytest.mark.parametrize("n_bytes", [0, 1, ram.MAPPED_BYTES - 1, ram.MAPPED_BYTES, 3 * ram.MAPPED_BYTES + 5])

@@ -9,7 +9,7 @@ import pytest
 from llamahybrid import PromptCache
 from llamahybrid.capi.calls import NativeContext
 from llamahybrid.harness.counters import DecodeCounter
-from llamahybrid.memory.costs import CostMeter
+from llamahybrid.memory.costs import FEW, CostMeter
 from llamahybrid.prompt_cache import Costs
 from tests.lab.integrity import check_integrity
 from tests.lab.naive import NaivePromptCache
@@ -335,3 +335,16 @@ def test_state_is_saved_once_for_each_checkpoint(open_one, monkeypatch, arch):
     saved.clear()
     llm.eval([5])
     assert saved == []
+
+
+@pytest.mark.parametrize("prefill", [0.0, 1e-4])
+def test_attention_is_read_until_it_is_known_not_to_pay(open_one, monkeypatch, prefill):
+    """Where no large batch is ever decoded alone, a prompt's cost stays unknown."""
+    monkeypatch.setattr(CostMeter, "costs", lambda _: Costs(prefill_seconds=prefill))
+    llm = open_one("qwen35", n_parallel=2)  # stock reads a slot's attention as a whole
+    take(llm, ONE)
+    runner = max(llm.slots.runners, key=lambda each: each.live.n)
+    for _ in range(FEW):
+        runner.meter.read(1.0, 1)
+    whole = runner.live.profile.pager.reads_whole
+    assert runner.checkpoints.worth_reading(1) is (prefill == 0 or not whole)

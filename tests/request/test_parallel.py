@@ -285,9 +285,6 @@ def test_each_thread_has_its_own_last_request(opened):
     assert each(one, [30, 50, 70]) == [30, 50, 70]
 
 
-# -- streams that are given up ---------------------------------------------------------------------
-
-
 # -- room ------------------------------------------------------------------------------------------
 
 
@@ -357,7 +354,7 @@ def test_answer_beside_a_prompt_whose_logits_are_no_numbers(opened, stock, monke
     def answer(prompt):
         stream, said = begin(llm, prompt)
         begun.wait()
-        while not rejected and len(said) < 900:
+        while len(rejected) < 10 and len(said) < 900:
             said.append(next(stream))
         return [*said, *islice(stream, 20)]
 
@@ -366,8 +363,9 @@ def test_answer_beside_a_prompt_whose_logits_are_no_numbers(opened, stock, monke
     with ThreadPoolExecutor(2) as pool:
         answers = [pool.submit(answer, prompt) for prompt in prompts]
         begun.wait()
-        take(llm, WORDS[200:241], 1)
-    assert rejected
+        while len(rejected) < 10:
+            take(llm, WORDS[200:241], 1)
+            llm.prompt_cache.clear()
     for prompt, said in zip(prompts, (answer.result() for answer in answers), strict=True):
         assert said == right(prompt, len(said))
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from llamahybrid import Llama
+from tests.lab.costs import decide_by
 from tests.lab.in_process import oracle_ratio
-from tests.lab.real_costs import decide_by
 from tests.lab.serving import Serving, serving
 from tests.lab.sessions import replay, session, watched
 
