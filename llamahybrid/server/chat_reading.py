@@ -87,16 +87,21 @@ def reason(reader: ReadsAnswer, ended: str | None) -> str | None:
     return "tool_calls" if reader.calls and ended == "stop" else ended
 
 
-def reading_of(llm: Llama, body: ChatCompletionRequest, template: Mapping[str, Any]) -> ChatReading | None:
+def reading_of(
+    llm: Llama, body: ChatCompletionRequest, template: Mapping[str, Any], budget: int | None
+) -> ChatReading | None:
     """Return the reader of the answers to a chat; None if upstream's completions need no reading.
 
-    `template`: variables of the chat template.
+    `template`: variables of the chat template. `budget`: of a thought. The end of a thought that is ended at
+    once is not left in the content, nor is any thought beside JSON.
     """
     free = body.tool_choice in (None, "auto") and body.function_call in (None, "auto")
     tools: list[Any] = list(body.tools or ()) if free and body.parse_tool_calls else []
     form: Any = body.response_format or {}
-    forced = form.get("type") == "json_object" and body.budget is None  # no thought comes before the JSON
-    think = body.reasoning_format != "none" and not forced
+    if form.get("type") == "json_object":
+        think = budget is not None  # else no thought comes before the JSON
+    else:
+        think = body.reasoning_format != "none" or budget == 0
     if not (tools or think):
         return None
     markers = markers_of(llm)

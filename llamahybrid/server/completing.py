@@ -56,10 +56,10 @@ def _complete_one(llm: Llama, body: Body, alias: str, ignore_unread: bool, strea
     if not isinstance(body, CompletionRequest):
         create = llm.create_chat_completion
         template = options["chat_template_kwargs"] = template_kwargs(llm, body, ignore_unread)
-        options["thinking_budget"] = budget_of(llm, body)
+        budget = options["thinking_budget"] = budget_of(llm, body)
         options["thinking_budget_message"] = body.reasoning_budget_message
         options["continue_final_message"] = goes_on(llm, body)
-        reading = reading_of(llm, body, template)
+        reading = reading_of(llm, body, template, budget)
     with asking(extras_of(llm, body, told, frozenset() if reading is None else reading.control)):
         made = create(**options)
     made = made if told is None else told.into(made)

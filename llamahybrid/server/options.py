@@ -152,8 +152,9 @@ def template_kwargs(llm: Llama, body: TemplateOptions, ignore_unread: bool = Fal
 
 
 def set_effort(llm: Llama, chat: Any, effort: str | None) -> None:
-    """Set the effort of a chat, by the words of Anthropic and OpenAI, if its template reads one."""
-    if effort and len(unread(llm, ("reasoning_effort", "enable_thinking"))) < 2:
+    """Set the effort of a chat, by the words of Anthropic and OpenAI, if its template can obey."""
+    switch = len(unread(llm, ("reasoning_effort", "enable_thinking"))) < 2
+    if effort and (switch or closes_thought(llm, "reasoning_effort", effort)):
         chat.reasoning_effort = _EFFORTS.get(effort, effort)
 
 

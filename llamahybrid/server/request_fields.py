@@ -42,6 +42,8 @@ class Route(Enum):
     COMPLETION = "/completion"
     INFILL = "/infill"
     RESPONSES = "/v1/responses"
+    TOKENIZE = "/tokenize"
+    DETOKENIZE = "/detokenize"
 
 
 _EFFECTS: Final = {"o": Effect.OBEYED, "r": Effect.REFUSED, "n": Effect.NONE, "-": Effect.UNKNOWN}
@@ -75,7 +77,7 @@ def _fields(effects: str, names: str, *neutral: Any) -> list[RequestField]:
 
 _ALL = [
     # completions, chat completions, embeddings, messages, counts of their tokens, completion, infill,
-    # responses
+    # responses, tokenize, detokenize
     *_fields("ooooo", "model"),
     *_fields("o", "prompt"),
     *_fields("o------", "echo suffix best_of"),
@@ -185,6 +187,9 @@ _ALL = [
     *_fields("-----rr", "n n_cmpl", 1),
     *_fields("-----rr", "logprobs stream_options"),
     *_fields("-----rr", "n_probs", 0),
+    *_fields("--------oo", "model"),
+    *_fields("--------o-", "content add_special parse_special with_pieces"),
+    *_fields("---------o", "tokens"),
     # llama_cpp.server, and Copilot's clients of its route
     *_fields("n--", "nwo extra feature_flags"),
     *_fields("oo-", "logit_bias_type mirostat_mode"),

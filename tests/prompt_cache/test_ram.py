@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llamahybrid.harness.targets.child import resident
+from llamahybrid.harness.targets import child
 from llamahybrid.prompt_cache import PromptCache, ram
 
 MIB = 1 << 20
 
 
 def resident() -> int:
-    return resident(os.getpid()) or 0
+    return child.resident(os.getpid()) or 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="resident memory as Linux tells it")

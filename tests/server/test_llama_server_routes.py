@@ -227,6 +227,9 @@ def test_tokens_and_texts(editor: httpx.Client) -> None:
     assert ask("/tokenize", content=["Hi", 5, "!"])["tokens"][2:3] == [5]
     assert ask("/tokenize") == {"tokens": []}
     assert editor.post("/detokenize", json={"tokens": [10**9]}).status_code == 400
+    for path, unknown in (("/tokenize", "add_specials"), ("/tokenize", "prompt"), ("/detokenize", "token")):
+        refused = editor.post(path, json={unknown: True})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, unknown)
 
 
 def test_a_template_is_applied(http: httpx.Client) -> None:

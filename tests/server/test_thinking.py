@@ -155,6 +155,24 @@ def test_a_form_holds_behind_the_thought(http: httpx.Client) -> None:
         assert answer == '"yes"' or set(answer) <= {"y", "n"}
 
 
+OFF: list[dict[str, Any]] = [{"reasoning_effort": "none"}, {"enable_thinking": False}, {"thinking_budget": 0}]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("told", [ASKED, TOLD], ids=["none", "auto"])
+def test_content_has_no_end_of_a_thought_that_is_off(
+    http: httpx.Client, told: dict[str, Any], stream: bool
+) -> None:
+    right = message(ask(http, **TOLD, **OFF[-1]))
+    assert right[0] == ""
+    for off in OFF:
+        assert message(ask(http, **told, **off, stream=stream)) == right
+        made = message(ask(http, **told, **off, stream=stream, json_schema={"const": "yes"}))
+        assert made == ("", '"yes"')
+    thought, answer = message(ask(http, **told, thinking_budget=3, stream=stream, json_schema={"const": 1}))
+    assert (len(thought), answer) == (3, "1")
+
+
 # -- prefill -------------------------------------------------------------------------------------------
 
 

@@ -97,8 +97,6 @@ class CountTokensRequest(BaseModel):
         given = chat.chat_template_kwargs or {}
         if not given.keys() & {"reasoning_effort", "enable_thinking"}:
             set_effort(llm, chat, "none" if kind == "disabled" else output.effort)
-        if kind == "disabled" and len(idle) == 2 and markers_of(llm).think is not None:
-            chat.thinking_budget = 0
         if kind == "enabled" and self.thinking is not None and markers_of(llm).think is not None:
             chat.thinking_budget = self.thinking.budget_tokens
         if kind in ("enabled", "adaptive") and "enable_thinking" not in (*idle, *given):

@@ -1,4 +1,4 @@
-"""Requests of `/completion` and `/infill`, and the completions that they become."""
+"""Requests of `/completion` and `/infill`, the completions that they become, and requests for tokens."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import llama_cpp
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from llamahybrid.llama import Llama
-from llamahybrid.server.bodies import CompletionRequest
+from llamahybrid.server.bodies import CompletionRequest, Tokens
 from llamahybrid.server.errors import Refusal, bad
 from llamahybrid.server.messages import without_nulls
-from llamahybrid.server.options import First, Text
+from llamahybrid.server.options import MOST_TOKENS, First, Text
 from llamahybrid.server.request_fields import Effect, Route, effect
 from llamahybrid.server.settings import in_one_line
 
@@ -166,3 +166,26 @@ def infill_prompt(llm: Llama, asked: InfillRequest) -> list[int]:
 
 def _last(tokens: Sequence[int], most: int) -> list[int]:
     return list(tokens[max(0, len(tokens) - max(0, most)) :])
+
+
+class TokenizeRequest(BaseModel):
+    """`/tokenize`."""
+
+    model_config = ConfigDict(extra="allow")  # of what is no field, see require_known
+    route: ClassVar = Route.TOKENIZE
+
+    model: str | None = None
+    content: str | Annotated[list[str | int], First(), Field(max_length=MOST_TOKENS)] = ""
+    add_special: bool = Field(default=False, description="With BOS.")
+    parse_special: bool = Field(default=True, description="Control tokens are read as such.")
+    with_pieces: bool = Field(default=False, description="The text of each token, too.")
+
+
+class DetokenizeRequest(BaseModel):
+    """`/detokenize`."""
+
+    model_config = ConfigDict(extra="allow")
+    route: ClassVar = Route.DETOKENIZE
+
+    model: str | None = None
+    tokens: Tokens = []

@@ -4,23 +4,27 @@
 from __future__ import annotations
 
 from pathlib import PurePath
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import llama_cpp
 import numpy as np
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 from starlette.responses import Response
 
 from llamahybrid.client.chat_template import template_of
 from llamahybrid.llama import Llama
 from llamahybrid.server.answer import Answer
 from llamahybrid.server.arguments import chat_prompt
-from llamahybrid.server.bodies import ChatCompletionRequest, CompletionRequest, EmbeddingRequest, Tokens
+from llamahybrid.server.bodies import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
 from llamahybrid.server.errors import require_tokens
-from llamahybrid.server.llama_server.request import InfillRequest, LlamaServerRequest
+from llamahybrid.server.llama_server.request import (
+    DetokenizeRequest,
+    InfillRequest,
+    LlamaServerRequest,
+    TokenizeRequest,
+)
 from llamahybrid.server.llama_server.told import ContentProgress, Telling
-from llamahybrid.server.options import MOST_TOKENS, First
 from llamahybrid.server.request_fields import require_known
 from llamahybrid.server.routes import SECURED, InService, embed
 from llamahybrid.server.service import Retell, Service
@@ -107,23 +111,6 @@ def vectors_of(embedding: list[Any], norm: int) -> list[Any]:
     return [(vector / size if size else 0 * vector).tolist()]
 
 
-class TokenizeRequest(BaseModel):
-    """`/tokenize`."""
-
-    model: str | None = None
-    content: str | Annotated[list[str | int], First(), Field(max_length=MOST_TOKENS)] = ""
-    add_special: bool = Field(default=False, description="With BOS.")
-    parse_special: bool = Field(default=True, description="Control tokens are read as such.")
-    with_pieces: bool = Field(default=False, description="The text of each token, too.")
-
-
-class DetokenizeRequest(BaseModel):
-    """`/detokenize`."""
-
-    model: str | None = None
-    tokens: Tokens = []
-
-
 @router.post("/tokenize")
 async def tokenize(body: TokenizeRequest, service: InService) -> dict[str, list[Any]]:
     """Return the tokens of a text, or of a list of texts and tokens."""
@@ -139,6 +126,7 @@ async def tokenize(body: TokenizeRequest, service: InService) -> dict[str, list[
                 made += llm.tokenize(part.encode("utf-8"), add_bos=bos, special=body.parse_special)
         return [{"id": token, "piece": piece(llm, token)} for token in made] if body.with_pieces else made
 
+    require_known(body, service.settings.ignore_unknown_fields)
     return {"tokens": await service.use(body.model, work)}
 
 
@@ -150,6 +138,7 @@ async def detokenize(body: DetokenizeRequest, service: InService) -> dict[str, s
         require_tokens(llm.n_vocab(), body.tokens, "tokens")
         return str(llm.detokenize(body.tokens, special=True), "utf-8", errors="replace")
 
+    require_known(body, service.settings.ignore_unknown_fields)
     return {"content": await service.use(body.model, work)}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from llamahybrid.llama import Llama
-from llamahybrid.server.answer import OpenAIAnswer
 from llamahybrid.server.bodies import ChatCompletionRequest
 from llamahybrid.server.request_fields import require_known
 from llamahybrid.server.responses.output import Telling
@@ -25,4 +24,4 @@ async def create_response(request: Request, body: ResponseRequest, service: InSe
         return Telling(llm, body, alias).make
 
     require_known(body, service.settings.ignore_unknown_fields)
-    return await service.answer(request, body.chat(), retell, OpenAIAnswer)
+    return await service.answer(request, body.chat(), retell)
