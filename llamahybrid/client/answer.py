@@ -175,6 +175,7 @@ class Bounds:
         stops = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else []
         self.stops = [each.encode("utf-8") for each in stops]
         self._longest = max(map(len, self.stops), default=0)
+        self._firsts = {each[0] for each in self.stops if each}
         self.lacking = 0
         """Tokens for which the text counts as incomplete."""
         most = options["max_tokens"]
@@ -211,7 +212,7 @@ class Bounds:
         Its end may begin a stop string, or be an incomplete character of a tokenizer of `transformers`.
         """
         for at in range(max(start, len(text) - self._longest + 1), len(text)):
-            if any(each.startswith(text[at:]) for each in self.stops):
+            if text[at] in self._firsts and any(each.startswith(text[at:]) for each in self.stops):
                 return at
         known = text.rstrip(_UNKNOWN) if text.endswith(_UNKNOWN) else text
         return max(start, len(known))
