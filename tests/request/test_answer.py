@@ -353,4 +353,4 @@ def test_a_streamed_token_takes_few_calls_of_python(open_model: Callable[..., An
     finally:
         sys.setprofile(None)
         threading.setprofile(before)  # type: ignore[arg-type]
-    assert taken[1] - taken[0] <= 60 * 80
+    assert taken[1] - taken[0] <= 90 * 80  # checkpoints of the answer included
