@@ -151,7 +151,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def _open(self, model_path: str, options: dict[str, Any]) -> None:
         super().__init__(model_path, **options)
         GuardedModel.guard(self._model, self._calls)
-        self.token_bytes = TokenBytes(self)
+        self._token_bytes = TokenBytes(self)
         self.offload.opened(self._model)
         require_adapter(self)
         let_templates_fill_lists(self)

@@ -45,14 +45,11 @@ def answer(
     llm: Any, request: Request, extras: Extras, options: Mapping[str, Any]
 ) -> Generator[Any, None, None]:
     """Make a completion with upstream's arguments, or its chunks. Raises upstream's errors."""
-    options = {**_DEFAULTS, **options}
-    if options["logit_bias"] is not None and isinstance(options["logits_processor"], list):
-        options["logits_processor"] = _Processors(options["logits_processor"])
-    if extras.truncate is not None:
-        options["prompt"] = _tokens(llm, options["prompt"])[-extras.truncate :]
+    options = _with_defaults(llm, extras, options)
     prompt, asked = _asked(llm, options)
     bounds, stream, begun = Bounds(llm, options, prompt), options["stream"], not len(options["prompt"])
-    request.most, request.pauses = bounds.tokens, Pauses(llm, extras.stop_token_ids, bounds.stops)
+    pauses = Pauses(llm, extras.stop_token_ids, bounds.stops)
+    request.most, request.pauses = bounds.tokens, pauses
     if extras.samplers is not None:
         asked["samplers"] = extras.samplers
     thought = None if extras.thinking is None else extras.thinking.thought(llm, prompt)
@@ -60,10 +57,6 @@ def answer(
     odds = None
     if options["logprobs"] is not None and (stream or not options["echo"]):
         odds = AnswerLogprobs(llm, options["logprobs"], len(options["prompt"]), prompt)
-    pauses, pieces, stops, bos = request.pauses, token_bytes(llm, extras.spelt), bounds.stops, llm.token_bos()
-    said: list[int] = [bos] if begun else []  # as upstream's
-    last: list[int] = []  # the token that ends the answer, and is not part of it
-    text, sent, end, finish_reason = b"", 0, None, "length"
     completion: Chunk = {"id": f"cmpl-{uuid4()}", "object": "text_completion", "created": int(time.time())}
     completion["model"] = llm.model_path if options["model"] is None else options["model"]
 
@@ -71,6 +64,11 @@ def answer(
         choice = {"text": text, "index": 0, "logprobs": logprobs, "finish_reason": finish_reason}
         return {**completion, "choices": [choice]}
 
+    pieces, bos = token_bytes(llm, extras.spelt), llm.token_bos()
+    said: list[int] = [bos] if begun else []  # as upstream's
+    last: list[int] = []  # the token that ends the answer, and is not part of it
+    text, finish_reason = b"", "length"
+    sent, end = 0, None  # bytes of the text: handed out, and up to a stop string
     for token in llm.generate(prompt, **asked):
         if token == WAIT:
             yield WAIT
@@ -92,17 +90,17 @@ def answer(
             text = llm.detokenize(said, prev_tokens=prompt)
         else:
             text += pieces[token]
-        plain = not bounds.lacking and text[-3:].isascii()
+        plain = not bounds.lacking and text[-3:].isascii()  # as most text: its characters are complete
         if not plain and not bounds.complete(text):
             if len(said) - begun > bounds.room:
                 break
             continue
-        if stops and (end := bounds.stop(text, sent)) is not None:
+        if bounds.stops and (end := bounds.stop(text, sent)) is not None:
             finish_reason = "stop"
             break
         if len(said) >= bounds.tokens:
             break
-        held = len(text) if plain and not stops else bounds.held(text, sent)
+        held = len(text) if plain and not bounds.stops else bounds.held(text, sent)
         if not stream:
             sent = held
             continue
@@ -122,20 +120,28 @@ def answer(
             yield with_choice(rest, told)
         made = with_choice("", None, finish_reason)
     else:
+        if odds is not None:
+            told = told or no_logprobs()
         made = with_choice(text[:end].decode("utf-8", "ignore"), told, finish_reason)
         made["usage"] = _usage(prompt, said)
         if options["echo"]:
             _echo(llm, options, extras, made, prompt, [*said, *last])
-        elif odds is not None:
-            made["choices"][0]["logprobs"] = told or no_logprobs()
         if llm.stock_logprobs and options["logprobs"] is not None:
             made["choices"][0]["logprobs"] = _stock_logprobs(llm, options, [*said[begun:], *last])
     request.annotate(made)
-    if not stream and llm.cache:
+    if llm.cache:
         llm.cache[prompt + said] = llm.save_state()
     yield made
-    if stream and llm.cache:
-        llm.cache[prompt + said] = llm.save_state()
+
+
+def _with_defaults(llm: Any, extras: Extras, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options with upstream's defaults, as its code takes them."""
+    options = {**_DEFAULTS, **options}
+    if options["logit_bias"] is not None and isinstance(options["logits_processor"], list):
+        options["logits_processor"] = _Processors(options["logits_processor"])
+    if extras.truncate is not None:
+        options["prompt"] = _tokens(llm, options["prompt"])[-extras.truncate :]
+    return options
 
 
 def _ends(llm: Any, extras: Extras, token: int) -> bool:
@@ -175,6 +181,7 @@ class Bounds:
         stops = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else []
         self.stops = [each.encode("utf-8") for each in stops]
         self._longest = max(map(len, self.stops), default=0)
+        self._firsts = {each[0] for each in self.stops if each}
         self.lacking = 0
         """Tokens for which the text counts as incomplete."""
         most = options["max_tokens"]
@@ -211,7 +218,7 @@ class Bounds:
         Its end may begin a stop string, or be an incomplete character of a tokenizer of `transformers`.
         """
         for at in range(max(start, len(text) - self._longest + 1), len(text)):
-            if any(each.startswith(text[at:]) for each in self.stops):
+            if text[at] in self._firsts and any(each.startswith(text[at:]) for each in self.stops):
                 return at
         known = text.rstrip(_UNKNOWN) if text.endswith(_UNKNOWN) else text
         return max(start, len(known))

@@ -172,7 +172,7 @@ def _answer(
     options: dict[str, Any],
     rest: list[int],
 ) -> Tokens:
-    """Yield the answer's tokens, sampled in the loop unless code of the caller takes part."""
+    """Return the answer's tokens, sampled in the loop unless code of the caller takes part."""
     criteria = options.get("stopping_criteria")
     if request.completing and criteria is not None and _idle(llm, request, criteria):
         options = {**options, "stopping_criteria": None}
@@ -187,11 +187,9 @@ def _answer(
     sampler = view.sampler = _sampler(llm, options)
     if request.limits is not None:
         sampler.limit(request.limits)
-    if not (lock_step or sampler.calls_back):
-        rest = yield from _run_ahead(llm, request, sampler)
-        yield from _lock_step(llm, request, options, rest, view.n_tokens)
-        return
-    yield from _lock_step(llm, request, options, rest, view.n_tokens + len(rest) - 1)
+    if lock_step or sampler.calls_back:
+        return _lock_step(llm, request, options, rest, view.n_tokens + len(rest) - 1)
+    return _run_ahead(llm, request, options, sampler)
 
 
 def _idle(llm: Any, request: Request, criteria: Any) -> bool:
@@ -252,16 +250,13 @@ def _sampler(llm: Any, options: dict[str, Any]) -> RowSampler:
     return llm._init_sampler(**given)  # type: ignore[no-any-return]
 
 
-def _run_ahead(
-    llm: Any, request: Request, sampler: RowSampler
-) -> Generator[int, Sequence[int] | None, list[int]]:
-    """Yield the tokens that the loop samples; return the last one and sent ones to continue in lock step."""
+def _run_ahead(llm: Any, request: Request, options: dict[str, Any], sampler: RowSampler) -> Tokens:
+    """Yield the tokens that the loop samples; continue in lock step once others are sent."""
     loop, view, feed, several = llm.requests.loop, request.view, Feed(request.bell), request.bell is not None
-    context = llm._ctx
     progress = request.progress
     assert progress is not None, "its prompt is decoded"
     total = progress.plan.total
-    sample, pauses = partial(sampler.sample_at, context), request.pauses
+    sample, pauses = partial(sampler.sample_at, llm._ctx), request.pauses
     interrupted, resume = partial(loop.cancel, request), Resume(request)
     count, last, process = 0, -1, getpid()
     try:
@@ -282,9 +277,10 @@ def _run_ahead(
             sent = yield token
             if sent is not None or getpid() != process:  # a forked child continues in lock step
                 progress.said, progress.decoded = [], 0
-                return [token, *(sent or ())]
+                break
     finally:
         request.awaits = False
+    yield from _lock_step(llm, request, options, [token, *(sent or ())], view.n_tokens)
 
 
 def decode_ahead(llm: Any, prompt: str | Sequence[int] | Sequence[dict[str, Any]]) -> RequestReport:

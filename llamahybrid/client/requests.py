@@ -42,6 +42,8 @@ class _Here(threading.local):
         """The view of its last request."""
         self.last: Request | None = None
         """For `last_request`."""
+        self.mark = object()
+        """Stands for the thread; unlike its number, it is never reused."""
         self.telling = False
         """It is inside `on_request` or `on_progress`."""
 
@@ -129,10 +131,11 @@ class Requests:
 
     def step(self, request: Request, work: Callable[..., Result], *args: Any) -> Result:
         """Run `work(*args)` as a step of a request."""
-        stack, entry = self._here.stack, (request, sys._getframe())
+        here, entry = self._here, (request, sys._getframe())
+        stack = here.stack
         try:
             stack.append(entry)
-            request.enter()
+            request.entered, request.reader = True, here.mark if request.bell is None else request
             return work(*args)
         finally:
             request.entered = False
@@ -259,7 +262,7 @@ class Requests:
         request = Request(self.own, completing=completing, rows=rows, salt=self.salt())
         if (handle := self.handle()) is not None:
             handle.add(request)
-        request.prompt, request.whole = request.view.ids(), True
+        request.prompt, request.whole, request.reader = request.view.ids(), True, self._here.mark
         self._limit(request)
         context, inner = copy_context(), list[Request | None]()
 

@@ -38,5 +38,5 @@ def token_bytes(llm: Any, spelt: frozenset[int]) -> TokenBytes | None:
     """
     if type(llm.tokenizer_) is not LlamaTokenizer or type(llm).detokenize is not llama_cpp.Llama.detokenize:
         return None
-    known: TokenBytes = llm.token_bytes
+    known: TokenBytes = llm._token_bytes
     return TokenBytes(llm, spelt) if spelt else known

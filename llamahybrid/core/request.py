@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,15 +18,6 @@ NO_LIMIT = 1 << 60
 """Length of an answer without `max_tokens`."""
 
 _births = itertools.count()
-
-
-class _Here(threading.local):
-    def __init__(self) -> None:
-        self.mark = object()
-        """Stands for the calling thread; unlike thread numbers, such objects are never reused."""
-
-
-_here = _Here()
 
 
 class Request:
@@ -124,7 +114,7 @@ class Request:
         """Preempted: resumes in a new slot when its reader asks for more."""
         self.number = 0
         """Its number for the stop flag while a batch of its own is decoded."""
-        self.reader: object = _here.mark
+        self.reader: object = None
         """Stands for the thread that reads it; one of several answers has a reader of its own."""
         self.inline = False
         """Made inside a task that has the whole context (see `nested`)."""
@@ -155,10 +145,6 @@ class Request:
     def begun(self) -> bool:
         """Its prompt was planned and restored, or the request is over."""
         return self.over or self.progress is not None
-
-    def enter(self) -> None:
-        """Note that the calling thread is inside its generator."""
-        self.entered, self.reader = True, _here.mark if self.bell is None else self
 
     def asks(self) -> None:
         """Note the time of a reply."""

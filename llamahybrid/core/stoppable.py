@@ -28,6 +28,9 @@ class StoppableBatches:
         A single token, or a draft, is never stopped: it takes little time, and needs no copy of the state to
         undo it. Raises DecodeError; the sequence is then as before.
         """
+        if wanted.step:
+            wanted.live.decode(wanted.tokens, wanted.outputs)
+            return
         live, tokens, outputs = wanted.part
         if wanted.count == 1 or not wanted.prompt:
             live.decode(tokens, outputs)

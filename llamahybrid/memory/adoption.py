@@ -8,7 +8,6 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from llamahybrid.memory import verification
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.memory.state import unknown_ids
 from llamahybrid.prompt_cache.base import Tokens
@@ -32,7 +31,7 @@ def adopt_native(live: LiveSequence, n: int) -> bool:
     live.planes.invalidate()
     state.row_covers_tip = False
     state.grown = False
-    state.extra_bytes = verification.extra_bytes(live.native, live.profile, n)
+    state.extra_bytes = live.extra_bytes(n)
     state.tip_logits = False
     live.shared.recount()
     return True
@@ -52,7 +51,7 @@ def adopt_tokens(live: LiveSequence, ids: npt.NDArray[np.integer], *, foreign: b
     state.lag = 0
     if state.opaque:
         state.lag = _lag(state.tokens, live.native.positions()[1])
-        state.extra_bytes = verification.extra_bytes(live.native, live.profile, state.n)
+        state.extra_bytes = live.extra_bytes(state.n)
     state.tip_logits = False
     live.shared.recount()
     fault = live.fault()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -323,3 +325,32 @@ def test_a_seed_is_drawn_once(open_model: Callable[..., Any]) -> None:
         list(llm.create_completion(PROMPT, max_tokens=4, stream=stream))
         after.append(llm.create_completion(PROMPT, max_tokens=12, temperature=2.0)["choices"][0]["text"])
     assert after[0] == after[1]
+
+
+def test_a_streamed_token_takes_few_calls_of_python(open_model: Callable[..., Any]) -> None:
+    """In the thread that reads and in the one that decodes: each call delays the next batch."""
+    calls = [0]
+
+    def count(frame: Any, event: str, _: Any) -> None:
+        calls[0] += event == "call"
+
+    before = threading.getprofile()
+    threading.setprofile(count)  # the thread that decodes starts with the first request
+    try:
+        llm = open_model()
+
+        def ask(most: int, seed: int) -> int:
+            options: dict[str, Any] = {"max_tokens": most, "seed": seed, "stream": True}
+            return len(list(llm.create_completion(PROMPT, **options)))
+
+        seed = next(seed for seed in range(100) if ask(120, seed) == 121)
+        sys.setprofile(count)
+        taken = []
+        for most in (40, 120):
+            calls[0] = 0
+            assert ask(most, seed) == most + 1
+            taken.append(calls[0])
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(before)  # type: ignore[arg-type]
+    assert taken[1] - taken[0] <= 90 * 80  # checkpoints of the answer included
