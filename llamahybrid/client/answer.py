@@ -53,7 +53,7 @@ def answer(
     if extras.samplers is not None:
         asked["samplers"] = extras.samplers
     thought = None if extras.thinking is None else extras.thinking.thought(llm, prompt)
-    request.limits = None if extras.thinking is None else extras.thinking.limit(llm, prompt)
+    limits = request.limits = None if extras.thinking is None else extras.thinking.limit(llm, prompt)
     odds = None
     if options["logprobs"] is not None and (stream or not options["echo"]):
         odds = AnswerLogprobs(llm, options["logprobs"], len(options["prompt"]), prompt)
@@ -69,6 +69,7 @@ def answer(
     last: list[int] = []  # the token that ends the answer, and is not part of it
     text, finish_reason = b"", "length"
     sent, end = 0, None  # bytes of the text: handed out, and up to a stop string
+    forced = 0  # bytes up to the end of a thought that the budget ended
     for token in llm.generate(prompt, **asked):
         if token == WAIT:
             yield WAIT
@@ -90,17 +91,19 @@ def answer(
             text = llm.detokenize(said, prev_tokens=prompt)
         else:
             text += pieces[token]
+        if limits is not None and len(said) - begun - 1 in limits.forced:
+            forced = len(text)  # no stop string: the model did not say it
         plain = not bounds.lacking and text[-3:].isascii()  # as most text: its characters are complete
         if not plain and not bounds.complete(text):
             if len(said) - begun > bounds.room:
                 break
             continue
-        if bounds.stops and (end := bounds.stop(text, sent)) is not None:
+        if bounds.stops and (end := bounds.stop(text, max(sent, forced))) is not None:
             finish_reason = "stop"
             break
         if len(said) >= bounds.tokens:
             break
-        held = len(text) if plain and not bounds.stops else bounds.held(text, sent)
+        held = len(text) if plain and not bounds.stops else bounds.held(text, max(sent, forced))
         if not stream:
             sent = held
             continue

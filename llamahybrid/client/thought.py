@@ -166,6 +166,9 @@ class ThoughtLimit:
         self._close = close
         self._tokens = tokens
         self._forced: deque[int] = deque()
+        self._taken = 0
+        self.forced = set[int]()
+        """Places in the answer, counted from 0, of tokens that were not sampled."""
 
     @property
     def free(self) -> bool:
@@ -183,6 +186,8 @@ class ThoughtLimit:
         """The answer has this token now."""
         if self._forced:
             self._forced.popleft()
+            self.forced.add(self._taken)
+        self._taken += 1
         self._thought.follow(token)
 
     def _due(self) -> bool:

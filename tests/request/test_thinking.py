@@ -80,6 +80,15 @@ def test_a_thought_ends_at_the_budget_and_the_answer_is_that_to_the_closed_thoug
         assert right["choices"][0]["text"].startswith(answer)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_does_not_match_the_forced_end_of_a_thought(llm: Llama, stream: bool) -> None:
+    whole = chat(llm, thinking_budget=0).removeprefix(CLOSE)
+    stop = whole[8:10]
+    for stops in (["\n", stop], ["\n\n", stop], ["k>", stop], [">\n\n" + whole[:2], stop]):
+        said = chat(llm, stream=stream, thinking_budget=0, stop=stops)
+        assert said == CLOSE + whole[: min(at for at in map(whole.find, stops) if at >= 0)]
+
+
 def test_lock_step_and_drafts_say_the_same(llm: Llama, model: str) -> None:
     right = chat(llm, thinking_budget=5)
     idle = llama_cpp.LogitsProcessorList([lambda ids, scores: scores])
