@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 from collections.abc import Iterator
@@ -12,7 +13,12 @@ SPARE = 64
 
 @contextmanager
 def no_descriptors() -> Iterator[None]:
-    """Let this process open nothing in the block, as on a busy server."""
+    """Let this process open nothing in the block, as on a busy server.
+
+    The garbage collector waits: it would close files of what earlier tests left.
+    """
+    gc.disable()
+    gc.collect()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     sinks: list[int] = []
     highest = max((int(name) for name in os.listdir("/dev/fd")), default=0)
@@ -26,3 +32,4 @@ def no_descriptors() -> Iterator[None]:
         for sink in sinks:
             os.close(sink)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        gc.enable()

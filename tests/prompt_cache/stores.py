@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -132,7 +132,11 @@ class FolderStore(Store):
         return {"disk_dir": str(self.folder), "disk_bytes": 1 << 30 if limit is None else limit}
 
     def records(self) -> dict[str, bytes]:
-        return {str(path): path.read_bytes() for path in files(self.folder)}
+        found = {}
+        for path in files(self.folder):
+            with suppress(FileNotFoundError):  # the writer removes what is damaged
+                found[str(path)] = path.read_bytes()
+        return found
 
     def put(self, name: str, raw: bytes) -> None:
         Path(name).write_bytes(raw)

@@ -13,7 +13,7 @@ import pytest
 from llamahybrid.harness.targets import child as process
 from llamahybrid.harness.targets.base import Ask
 from llamahybrid.harness.targets.child import Child
-from tests.request.asking import until
+from tests.lab.waiting import wait_until
 
 OPTIONS = {"n_threads": 1, "n_threads_batch": 1, "n_batch": 64, "seed": 7}
 
@@ -55,7 +55,7 @@ def test_chat_decoded_ahead_of_its_reader_is_compared_by_its_first_row(
     def clock() -> float:
         if next(reads):  # the reader has the first token: let the loop decode it meanwhile
             progress = child.llm.requests.inside.progress
-            until(lambda: progress.decoded > 0)
+            wait_until(lambda: progress.decoded > 0)
         return time.perf_counter()
 
     monkeypatch.setattr(process, "time", SimpleNamespace(perf_counter=clock))
