@@ -130,20 +130,21 @@ def _parts(
     extras: Extras,
 ) -> Generator[Part, None, None]:
     requests, stream = llm.requests, bool(options.get("stream"))
-    seed = options.get("seed")
-    if seed is None:  # as upstream draws it
-        with belonging_to(handle):  # a stream may be advanced in another context
-            seed = random.Random(llm._seed).randint(0, 2**32)
-    each = seeds(seed, count)
-    together = requests.inside is None and _go_on_from_each_other(llm, options)
-    group = Group(handle, each, len(llm.slots)) if together else None
+    seed, group = options.get("seed"), None
+    each: list[int] = []
 
     def make(index: int) -> Any:
         with belonging_to(handle), asking(replace(extras, index=index, group=group)):
             return create(**options | {"seed": each[index]})
 
-    parts = _chunks(make, count, group, handle) if stream else ((n, make(n)) for n in range(count))
     try:
+        if seed is None:  # as upstream draws it
+            with belonging_to(handle):  # a stream may be advanced in another context
+                seed = random.Random(llm._seed).randint(0, 2**32)
+        each = seeds(seed, count)
+        if requests.inside is None and _go_on_from_each_other(llm, options):
+            group = Group(handle, each, len(llm.slots))
+        parts = _chunks(make, count, group, handle) if stream else ((n, make(n)) for n in range(count))
         with closing(parts):
             for index, item in parts:
                 handle.made(item)
@@ -151,6 +152,7 @@ def _parts(
                     requests.note(handle.first)
                 yield index, item
     finally:
+        handle.open = False  # an interrupt may have left it in the context
         if group is not None:
             group.close()
         if requests.seed in each:
