@@ -128,7 +128,8 @@ def answer(
         made = with_choice(text[:end].decode("utf-8", "ignore"), told, finish_reason)
         made["usage"] = _usage(prompt, said)
         if options["echo"]:
-            _echo(llm, options, extras, made, prompt, [*said, *last])
+            scored = {**options, "logprobs": None} if llm.stock_logprobs else options
+            _echo(llm, scored, extras, made, prompt, [*said, *last])
         if llm.stock_logprobs and options["logprobs"] is not None:
             made["choices"][0]["logprobs"] = _stock_logprobs(llm, options, [*said[begun:], *last])
     request.annotate(made)
@@ -297,7 +298,8 @@ def _echo(
     if extras.prompt_only:
         said, choice["text"], choice["finish_reason"] = [], "", "length"
     if best is not None:
-        choice["logprobs"] = logprobs_with_prompt(llm, best, prompt, said)
+        answered = said if len(options["prompt"]) else said[1:]  # without the BOS, which the prompt has
+        choice["logprobs"] = logprobs_with_prompt(llm, best, prompt, answered)
     if best is not None or extras.prompt_only:
         made["usage"] = _usage(tokens, said)
     choice["text"] = prompt.text + choice["text"]
