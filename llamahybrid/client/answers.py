@@ -208,7 +208,7 @@ class Group:
         """Number of answers that were begun, in order."""
         self._items: list[deque[Any]] = []
         """Chunks that nobody has read, of each."""
-        self._read: set[int] = set()
+        self._asked: set[int] = set()
         """Answers whose items were asked for."""
 
     def items(
@@ -219,9 +219,9 @@ class Group:
         `make(index)` makes the request and the items of an answer, `whole` ones or chunks; the first call
         makes all of them.
         """
-        if index in self._read:
+        if index in self._asked:
             return None
-        self._read.add(index)
+        self._asked.add(index)
         if not self._answers:
             self._whole = whole
             for number in range(len(self.seeds)):
@@ -241,7 +241,7 @@ class Group:
 
     def ready(self, index: int) -> bool:
         """The next item of an answer takes no wait for its tokens, or the answer is not one of the group."""
-        return index not in self._read or bool(self._items[index]) or self._ended(index)
+        return index not in self._asked or bool(self._items[index]) or self._ended(index)
 
     def _ended(self, index: int) -> bool:
         return index < self._begun and index not in self._running
