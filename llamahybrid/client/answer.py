@@ -47,7 +47,7 @@ def answer(
     """Make a completion with upstream's arguments, or its chunks. Raises upstream's errors."""
     options = _with_defaults(llm, extras, options)
     prompt, asked = _asked(llm, options)
-    bounds, stream, begun = Bounds(llm, options, prompt), options["stream"], not len(options["prompt"])
+    bounds, stream, bos_said = Bounds(llm, options, prompt), options["stream"], not len(options["prompt"])
     pauses = Pauses(llm, extras.stop_token_ids, bounds.stops)
     request.most, request.pauses = bounds.tokens, pauses
     if extras.samplers is not None:
@@ -65,8 +65,8 @@ def answer(
         return {**completion, "choices": [choice]}
 
     pieces, bos = token_bytes(llm, extras.spelt), llm.token_bos()
-    said: list[int] = [bos] if begun else []  # as upstream's
-    last: list[int] = []  # the token that ends the answer, and is not part of it
+    said: list[int] = [bos] if bos_said else []  # as upstream's
+    ending: list[int] = []  # the token that ends the answer, and is not part of it
     text, finish_reason = b"", "length"
     sent, end = 0, None  # bytes of the text: handed out, and up to a stop string
     forced = 0  # bytes up to the end of a thought that the budget ended
@@ -80,7 +80,7 @@ def answer(
                 thought.follow(token)
             request.progress.thinking = thought.tokens
         if ends:
-            finish_reason, last = "stop", [token]
+            finish_reason, ending = "stop", [token]
             break
         if extras.on_token is not None:
             extras.on_token(extras.index, token)
@@ -91,11 +91,11 @@ def answer(
             text = llm.detokenize(said, prev_tokens=prompt)
         else:
             text += pieces[token]
-        if limits is not None and len(said) - begun - 1 in limits.forced:
+        if limits is not None and len(said) - bos_said - 1 in limits.forced:
             forced = len(text)  # no stop string: the model did not say it
         plain = not bounds.lacking and text[-3:].isascii()  # as most text: its characters are complete
         if not plain and not bounds.complete(text):
-            if len(said) - begun > bounds.room:
+            if len(said) - bos_said > bounds.room:
                 break
             continue
         if bounds.stops and (end := bounds.stop(text, max(sent, forced))) is not None:
@@ -128,9 +128,10 @@ def answer(
         made = with_choice(text[:end].decode("utf-8", "ignore"), told, finish_reason)
         made["usage"] = _usage(prompt, said)
         if options["echo"]:
-            _echo(llm, options, extras, made, prompt, [*said, *last])
+            scored = {**options, "logprobs": None} if llm.stock_logprobs else options
+            _echo(llm, scored, extras, made, prompt, [*said, *ending])
         if llm.stock_logprobs and options["logprobs"] is not None:
-            made["choices"][0]["logprobs"] = _stock_logprobs(llm, options, [*said[begun:], *last])
+            made["choices"][0]["logprobs"] = _stock_logprobs(llm, options, [*said[bos_said:], *ending])
     request.annotate(made)
     if llm.cache:
         llm.cache[prompt + said] = llm.save_state()
@@ -297,7 +298,8 @@ def _echo(
     if extras.prompt_only:
         said, choice["text"], choice["finish_reason"] = [], "", "length"
     if best is not None:
-        choice["logprobs"] = logprobs_with_prompt(llm, best, prompt, said)
+        answered = said if len(options["prompt"]) else said[1:]  # without the BOS, which the prompt has
+        choice["logprobs"] = logprobs_with_prompt(llm, best, prompt, answered)
     if best is not None or extras.prompt_only:
         made["usage"] = _usage(tokens, said)
     choice["text"] = prompt.text + choice["text"]

@@ -130,20 +130,21 @@ def _parts(
     extras: Extras,
 ) -> Generator[Part, None, None]:
     requests, stream = llm.requests, bool(options.get("stream"))
-    seed = options.get("seed")
-    if seed is None:  # as upstream draws it
-        with belonging_to(handle):  # a stream may be advanced in another context
-            seed = random.Random(llm._seed).randint(0, 2**32)
-    each = seeds(seed, count)
-    together = requests.inside is None and _go_on_from_each_other(llm, options)
-    group = Group(handle, each, len(llm.slots)) if together else None
+    seed, group = options.get("seed"), None
+    each: list[int] = []
 
     def make(index: int) -> Any:
         with belonging_to(handle), asking(replace(extras, index=index, group=group)):
             return create(**options | {"seed": each[index]})
 
-    parts = _chunks(make, count, group, handle) if stream else ((n, make(n)) for n in range(count))
     try:
+        if seed is None:  # as upstream draws it
+            with belonging_to(handle):  # a stream may be advanced in another context
+                seed = random.Random(llm._seed).randint(0, 2**32)
+        each = seeds(seed, count)
+        if requests.inside is None and _go_on_from_each_other(llm, options):
+            group = Group(handle, each, len(llm.slots))
+        parts = _chunks(make, count, group, handle) if stream else ((n, make(n)) for n in range(count))
         with closing(parts):
             for index, item in parts:
                 handle.made(item)
@@ -151,6 +152,7 @@ def _parts(
                     requests.note(handle.first)
                 yield index, item
     finally:
+        handle.open = False  # an interrupt may have left it in the context
         if group is not None:
             group.close()
         if requests.seed in each:
@@ -206,7 +208,7 @@ class Group:
         """Number of answers that were begun, in order."""
         self._items: list[deque[Any]] = []
         """Chunks that nobody has read, of each."""
-        self._read: set[int] = set()
+        self._asked: set[int] = set()
         """Answers whose items were asked for."""
 
     def items(
@@ -217,9 +219,9 @@ class Group:
         `make(index)` makes the request and the items of an answer, `whole` ones or chunks; the first call
         makes all of them.
         """
-        if index in self._read:
+        if index in self._asked:
             return None
-        self._read.add(index)
+        self._asked.add(index)
         if not self._answers:
             self._whole = whole
             for number in range(len(self.seeds)):
@@ -239,7 +241,7 @@ class Group:
 
     def ready(self, index: int) -> bool:
         """The next item of an answer takes no wait for its tokens, or the answer is not one of the group."""
-        return index not in self._read or bool(self._items[index]) or self._ended(index)
+        return index not in self._asked or bool(self._items[index]) or self._ended(index)
 
     def _ended(self, index: int) -> bool:
         return index < self._begun and index not in self._running

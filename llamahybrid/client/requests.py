@@ -135,7 +135,7 @@ class Requests:
         stack = here.stack
         try:
             stack.append(entry)
-            request.entered, request.reader = True, here.mark if request.bell is None else request
+            request.entered, request.reader = True, here.mark
             return work(*args)
         finally:
             request.entered = False

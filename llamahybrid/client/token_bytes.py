@@ -36,7 +36,8 @@ def token_bytes(llm: Any, spelt: frozenset[int]) -> TokenBytes | None:
 
     `spelt`: the control tokens that are part of the text.
     """
-    if type(llm.tokenizer_) is not LlamaTokenizer or type(llm).detokenize is not llama_cpp.Llama.detokenize:
+    own = "detokenize" in vars(llm) or type(llm).detokenize is not llama_cpp.Llama.detokenize
+    if own or type(llm.tokenizer_) is not LlamaTokenizer:
         return None
     known: TokenBytes = llm._token_bytes
     return TokenBytes(llm, spelt) if spelt else known

@@ -192,7 +192,7 @@ class Admission:
             other
             for other in self.slots.seated
             if _away(other)
-            and (other.reader is request.reader or now - other.asked_at >= self._patience(other))
+            and (_same_thread(other, request) or now - other.asked_at >= self._patience(other))
         ]
         return min(idle, key=lambda other: other.asked_at, default=None)
 
@@ -213,6 +213,11 @@ class Admission:
             self.slots.park(request)
         finally:
             self.running = None
+
+
+def _same_thread(other: Request, request: Request) -> bool:
+    """One thread reads both, and not as answers of one call, which it reads by turns."""
+    return other.reader is request.reader and (other.bell is None or other.bell is not request.bell)
 
 
 def _away(request: Request) -> bool:

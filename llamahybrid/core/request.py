@@ -115,7 +115,7 @@ class Request:
         self.number = 0
         """Its number for the stop flag while a batch of its own is decoded."""
         self.reader: object = None
-        """Stands for the thread that reads it; one of several answers has a reader of its own."""
+        """Stands for the thread that reads it."""
         self.inline = False
         """Made inside a task that has the whole context (see `nested`)."""
         self.bell: Bell | None = None

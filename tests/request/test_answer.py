@@ -263,6 +263,15 @@ def test_incomplete_character_of_another_tokenizer_waits(
     assert "".join(texts) == "a€😀b"
 
 
+def test_text_is_that_of_an_instances_own_detokenize(open_model: Callable[..., Any]) -> None:
+    llm = open_model()
+    processor, detokenize = says(llm, b"abc"), llm.detokenize
+    llm.detokenize = lambda *args, **options: detokenize(*args, **options).upper()
+    for stream in (False, True):
+        made = llm.create_completion(PROMPT, logits_processor=processor, stream=stream)
+        assert Joined(list(made) if stream else [made]).text == "ABC"
+
+
 # -- ends ------------------------------------------------------------------------------------------------
 
 

@@ -291,6 +291,17 @@ def test_several_answers_without_waiting_are_all_given_or_all_refused(several, a
     second.close()
 
 
+def test_a_request_between_chunks_does_not_wait_until_the_stream_was_left_alone_long(several, alone, patient):
+    """The thread that would read the stream is the one that asks."""
+    llm = several(n_parallel=2, wait=DEADLINE / 3)
+    right, texts = take(llm, WORDS[200:230], 2), ["", ""]
+    for chunk in llm.create_completion(PROMPT, seed=40, n=2, stream=True, **ASKED):
+        (choice,) = chunk["choices"]
+        texts[choice["index"]] += choice["text"]
+        assert take(llm, WORDS[200:230], 2) == right
+    assert texts == [text(choice) for choice in alone("qwen35", PROMPT, n=2)[0]]
+
+
 def test_several_answers_inside_another_request_are_part_of_it(several, alone):
     """A chat handler of one's own that asks for several answers."""
     llm, made = several(n_parallel=2), []

@@ -15,7 +15,7 @@ import llamahybrid
 from llamahybrid import PromptCache
 from llamahybrid.capi import shim
 from llamahybrid.capi.calls import NativeContext
-from llamahybrid.client import completion, requests
+from llamahybrid.client import answers, completion, handle, requests
 from llamahybrid.core import admission, loop, messages
 from tests.request.asking import ARCHS, WORDS, Batches, begin, in_thread, take
 
@@ -139,6 +139,8 @@ def test_interrupt_costs_idle_slots_nothing(opened, stock):
 PACKAGE = (str(Path(llamahybrid.__file__).parent),)
 TURN = tuple(str(module.__file__) for module in (completion, requests, loop, admission, messages))
 """Modules through which a request takes its turn."""
+SEVERAL = tuple(str(module.__file__) for module in (answers, handle))
+"""Modules of several answers to one prompt."""
 
 
 def at_line(number, work, files=PACKAGE):
@@ -173,14 +175,25 @@ def complete(llm):
     llm.create_completion(FIRST, max_tokens=2, temperature=0.0)
 
 
+def complete_twice(llm):
+    llm.create_completion(FIRST, max_tokens=2, temperature=0.0, n=2)
+
+
+def stream_twice(llm):
+    with contextlib.closing(llm.create_completion(FIRST, max_tokens=2, n=2, stream=True)) as chunks:
+        list(chunks)
+
+
 @pytest.mark.parametrize(
     ("ask", "files", "step"),
     [
         (stream, PACKAGE, 37),
         (complete, TURN, 1),
+        (complete_twice, SEVERAL, 1),
+        (stream_twice, SEVERAL, 1),
         pytest.param(stream, PACKAGE, 1, marks=pytest.mark.full),
     ],
-    ids=["package", "turn", "package, each line"],
+    ids=["package", "turn", "two whole", "two streamed", "package, each line"],
 )
 @pytest.mark.parametrize("slots", [1, 2])
 def test_interrupt_at_any_line_leaves_the_model_usable(opened, stock, impatient, slots, ask, files, step):

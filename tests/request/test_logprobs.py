@@ -66,6 +66,42 @@ def test_stocks_order_of_rows_on_request(
     assert numbers == pytest.approx(expected, abs=1e-3)
 
 
+def test_stocks_order_of_rows_counts_an_answers_tokens_as_stock_does(tiny_model: Callable[..., Path]) -> None:
+    model, usages = str(tiny_model("qwen35")), []
+    for cls, more in ((Llama, {"stock_logprobs": True}), (llama_cpp.Llama, {})):
+        with closing(cls(model, **OPTIONS, **more)) as llm:
+            end = llama_cpp.LogitsProcessorList([Ends(llm, PROMPT)])
+            made = llm(PROMPT, logits_processor=end, **ASKED)
+            assert made["choices"][0]["finish_reason"] == "stop"
+            usages.append(made["usage"])
+    assert {name: usages[0][name] for name in usages[1]} == usages[1]
+
+
+class Ends:
+    """A processor of logits that ends an answer after two tokens."""
+
+    def __init__(self, llm: llama_cpp.Llama, prompt: str) -> None:
+        self._end = llm.token_eos()
+        self._length = len(llm.tokenize(prompt.encode())) + 2
+
+    def __call__(self, ids: Any, scores: Any) -> Any:
+        if len(ids) >= self._length:
+            scores[:] = -100.0
+            scores[self._end] = 100.0
+        return scores
+
+
+@pytest.mark.parametrize("stock_logprobs", [False, True])
+def test_an_empty_prompt_is_echoed_with_logprobs(
+    open_model: Callable[..., Any], stock_logprobs: bool
+) -> None:
+    options = {"kv_overrides": {"tokenizer.ggml.add_bos_token": True}, "stock_logprobs": stock_logprobs}
+    llm = open_model(logits_all=True, **options)
+    made = llm("", **ASKED)
+    assert made["choices"][0]["text"] == llm("", **{**ASKED, "logprobs": None})["choices"][0]["text"]
+    assert made["choices"][0]["logprobs"]["tokens"]
+
+
 def test_logprobs_of_a_prompt_that_another_thread_has_decoded(tiny_model: Callable[..., Path]) -> None:
     """Rows of logits that this thread has are those of another prompt, as long as this one."""
     asked = {**ASKED, "max_tokens": 1}
