@@ -54,6 +54,7 @@ def answer(
         asked["samplers"] = extras.samplers
     thought = None if extras.thinking is None else extras.thinking.thought(llm, prompt)
     limits = request.limits = None if extras.thinking is None else extras.thinking.limit(llm, prompt)
+    free = limits is not None or asked.get("grammar") is None  # else no thought comes before the form
     odds = None
     if options["logprobs"] is not None and (stream or not options["echo"]):
         odds = AnswerLogprobs(llm, options["logprobs"], len(options["prompt"]), prompt)
@@ -76,8 +77,8 @@ def answer(
             continue
         ends = pauses[token] and _ends(llm, extras, token)
         if thought is not None and request.progress is not None:
-            if not ends:
-                thought.follow(token)
+            if free and not ends:
+                thought.follow(token, limits is None or len(said) - begun not in limits.forced)
             request.progress.thinking = thought.tokens
         if ends:
             finish_reason, last = "stop", [token]
