@@ -148,8 +148,8 @@ def test_a_vocabulary_that_cannot_spell_a_value_raises(llm, monkeypatch):
     """The constraint runs in a callback of ctypes, where an exception is lost: the sampler raises it."""
     from llamahybrid.client import json_schema
 
-    monkeypatch.setattr(json_schema.Constraint, "error", "no token continues the value")
-    with pytest.raises(LlamaHybridError, match="no token continues"):
+    monkeypatch.setattr(json_schema.Constraint, "error", "no token continues\n<state>\nlexemes\n</state>")
+    with pytest.raises(LlamaHybridError, match=r"as its form demands: no token continues\Z"):
         llm.create_chat_completion(ASK, **form(PERSON))
     monkeypatch.undo()
     require_valid(content(llm.create_chat_completion(ASK, seed=1, **form(PERSON))), PERSON)
