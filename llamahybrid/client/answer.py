@@ -54,7 +54,8 @@ def answer(
         asked["samplers"] = extras.samplers
     thought = None if extras.thinking is None else extras.thinking.thought(llm, prompt)
     limits = request.limits = None if extras.thinking is None else extras.thinking.limit(llm, prompt)
-    free = limits is not None or asked.get("grammar") is None  # else no thought comes before the form
+    # Without a budget a schema or regular expression holds from the first token: no thought comes before it.
+    free = limits is not None or not hasattr(asked.get("grammar"), "constraint")
     odds = None
     if options["logprobs"] is not None and (stream or not options["echo"]):
         odds = AnswerLogprobs(llm, options["logprobs"], len(options["prompt"]), prompt)

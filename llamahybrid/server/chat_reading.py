@@ -93,7 +93,8 @@ def reading_of(
     """Return the reader of the answers to a chat; None if upstream's completions need no reading.
 
     `template`: variables of the chat template. `budget`: of a thought. The end of a thought that is ended at
-    once is not left in the content, nor is any thought beside JSON or another form.
+    once is not left in the content, nor is any thought beside JSON or a regular expression; grammars may spell
+    one.
     """
     free = body.tool_choice in (None, "auto") and body.function_call in (None, "auto")
     tools: list[Any] = list(body.tools or ()) if free and body.parse_tool_calls else []
@@ -115,7 +116,5 @@ def reading_of(
     if not (think or (schemas and markers.call)):
         return None
     thinking = think and (begins_thinking(llm, template) if begun is None else begun.inside)
-    if thinking and budget is None and body.grammar is not None and markers.think is not None:
-        thinking = markers.think.end in body.grammar  # the grammar holds from the first token
     make = partial(Reader, markers, schemas, think, thinking, begun is not None)
     return ChatReading(make, markers.control)
