@@ -93,8 +93,8 @@ def reading_of(
     """Return the reader of the answers to a chat; None if upstream's completions need no reading.
 
     `template`: variables of the chat template. `budget`: of a thought. The end of a thought that is ended at
-    once is not left in the content, nor is any thought beside JSON or a regular expression; grammars may spell
-    one.
+    once is not left in the content, nor is any thought beside JSON or a regular expression; grammars may
+    spell one.
     """
     free = body.tool_choice in (None, "auto") and body.function_call in (None, "auto")
     tools: list[Any] = list(body.tools or ()) if free and body.parse_tool_calls else []
