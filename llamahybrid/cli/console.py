@@ -71,8 +71,10 @@ def ctrl_c_kept() -> Iterator[None]:
     """Raise KeyboardInterrupt after the body for a Ctrl-C that the body has lost.
 
     Python ignores exceptions in callbacks of native code, such as llama.cpp's log while a model is loaded.
+    A SIGINT that this process ignores, as one started by `nohup` or in the background does, stays ignored.
     """
-    if threading.current_thread() is not threading.main_thread():
+    ignored = signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, None)
+    if ignored or threading.current_thread() is not threading.main_thread():
         yield
         return
     came = False

@@ -54,6 +54,8 @@ def answer(
         asked["samplers"] = extras.samplers
     thought = None if extras.thinking is None else extras.thinking.thought(llm, prompt)
     limits = request.limits = None if extras.thinking is None else extras.thinking.limit(llm, prompt)
+    # Without a budget a schema or regular expression holds from the first token: no thought comes before it.
+    free = limits is not None or not hasattr(asked.get("grammar"), "constraint")
     odds = None
     if options["logprobs"] is not None and (stream or not options["echo"]):
         odds = AnswerLogprobs(llm, options["logprobs"], len(options["prompt"]), prompt)
@@ -76,8 +78,8 @@ def answer(
             continue
         ends = pauses[token] and _ends(llm, extras, token)
         if thought is not None and request.progress is not None:
-            if not ends:
-                thought.follow(token)
+            if free and not ends:
+                thought.follow(token, limits is None or len(said) - begun not in limits.forced)
             request.progress.thinking = thought.tokens
         if ends:
             finish_reason, ending = "stop", [token]

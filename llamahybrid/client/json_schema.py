@@ -49,6 +49,16 @@ _CLASSES = {"d": "[0-9]", "w": "[0-9A-Za-z_]", "s": f"[{_SPACES}]"}
 _CLASSES |= {"D": "[^0-9]", "W": "[^0-9A-Za-z_]", "S": f"[^{_SPACES}]"}
 """ASCII classes of regular expressions, also inside of other classes."""
 
+_DIFFERS = re.compile(
+    r"\\[pPxuU]\{[^}]*\}"  # llguidance's own
+    r"|\\."
+    r"|\[\^?\]?(?:\\.|[^\]\\])*\]"  # a class
+    r"|\{,\d+\}"
+    r"|\{(?!\d+(?:,\d*)?\})",  # no quantifier
+    re.DOTALL,
+)
+"""The parts of Python's regular expressions that llguidance's (Rust's regex-syntax) may read otherwise."""
+
 _chosen: ContextVar[Any] = ContextVar("llamahybrid_json_schema", default=None)
 _tokenizers: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
@@ -66,7 +76,7 @@ class ConstraintGrammar(llama_cpp.LlamaGrammar):  # type: ignore[misc]
 
 
 class RegexGrammar(ConstraintGrammar):
-    r"""A regular expression that an answer matches as a whole; `\d`, `\w` and `\s` are ASCII.
+    r"""A regular expression that an answer matches as a whole, as in Python; `\d`, `\w` and `\s` are ASCII.
 
     Raises ValueError for one that cannot be read or followed (look-around, references to groups).
     """
@@ -150,12 +160,32 @@ def _compiled(text: str) -> str:
     return str(grammar)
 
 
+def _as_rust(found: re.Match[str]) -> str:
+    """Write a part of a Python regular expression as Rust's regex-syntax does."""
+    part = found[0]
+    if part[0] == "[":
+        head = "[^" if part[1] == "^" else "["
+        return head + re.sub(r"\\.|--|\[|&&|~~", _in_class, part[len(head) :], flags=re.DOTALL)
+    if part[0] == "{":
+        return "\\{" if part == "{" else part.replace(",", "0,")
+    return r"\z" if part == r"\Z" else _CLASSES.get(part[1:], part)
+
+
+def _in_class(found: re.Match[str]) -> str:
+    """Escape the operators that a class has in Rust, and not in Python."""
+    part = found[0]
+    if part[0] == "\\":
+        return _CLASSES.get(part[1:], part)
+    if part == "--":  # begins a class, or ends a range
+        return r"\--" if found.start() == 0 else r"-\-"
+    return "".join(f"\\{letter}" for letter in part)
+
+
 @lru_cache(maxsize=64)
 def _compiled_regex(pattern: str) -> str:
     if LLMatcher is None:
         raise ValueError("regular expressions need the package llguidance")
-    ascii_only = re.sub(r"\\(.)", lambda found: _CLASSES.get(found[1], found[0]), pattern, flags=re.DOTALL)
-    grammar = LLMatcher.grammar_from_regex(ascii_only)
+    grammar = LLMatcher.grammar_from_regex(_DIFFERS.sub(_as_rust, pattern))
     if why := LLMatcher.validate_grammar(grammar):
         raise ValueError(" ".join(why.split()))
     return str(grammar)

@@ -105,7 +105,8 @@ class RowSampler(LlamaSampler):  # type: ignore[misc]
         if token is None:
             token = self._sampled(ctx, place)
             if self.constraint is not None and (why := self.constraint.error):
-                raise LlamaHybridError(f"the answer cannot go on as its JSON schema says: {why}")
+                reason = why.strip().splitlines()[0]
+                raise LlamaHybridError(f"the answer cannot go on as its form demands: {reason}")
         if self.limits is not None:
             self.limits.took(token)
         return token

@@ -87,25 +87,25 @@ class Thought:
         """`spell`: the bytes of a token, control tokens included."""
         self.inside = inside
         self.tokens = 0
-        """Tokens of the thought so far, without those that spell its markers."""
+        """Tokens of the thought so far, without those that spell its markers or were forced."""
         self._spell = spell
         self._begin, self._end = markers.begin.encode("utf-8"), markers.end.encode("utf-8")
         self._again = markers.again
         self._over = False
         self._tail = b""
         """The last text, as far as it may belong to a marker."""
-        self._lengths: deque[int] = deque(maxlen=max(8, len(self._end)))
-        """Bytes of the last tokens of the thought."""
+        self._lengths: deque[tuple[int, bool]] = deque(maxlen=max(8, len(self._end)))
+        """Bytes of the last tokens of the thought, and True for those that `tokens` counts."""
 
-    def follow(self, token: int) -> None:
-        """The answer has this token, too."""
+    def follow(self, token: int, sampled: bool = True) -> None:
+        """The answer has this token, too. `sampled`: the model said it, else the budget."""
         if self._over:
             return
         piece = self._spell(token)
         self._tail += piece
         if self.inside:
-            self.tokens += 1
-            self._lengths.append(len(piece))
+            self.tokens += sampled
+            self._lengths.append((len(piece), sampled))
             self._look_for_end()
         elif self._again:
             self._look_for_begin()
@@ -133,11 +133,11 @@ class Thought:
             self._tail = self._tail[-max(4, len(self._end) - 1) :]
             return
         rest = len(self._tail) - at
-        for length in reversed(self._lengths):  # the marker's own tokens
+        for length, sampled in reversed(self._lengths):  # the marker's own tokens
             if rest < length or rest <= 0:
                 break
             rest -= length
-            self.tokens -= 1
+            self.tokens -= sampled
         self.inside, self._over = False, not self._again
         self._tail = self._tail[at + len(self._end) :]
         self._lengths.clear()

@@ -222,10 +222,11 @@ class ChatCompletionRequest(
         form: Any = self.response_format
         if self.grammar is None and self.guided_regex is None:
             return
+        name = "guided_regex" if self.grammar is None else "grammar"
         if form is not None and form.get("type") == "json_object":
-            raise bad("an answer follows a grammar or a response_format, not both", "grammar")
+            raise bad(f"an answer follows {name} or response_format, not both", name)
         if self.tool_choice == "required" or isinstance(self.tool_choice or self.function_call, dict):
-            raise bad("the call of a tool that was chosen follows its schema, and no grammar", "grammar")
+            raise bad(f"the call of a tool that was chosen follows its schema, and no {name}", name)
 
 
 Body: TypeAlias = CompletionRequest | ChatCompletionRequest

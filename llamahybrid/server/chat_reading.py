@@ -93,13 +93,14 @@ def reading_of(
     """Return the reader of the answers to a chat; None if upstream's completions need no reading.
 
     `template`: variables of the chat template. `budget`: of a thought. The end of a thought that is ended at
-    once is not left in the content, nor is any thought beside JSON.
+    once is not left in the content, nor is any thought beside JSON or a regular expression; grammars may
+    spell one.
     """
     free = body.tool_choice in (None, "auto") and body.function_call in (None, "auto")
     tools: list[Any] = list(body.tools or ()) if free and body.parse_tool_calls else []
     form: Any = body.response_format or {}
-    if form.get("type") == "json_object":
-        think = budget is not None  # else no thought comes before the JSON
+    if body.guided_regex is not None or form.get("type") == "json_object":
+        think = budget is not None  # else the form holds from the first token: no thought comes before it
     else:
         think = body.reasoning_format != "none" or budget == 0
     if not (tools or think):

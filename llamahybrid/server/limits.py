@@ -21,6 +21,9 @@ logger = logging.getLogger("llamahybrid.server")
 OPEN = ("/health", "/v1/health")
 """Paths that need no key, as llama-server's."""
 
+OVERVIEW = ("/metrics",)
+"""Paths that are served beyond `max_requests`, too: overload is what a monitor has to see."""
+
 PAGE = "/cache"
 """The web page. GET requests for this path and those below may send the key as a password.
 
@@ -150,7 +153,7 @@ class RequestLimits:
             int(length) or "transfer-encoding" in headers
         ):  # no memory for requests without a key
             raise self._too_large(scope, 0)
-        if self._requests > self._max_requests and not unguarded:
+        if self._requests > self._max_requests and not unguarded and path not in OVERVIEW:
             self._count("requests", scope)
             raise later(f"{self._max_requests:,} requests are in progress; ask again later", 1)
         if int(length) > self._max_body:

@@ -43,6 +43,16 @@ def test_ctrl_c_in_a_callback_of_native_code_counts() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_an_ignored_ctrl_c_stays_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with ctrl_c_kept():
+            signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_progress_without_a_terminal_has_a_line_a_step(capsys: pytest.CaptureFixture[str]) -> None:
     with progress() as told:
         for text, done, of in (("unpacking", 0, 0), ("one", 0, 2), ("one", 0, 2), ("two", 1, 2), ("", 2, 2)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llamahybrid.harness.directed import PROBES, run
+from llamahybrid.harness.directed import PROBES, memory, run
 from llamahybrid.harness.report import Sameness, Verdict
 from llamahybrid.harness.targets.base import Ask, Reply, Session
 from llamahybrid.harness.workloads.speech import Vocabulary
@@ -50,6 +50,20 @@ def verdict(session: Session, name: str, *bad: str) -> Verdict:
     (found,) = run(session, BY_NAME[name], set(bad)).verdicts
     assert found.name == name
     return found
+
+
+def test_rows_that_the_harness_keeps_are_no_growth() -> None:
+    class Keeps(Cache):
+        rows = True
+
+        def keep_no_rows(self) -> None:
+            self.rows = False
+
+        def resident(self) -> int:
+            return len(self.asked) * 1000 * self.rows
+
+    (found,) = memory(Keeps()).verdicts
+    assert (found.name, found.outcome) == ("memory-flat", "ok")
 
 
 @pytest.mark.parametrize("name", BY_NAME)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import jsonschema
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from llamahybrid.client.closed_schema import closed
-from llamahybrid.client.json_schema import SchemaGrammar
+from llamahybrid.client.json_schema import RegexGrammar, SchemaGrammar
 from llamahybrid.errors import LlamaHybridError
 
 ASK = [{"role": "user", "content": "Describe it."}]
@@ -148,8 +149,8 @@ def test_a_vocabulary_that_cannot_spell_a_value_raises(llm, monkeypatch):
     """The constraint runs in a callback of ctypes, where an exception is lost: the sampler raises it."""
     from llamahybrid.client import json_schema
 
-    monkeypatch.setattr(json_schema.Constraint, "error", "no token continues the value")
-    with pytest.raises(LlamaHybridError, match="no token continues"):
+    monkeypatch.setattr(json_schema.Constraint, "error", "no token continues\n<state>\nlexemes\n</state>")
+    with pytest.raises(LlamaHybridError, match=r"as its form demands: no token continues\Z"):
         llm.create_chat_completion(ASK, **form(PERSON))
     monkeypatch.undo()
     require_valid(content(llm.create_chat_completion(ASK, seed=1, **form(PERSON))), PERSON)
@@ -183,3 +184,34 @@ def test_objects_are_closed_where_the_schema_leaves_it_open():
 )
 def test_objects_that_are_combined_or_say_otherwise_stay_open(schema):
     assert closed(schema) == schema
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # Python may read `[[`, `--`, `&&`, `~~` as sets one day
+@pytest.mark.parametrize(
+    ("pattern", "right", "wrong"),
+    [
+        (r"[^[]+", ["a]"], ["[", "a["]),
+        (r'{"a": \d+}', ['{"a": 12}'], ['"a": 12']),
+        (r"ab\Z", ["ab"], ["abc"]),
+        (r"a{,3}b", ["b", "aaab"], ["aaaab"]),
+        (r"[a[b]c", ["ac", "[c", "bc"], ["a", "ab"]),
+        (r"[a&&b]", ["a", "&", "b"], ["c"]),
+        (r"[+--z]", ["+", ",", "-", "z"], ["a", "."]),
+        (r"[--/a]", ["-", ".", "/", "a"], ["b"]),
+        (r"[~~\]\d]", ["~", "]", "7"], ["a"]),
+        (r"[]a]{2}", ["]a"], ["a", "]"]),
+        (r"a{2}{x}", ["aa{x}"], ["aax"]),
+    ],
+)
+def test_regular_expressions_are_read_as_python_reads_them(llm, pattern, right, wrong):
+    def matches(text):
+        constraint = RegexGrammar(pattern).constraint(llm)
+        scores, ids = np.zeros(llm.n_vocab(), np.single), np.array([1], np.intc)
+        for token in (*llm.tokenize(text.encode(), add_bos=False), llm.token_eos()):
+            if not np.isfinite(constraint(ids, scores)[token]):
+                return False
+            ids = np.append(ids, np.intc(token))
+        return True
+
+    assert [text for text in (*right, *wrong) if re.fullmatch(pattern, text)] == right
+    assert [text for text in (*right, *wrong) if matches(text)] == right

@@ -72,7 +72,7 @@ def test_a_thought_ends_at_the_budget_and_the_answer_is_that_to_the_closed_thoug
     thought, found, answer = said.partition(CLOSE)
     assert (thought, found) == (free, CLOSE)
     assert llm.last_request is not None
-    assert llm.last_request.thinking == budget + 1  # the line break before the marker
+    assert llm.last_request.thinking == budget
     with closing(llama_cpp.Llama(model, **OPTIONS)) as stock:
         tokens = [*prompt(llm, f"<think>\n{thought}"), *stock.tokenize(CLOSE.encode(), False, True)]
         right = stock.create_completion(tokens, **{**ASKED, "max_tokens": len(answer)})
@@ -164,10 +164,13 @@ def test_the_arguments_of_a_chosen_call_are_behind_the_thought(
 
 def test_usage_counts_the_thoughts_of_all_answers(llm: Llama) -> None:
     made: Any = llm.create_chat_completion(HELLO, n=2, thinking_budget=3, **ASKED)
-    assert made["usage"]["completion_tokens_details"] == {"reasoning_tokens": 8}
-    assert made["usage"]["completion_tokens"] > 8
+    assert made["usage"]["completion_tokens_details"] == {"reasoning_tokens": 6}
+    assert made["usage"]["completion_tokens"] > 6
     plain: Any = llm.create_chat_completion(HELLO, temperature=0.0, max_tokens=6)
     assert plain["usage"]["completion_tokens_details"] == {"reasoning_tokens": 6}
+    form: Any = {"type": "json_object", "schema": {"const": "yes"}}
+    made = llm.create_chat_completion(HELLO, response_format=form, temperature=0.0)
+    assert made["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
 
 
 def test_a_message_stands_before_the_end(llm: Llama) -> None:
@@ -261,7 +264,7 @@ def test_an_answer_goes_on_from_the_last_message(llm: Llama) -> None:
     thinks: Any = {"role": "assistant", "reasoning_content": "Papers", "content": ""}
     said = chat(llm, [*HELLO, thinks], continue_final_message=True, thinking_budget=4)
     assert llm.last_request is not None
-    assert llm.last_request.thinking == 5
+    assert llm.last_request.thinking == 4
     assert said[4:].startswith(CLOSE)
     whole = {**thinks, "content": "It needs"}
     said = chat(llm, [*HELLO, whole], continue_final_message=True)

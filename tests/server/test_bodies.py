@@ -31,6 +31,14 @@ def supported(body: Any) -> bool:
     return True
 
 
+@pytest.mark.parametrize("name", ["guided_regex", "grammar"])
+def test_the_refusal_of_a_form_beside_a_chosen_tool_names_the_field_that_was_sent(name: str) -> None:
+    with pytest.raises(Refusal) as refused:
+        chat(**{name: "a"}, tool_choice="required").require_supported(max_n=16, max_logprobs=20)
+    assert refused.value.param == name
+    assert name in refused.value.message
+
+
 def test_options_of_a_stream_are_for_streams() -> None:
     assert supported(chat(stream_options={"include_usage": True}, stream=True))
     assert not supported(chat(stream_options={"include_usage": True}))

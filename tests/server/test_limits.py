@@ -247,6 +247,7 @@ def test_requests_in_progress_count_and_idle_connections_do_not(
             refused = client.get("/v1/models")
             assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
             assert client.get("/health").status_code == 200
+            assert client.get("/metrics").status_code == 200
             held.go_on()
             assert first.result().status_code == 200
             assert client.get("/v1/models").status_code == 200

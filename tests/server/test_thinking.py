@@ -68,7 +68,7 @@ def test_each_name_of_the_budget_bounds_the_thought(http: httpx.Client, stream: 
     for name in BUDGETS:
         got = ask(http, **TOLD, **more, **{name: 5})
         assert message(got) == (thought, answer), name
-        assert got["usage"]["completion_tokens_details"] == {"reasoning_tokens": 6}
+        assert got["usage"]["completion_tokens_details"] == {"reasoning_tokens": 5}
         assert got["usage"]["completion_tokens"] == 40
     assert message(ask(http, **TOLD, **more, thinking_budget=0))[0] == ""
     assert message(ask(http, **TOLD, **more, thinking_budget=-1)) == message(ask(http, **TOLD, **more))
@@ -153,6 +153,18 @@ def test_a_form_holds_behind_the_thought(http: httpx.Client) -> None:
         thought, answer = message(ask(http, **TOLD, **form, thinking_budget=6))
         assert len(thought) == 6
         assert answer == '"yes"' or set(answer) <= {"y", "n"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_without_a_budget_a_form_holds_from_the_first_token(http: httpx.Client, stream: bool) -> None:
+    forms: list[dict[str, Any]] = [{"guided_regex": "yes"}, {"guided_choice": ["yes"]}]
+    forms.append({"json_schema": {"const": "yes"}})
+    more: dict[str, Any] = {"stream": stream, "stream_options": {"include_usage": True}} if stream else {}
+    for form in forms:
+        made = ask(http, **TOLD, **form, **more)
+        thought, answer = message(made)
+        assert (thought, answer.strip('"')) == ("", "yes")
+        assert made["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
 
 
 OFF: list[dict[str, Any]] = [{"reasoning_effort": "none"}, {"enable_thinking": False}, {"thinking_budget": 0}]

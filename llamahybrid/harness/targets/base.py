@@ -143,6 +143,9 @@ class Session(ABC):
         The requests for that change the cache: call it after all measurements.
         """
 
+    def keep_no_rows(self) -> None:  # noqa: B027 - most targets keep none
+        """Keep no logits of later answers for `sameness`: those of a large vocabulary fill memory."""
+
     def resident(self) -> int | None:
         """Return the resident bytes of the process."""
         return None

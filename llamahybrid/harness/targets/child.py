@@ -75,7 +75,7 @@ class _Answer:
     tokens: tuple[int, ...]
     greedy: bool
     row: Any
-    """Logits of the first token; None: several requests are decoded at once."""
+    """Logits of the first token; None: several requests are decoded at once, or no rows are kept."""
     pieces: Sequence[int]
     """Begins of the native batches of stock's own prefix reuse."""
 
@@ -91,6 +91,7 @@ class Child:
         self._noting = threading.Lock()
         self._parallel = 1
         self._kind = ""
+        self._keeps_rows = True
 
     def open(self, kind: str, model: str, options: Mapping[str, Any], n_ctx: int, parallel: int) -> Any:
         """Open a model in place of the current one; return its properties."""
@@ -99,7 +100,7 @@ class Child:
         from llamahybrid.harness.counters import DecodeCounter
 
         self.close()
-        self._kind = kind
+        self._kind, self._keeps_rows = kind, True
         several = kind == "ours" and parallel > 1
         more: dict[str, Any] = {"n_parallel": parallel} if several else {}
         if kind == "ours":  # not the cache of LLAMAHYBRID_RAM, which is shared
@@ -174,7 +175,7 @@ class Child:
         """
         from llamahybrid.harness.targets.reference import last_row
 
-        if self._parallel > 1:
+        if self._parallel > 1 or not self._keeps_rows:
             return None
         if self._kind == "ours" and self._seen.ahead:
             view = self.llm.requests.seen
@@ -224,6 +225,10 @@ class Child:
             pieces = self._pieces(seen.prompt, tokens, reused or 0)
             self._answers.append(_Answer(seen.prompt, tokens, wanted.seed is None, seen.row, pieces))
             return {**data, "extra": {"number": len(self._answers) - 1}}
+
+    def keep_no_rows(self) -> None:
+        """See `Session.keep_no_rows`."""
+        self._keeps_rows = False
 
     def _pieces(self, prompt: tuple[int, ...], answer: tuple[int, ...], reused: int) -> list[int]:
         """Return the begins of native batches if the first `reused` tokens are an earlier request's."""

@@ -150,6 +150,10 @@ class LocalSession(Session):
         same, detail = self._process.call("check", number=reply.extra["number"])
         return same, detail
 
+    def keep_no_rows(self) -> None:
+        """See `Session`."""
+        self._process.call("keep_no_rows")
+
     def resident(self) -> int | None:
         """Return the resident bytes of the child."""
         found: int | None = self._process.call("resident")

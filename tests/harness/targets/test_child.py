@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 from llamahybrid.harness.targets import child as process
+from llamahybrid.harness.targets import reference
 from llamahybrid.harness.targets.base import Ask
 from llamahybrid.harness.targets.child import Child
 from tests.lab.waiting import wait_until
@@ -30,6 +33,28 @@ def test_llamahybrid_without_a_cache_has_no_salts(
         about = child.open("ours", str(tiny_model("qwen35")), OPTIONS, 256, 1)
         assert about["salts"] is (n_bytes is None)
     finally:
+        child.close()
+
+
+@pytest.mark.parametrize("kind", ["stock", "ours"])
+def test_answers_that_are_not_compared_keep_no_logits(tiny_model: Callable[..., Path], kind: str) -> None:
+    def kept() -> int:
+        gc.collect()
+        made = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, reference.__file__)])
+        return sum(trace.size == 4 * child.llm.n_vocab() for trace in made.traces)
+
+    child, tokens = Child(), tuple(range(5, 25))
+    tracemalloc.start()
+    try:
+        child.open(kind, str(tiny_model("qwen35")), OPTIONS, 256, 1)
+        child.ask(Ask(2, tokens).as_json())
+        assert kept() == 1
+        child.keep_no_rows()
+        for _ in range(5):
+            child.ask(Ask(2, tokens).as_json())
+        assert kept() <= 1
+    finally:
+        tracemalloc.stop()
         child.close()
 
 
