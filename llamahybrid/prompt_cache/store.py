@@ -51,7 +51,7 @@ class RamStore(Room):
         super().__init__(limit, eviction)
         self._followed: list[weakref.ref[LiveState]] = []
         """Contexts that `forget` has to reach."""
-        self._forgets = 0
+        self.forgets = 0
 
     def _begin(self) -> None:
         super()._begin()
@@ -244,7 +244,7 @@ class RamStore(Room):
         `state`: their context; nothing is noted once it was forgotten. `forgets`: `Known.forgets`; nothing
         is noted if anything was forgotten since. Never at the price of a checkpoint on the path itself.
         """
-        if (state is not None and state.forgotten) or forgets not in (None, self._forgets):
+        if (state is not None and state.forgotten) or forgets not in (None, self.forgets):
             return
         match = self.tree.match(namespace, tokens)
         if self.make_room(match.growth(len(tokens) - match.length), match, keep=match.entries()):
@@ -257,7 +257,7 @@ class RamStore(Room):
     @guarded(later=True)
     def clear(self) -> None:
         """See `PromptCache.clear`; a checkpoint in use goes with its last user."""
-        self._forgets += 1
+        self.forgets += 1
         for entry in list(self.tree.oldest_entries()):
             self.remove(entry)
         self.counts.damaged += self.tree.damaged
@@ -270,7 +270,7 @@ class RamStore(Room):
         """See `PromptCache.forget`. Pins of it go; pins of its beginning stay."""
         if not len(tokens):
             return 0
-        self._forgets += 1
+        self.forgets += 1
         for ref in self._followed:
             if (state := ref()) is not None:
                 state.forget(tokens)
@@ -331,7 +331,7 @@ class RamStore(Room):
         if view.needs_attention:
             missing = [*match.missing(match.length), (match.length, len(tokens))]
         missing = [(a, b) for a, b in missing if b > max(a, live_lcp)]
-        return Known(match.length, match.branches(), choice.position, tuple(missing), self._forgets)
+        return Known(match.length, match.branches(), choice.position, tuple(missing), self.forgets)
 
     @guarded()
     def expect(self, namespace: str, path: Tokens, n_bytes: int) -> Expected | None:
@@ -347,7 +347,7 @@ class RamStore(Room):
     ) -> None:
         """Add what was read, where it is missing here, unless anything was forgotten since."""
         self.account.unreserve(expected)
-        if forgets != self._forgets:
+        if forgets != self.forgets:
             return
         match = self.tree.insert(view.namespace, path)
         if not any(e.position == len(path) for e in match.entries()):

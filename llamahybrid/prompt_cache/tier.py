@@ -14,6 +14,9 @@ import os
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import CancelledError
+from concurrent.futures import TimeoutError as NotYet
+from contextlib import suppress
 from functools import partial
 from typing import ParamSpec, TypeAlias, TypeVar
 
@@ -211,13 +214,15 @@ class Tier:
         for item in () if seen is None else seen.items:
             if item.is_checkpoint and item.end == len(tokens):
                 self.counts.damaged += 1
-                self.loader.discard(item)
+                with suppress(Late):  # no thread can be made
+                    self.loader.discard(item)
 
     def forget(self, tokens: Tokens, seconds: float = CANCEL_SECONDS) -> bool:
         """Remove every record of a path and of all that goes on from it, behind a write that runs.
 
         RAM has forgotten the path before: nothing of it that waits is written. False if the write takes
-        longer than `seconds`, or if the store failed to remove something; `forget` may be called again.
+        longer than `seconds` (the removal comes after it), or if the store failed to remove something;
+        `forget` may be called again.
         Records that end within a beginning which the user pinned stay.
         """
         stays = pinned_before(self.writer.source.pinned, tokens)
@@ -229,10 +234,10 @@ class Tier:
         return self._change(seconds, self._cleared)
 
     def _change(self, seconds: float, change: Callable[P, bool], *args: P.args, **kwargs: P.kwargs) -> bool:
-        """Change the store behind the write that runs; False where that fails, or takes longer."""
+        """Change the store behind the write that runs; False where that fails, or comes late."""
         try:
-            return self.writer.worker.call(seconds, self.opened, partial(change, *args, **kwargs))
-        except OSError as error:
+            return self.writer.worker.post(self.opened, partial(change, *args, **kwargs)).result(seconds)
+        except (OSError, NotYet, CancelledError) as error:
             self.refused(WRITE, error)
             return False
 
@@ -252,6 +257,7 @@ class Tier:
         self._uncleared = True
         self.rows.clear()
         self._uncleared = False
+        RamStore.clear(self.writer.source)  # records that another thread has read from here since
         return True
 
     def _forgot(self, tokens: Tokens, stays: int) -> bool:
@@ -263,6 +269,7 @@ class Tier:
         if forgotten.items:
             sweep_nodes(self.store)
             self.rows.forgotten()
+        RamStore.forget(self.writer.source, tokens)  # records that another thread has read from here since
         return done
 
     # -- statistics and views ----------------------------------------------------------------------

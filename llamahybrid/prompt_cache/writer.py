@@ -38,6 +38,8 @@ class Job:
     """When something of this conversation began to wait."""
     seen: Seen = field(default_factory=Seen)
     """Records of its path outside RAM, as far as was looked and written since."""
+    forgets: int = 0
+    """`RamStore.forgets` when its writing began."""
 
     def lies_on(self, path: Tokens) -> bool:
         """All its states belong to prefixes of this path."""
@@ -137,12 +139,15 @@ class Writer:
                 return
             self._running = job
             self._jobs = [other for other in self._jobs if other is not job]
-        written = self._write(job)
-        with self._lock:
-            self._running = None
-            if not written:
-                job.due = time.monotonic() + self._tier.may_write_in()
-                self._jobs = [*self._jobs, job]
+        written = False
+        try:
+            written = self._write(job)
+        finally:
+            with self._lock:
+                if not written:
+                    job.due = time.monotonic() + self._tier.may_write_in()
+                    self._jobs = [*self._jobs, job]
+                self._running = None
 
     def _write(self, job: Job) -> bool:
         tier = self._tier
@@ -152,21 +157,24 @@ class Writer:
             tier.counts.errors += 1
             return False
         try:
-            tier.opened(self._write_now, job)
+            while not tier.opened(self._write_now, job):
+                pass  # something was forgotten meanwhile: RAM is looked at anew
         except BaseException as error:  # the thread must go on
             tier.refused(WRITE, error)
             return False
         return True
 
-    def _write_now(self, job: Job) -> None:
-        """Write the checkpoints of a job; RAM may have evicted them since."""
-        store = self._tier.store
+    def _write_now(self, job: Job) -> bool:
+        """Write the checkpoints of a job; RAM may have evicted them since. False: forgotten meanwhile."""
+        store, job.forgets = self._tier.store, self.source.forgets
         self._namespaces[job.namespace] = None
         job.seen = store.look(job.namespace, job.path)
         lacking = [p for p in job.points if not self._serves(job, p)]
         ready = [point for point in lacking if self._fits(job, point)]
         if job.attention:
             bare = {p for p in sorted(ready) if not self._write_attention(job, p.position)}
+            if job.forgets != self.source.forgets:
+                return False
             self._tier.counts.dropped += len(bare) if self.budget.open() else 0
             ready = [point for point in ready if point not in bare]
         for point in ready:
@@ -181,6 +189,7 @@ class Writer:
                 self._put(job, path, None, state.snapshot, state.logits, point.why)
         if self.budget.hourly:
             store.used(job.namespace, job.path, store.look(job.namespace, job.path))
+        return True
 
     def _serves(self, job: Job, point: Point) -> bool:
         return job.seen.serves(point.position, logits=point.logits, attention=job.attention)
@@ -208,6 +217,8 @@ class Writer:
             for segment in segments:
                 if not segment.start <= at < segment.end or at >= end:
                     continue
+                if job.forgets != self.source.forgets:
+                    return False
                 stop = min(end, segment.end)
                 try:
                     part = part_of(segment, job.path[: segment.end], at, stop, split)

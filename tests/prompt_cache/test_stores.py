@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from llamahybrid.prompt_cache import Costs, PromptCache
 from llamahybrid.prompt_cache.base import HERE_ONLY
 from llamahybrid.prompt_cache.envelope import sealed
 from llamahybrid.prompt_cache.folder import FOLDER, FOREIGN
+from llamahybrid.prompt_cache.store import RamStore
 from tests.lab import disk_fuzz
 from tests.lab.descriptors import no_descriptors
 from tests.lab.fake_engine import FakeEngine, Kind
@@ -366,6 +368,44 @@ class OutsideContract(StoreContract):
         assert not store.records()
         assert SECRET not in store.at_rest()
         assert planned(store.open(), [*A, 1]) == 0
+
+    @pytest.mark.parametrize("what", ["forget", "clear"])
+    def test_a_removal_that_comes_late_is_not_lost(self, store: Store, what: str) -> None:
+        cache = store.open()
+        (tier,) = cache.outside
+        with store.held("write") as (met, go_on):
+            ask(cache, A)
+            cache.flush(0.0)
+            assert met.wait(DEADLINE)
+            if what == "forget":
+                RamStore.forget(cache, np.array(A, np.int32))
+                assert not tier.forget(np.array(A, np.int32), 0.01)
+            else:
+                RamStore.clear(cache)
+                assert not tier.clear(0.01)
+            go_on.set()
+            wait_until(lambda: not store.records() and not len(tier.writer))
+        assert cache.flush()
+        assert not store.records()
+
+    @pytest.mark.parametrize("what", ["forget", "clear"])
+    def test_a_path_in_ram_again_while_it_is_removed_is_not_written_again(
+        self, store: Store, what: str
+    ) -> None:
+        cache = store.open()
+        (tier,) = cache.outside
+        ask(cache, A)
+        assert cache.flush()
+        with store.held("remove" if what == "forget" else "clear") as (met, go_on):
+            work = partial(tier.forget, np.array(A, np.int32)) if what == "forget" else tier.clear
+            removing = threading.Thread(target=work)
+            removing.start()
+            assert met.wait(DEADLINE)
+            ask(cache, A)
+            go_on.set()
+            removing.join(DEADLINE)
+        assert cache.flush()
+        assert not store.records()
 
     @pytest.mark.parametrize("what", ["forget", "clear"])
     def test_a_record_forgotten_while_it_is_read_does_not_serve(self, store: Store, what: str) -> None:
