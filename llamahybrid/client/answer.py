@@ -79,7 +79,7 @@ def answer(
         ends = pauses[token] and _ends(llm, extras, token)
         if thought is not None and request.progress is not None:
             if free and not ends:
-                thought.follow(token, limits is None or len(said) - begun not in limits.forced)
+                thought.follow(token, limits is None or len(said) - bos_said not in limits.forced)
             request.progress.thinking = thought.tokens
         if ends:
             finish_reason, ending = "stop", [token]
