@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, TimeoutError
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -262,7 +263,12 @@ class Writer:
         if not self.budget.open() or not self._make_room(item.nbytes, job):
             return False
         tier.rows.write(item.key, parts)
-        tier.store.link(job.namespace, path, item, borrowed)
+        try:
+            tier.store.link(job.namespace, path, item, borrowed)
+        except BaseException:
+            with suppress(OSError):
+                tier.rows.remove(item.key)  # no place names it: `forget` would not find it
+            raise
         self.budget.spend(item.nbytes)
         tier.wrote(item)
         if kind == Kind.PROMPT and (old := replace(item, kind=Kind.STATE)).key in there:

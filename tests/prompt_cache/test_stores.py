@@ -25,6 +25,7 @@ from rich.console import Console
 from llamahybrid.errors import RecordError
 from llamahybrid.prompt_cache import Costs, PromptCache
 from llamahybrid.prompt_cache.base import HERE_ONLY
+from llamahybrid.prompt_cache.block_store import BlockStore
 from llamahybrid.prompt_cache.envelope import sealed
 from llamahybrid.prompt_cache.folder import FOLDER, FOREIGN
 from llamahybrid.prompt_cache.store import RamStore
@@ -316,6 +317,19 @@ class OutsideContract(StoreContract):
         ask(cache, C)
         wait_until(cache.flush)
         assert planned(store.open(), [*C, 1]) == len(C)
+
+    def test_a_record_that_no_place_could_name_does_not_stay(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(*_: object) -> None:
+            raise OSError(errno.ENOSPC, "full")
+
+        cache = store.open()
+        with monkeypatch.context() as patch:
+            patch.setattr(BlockStore, "link", refuse)
+            ask(cache, A)
+            assert not cache.flush(DEADLINE)
+            wait_until(lambda: not store.records())  # the writer tries again
 
     @pytest.mark.parametrize("what", ["forget", "clear"])
     def test_a_failed_removal_is_said_and_can_be_repeated(
