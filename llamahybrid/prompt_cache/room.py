@@ -15,7 +15,7 @@ from functools import partial
 
 from llamahybrid.prompt_cache.base import Bytes, CacheStats, Tokens
 from llamahybrid.prompt_cache.eviction import Eviction, Tail, bytes_to_stay
-from llamahybrid.prompt_cache.guard import Guard, guarded, in_slices
+from llamahybrid.prompt_cache.guard import SLICE_SECONDS, Guard, guarded, in_slices
 from llamahybrid.prompt_cache.nodes import Entry, Match
 from llamahybrid.prompt_cache.pins import Pins, Prefixes
 from llamahybrid.prompt_cache.ram import Account, Expected, new_buffer
@@ -45,6 +45,8 @@ class Room:
         self.guard = Guard(RESTARTED)
         self.account = Account(limit)
         self.eviction = eviction
+        self.excess = 0
+        """Bytes over a lowered budget, which `resize` is about to evict."""
         self.counts = Counts()
         self.prefixes = Prefixes()
         """Prefixes that the user pinned."""
@@ -67,6 +69,7 @@ class Room:
         self.tree.requests, self.tree.damaged = requests, damaged
         self.prefixes = self.prefixes.copy()
         self.account.free_all()
+        self.excess = 0
 
     # -- buffers -----------------------------------------------------------------------------------
 
@@ -137,7 +140,7 @@ class Room:
         self.release_collected()
         if need > 0 and self._cannot_hold(need, path):
             return False
-        while (over := self.used() + need - self.account.limit) > 0:
+        while (over := self.used() + need - self.account.limit - self.excess) > 0:
             if reuse is not None and self.account.has_idle(reuse):
                 return True
             if not self._free_some(over, path, keep):
@@ -161,8 +164,26 @@ class Room:
 
     def resize(self, limit: int) -> None:
         """Set another budget, and evict down to it, a few at a time, so that other threads have the lock."""
-        self.account.limit = limit
-        in_slices(partial(self._make_way, 0))
+        try:
+            self.account.limit = limit
+            if self._shrink(math.inf if self.guard.inside() else SLICE_SECONDS):
+                in_slices(self._shrink)
+        finally:
+            self.excess = 0  # after an interrupt the next `make_room` evicts the rest
+
+    @guarded(False, later=True)
+    def _shrink(self, seconds: float) -> bool:
+        """Evict down to the limit, for `seconds` at most; True if more has to go.
+
+        Until then the excess is allowed: a request makes room for itself alone.
+        """
+        self.release_collected()
+        end, self.excess = time.monotonic() + seconds, 0
+        while (over := self.used() - self.account.limit) > 0 and self._free_some(over):
+            if time.monotonic() >= end:
+                self.excess = max(0, self.used() - self.account.limit)
+                return self.excess > 0
+        return False
 
     def remove(self, entry: Entry, *, replaced: bool = False) -> None:
         """Take a checkpoint out, with the segments that only it needed; an unused buffer goes to the pool.

@@ -7,13 +7,13 @@ import sys
 import threading
 import tracemalloc
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from llamahybrid.prompt_cache import Costs, LiveView, PromptCache
+from llamahybrid.prompt_cache import Costs, LiveView, PromptCache, room
 from llamahybrid.prompt_cache.base import Bytes, Tokens
 from llamahybrid.prompt_cache.nodes import ENTRY_BYTES, NODE_BYTES
 from tests.lab.fake_engine import FakeEngine
@@ -176,6 +176,26 @@ def test_pins_outlast_what_the_budget_asks_for_until_the_last_one_is_taken_back(
     assert kept(cache, path, 100, 180) == [100]
     cache.unpin(path[:150])
     assert cache.stats().bytes_ram <= cache.ram_bytes
+
+
+def test_a_request_beside_a_budget_that_shrinks_does_not_evict_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = PromptCache(1 << 24)
+    for first in range(40):
+        fill(cache, [first, 1, 2], 3, size=1000)
+    kept: list[tuple[int, int]] = []
+
+    def with_requests(work: Callable[[float], bool]) -> None:
+        while work(0.0):  # the shortest slices
+            before = cache.stats().entries
+            cache.release(cache.plan(np.array([0, 5], np.int32), view([0]), (), NO_COSTS))
+            kept.append((before, cache.stats().entries))
+
+    monkeypatch.setattr(room, "in_slices", with_requests)
+    monkeypatch.setattr(room, "SLICE_SECONDS", 0.0)
+    cache.ram_bytes = 100
+    assert len(kept) > 10
+    assert all(before == after for before, after in kept)
+    assert cache.stats().entries == 0
 
 
 def test_pins_do_not_survive_clear() -> None:
