@@ -59,7 +59,13 @@ class LoopThread:
                 self._started = threading.Thread(
                     target=self._run, args=(serve,), name="llamahybrid-decode", daemon=True
                 )
-                self._started.start()
+                try:
+                    self._started.start()
+                except RuntimeError as error:
+                    interrupt = error.__context__
+                    if interrupt is None or str(error) != "release unlocked lock":
+                        raise
+                    raise interrupt from None  # it came where CPython waits for the new thread
 
     def _run(self, serve: Callable[[], None]) -> None:
         if not self._claim.acquire(blocking=False):

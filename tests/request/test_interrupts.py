@@ -120,6 +120,25 @@ def test_interrupt_in_a_restore(opened, stock, monkeypatch, tmp_path, arch, call
 
 
 @needs_shim
+def test_interrupt_while_the_loop_s_thread_starts_is_an_interrupt(opened, monkeypatch):
+    """CPython loses its own lock where it comes in `Condition.wait`, and says so in place of it."""
+    llm = opened("llama")
+    start = threading.Thread.start
+
+    def interrupted(thread):
+        start(thread)
+        try:
+            raise KeyboardInterrupt
+        finally:
+            threading.Lock().release()
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.create_completion(FIRST, max_tokens=1)
+    monkeypatch.undo()
+    assert llm.create_completion(FIRST, max_tokens=1)["choices"][0]["finish_reason"] == "length"
+
+
 def test_interrupt_costs_idle_slots_nothing(opened, stock):
     llm = opened(n_parallel=3, flash_attn=True)  # else idle slots are preempted
     take(llm, WORDS[:40])
