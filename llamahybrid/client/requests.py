@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import secrets
 import sys
-import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextvars import copy_context
 from functools import partial
-from types import FrameType
 from typing import Any, TypeVar
 from weakref import ref
 
 from llamahybrid.client.collecting import collecting
 from llamahybrid.client.handle import RequestHandle, advanced_for, handle_here
-from llamahybrid.client.native_calls import executes, piece
+from llamahybrid.client.native_calls import piece
 from llamahybrid.client.salt import SHARED
+from llamahybrid.client.thread_state import ThreadState
 from llamahybrid.core.executor import Executor
 from llamahybrid.core.loop import DecodeLoop
 from llamahybrid.core.progress import Progress
@@ -30,22 +29,6 @@ from llamahybrid.core.view import View
 from llamahybrid.errors import LlamaHybridError
 
 Result = TypeVar("Result")
-
-
-class _Here(threading.local):
-    """The state of one thread."""
-
-    def __init__(self) -> None:
-        self.stack: list[tuple[Request, FrameType]] = []
-        """The requests whose steps it is inside of, and the frames of these steps."""
-        self.view: View | None = None
-        """The view of its last request."""
-        self.last: Request | None = None
-        """For `last_request`."""
-        self.mark = object()
-        """Stands for the thread; unlike its number, it is never reused."""
-        self.telling = False
-        """It is inside `on_request` or `on_progress`."""
 
 
 class Requests:
@@ -69,20 +52,14 @@ class Requests:
         """Requests that need no slot (see `beside`)."""
         self._shown = View()
         self._last: Request | None = None
-        self._here = _Here()
+        self._here = ThreadState()
 
     # -- views -------------------------------------------------------------------------------------
 
     @property
     def inside(self) -> Request | None:
         """The request whose step runs in the calling thread."""
-        stack = self._here.stack
-        while stack:
-            request, frame = stack[-1]
-            if executes(frame):
-                return request
-            stack.pop()  # an interrupt ended that step
-        return None
+        return self._here.inside()
 
     @property
     def seen(self) -> View:
@@ -176,7 +153,7 @@ class Requests:
             sent = None
             while True:
                 here = self._here  # whichever thread advances it
-                outer = self.inside if here.stack else None
+                outer = here.inside() if here.stack else None
                 if outer is not None and outer is not request and outer.salt != request.salt:
                     raise LlamaHybridError("a request of one salt cannot be part of one that has another")
                 if inner is None:
