@@ -18,6 +18,7 @@ import llama_cpp
 
 from llamahybrid.client.completion import WAIT, Pauses
 from llamahybrid.client.extras import Extras
+from llamahybrid.client.json_schema import ConstraintGrammar
 from llamahybrid.client.logprobs import (
     AnswerLogprobs,
     EchoedPrompt,
@@ -55,7 +56,7 @@ def answer(
     thought = None if extras.thinking is None else extras.thinking.thought(llm, prompt)
     limits = request.limits = None if extras.thinking is None else extras.thinking.limit(llm, prompt)
     # Without a budget a schema or regular expression holds from the first token: no thought comes before it.
-    free = limits is not None or not hasattr(asked.get("grammar"), "constraint")
+    thinks = limits is not None or not isinstance(asked.get("grammar"), ConstraintGrammar)
     odds = None
     if options["logprobs"] is not None and (stream or not options["echo"]):
         odds = AnswerLogprobs(llm, options["logprobs"], len(options["prompt"]), prompt)
@@ -77,9 +78,10 @@ def answer(
             yield WAIT
             continue
         ends = pauses[token] and _ends(llm, extras, token)
+        sampled = limits is None or len(said) - bos_said not in limits.forced
         if thought is not None and request.progress is not None:
-            if free and not ends:
-                thought.follow(token, limits is None or len(said) - bos_said not in limits.forced)
+            if thinks and not ends:
+                thought.follow(token, sampled)
             request.progress.thinking = thought.tokens
         if ends:
             finish_reason, ending = "stop", [token]
@@ -93,7 +95,7 @@ def answer(
             text = llm.detokenize(said, prev_tokens=prompt)
         else:
             text += pieces[token]
-        if limits is not None and len(said) - bos_said - 1 in limits.forced:
+        if not sampled:
             forced = len(text)  # no stop string: the model did not say it
         plain = not bounds.lacking and text[-3:].isascii()  # as most text: its characters are complete
         if not plain and not bounds.complete(text):

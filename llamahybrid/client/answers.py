@@ -11,7 +11,7 @@ import operator
 import random
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
 
@@ -269,8 +269,10 @@ class Group:
             self._bell.wait()
 
     def close(self) -> None:
-        """End all answers."""
+        """End all answers, also where the end of one raises; later completions are not of the group."""
+        self._asked.update(range(len(self.seeds)))
         if self._running:
             self._handle.drop()
-        for answer in self._answers:
-            answer.close()
+        with ExitStack() as ends:
+            for answer in reversed(self._answers):
+                ends.callback(answer.close)
