@@ -216,7 +216,7 @@ class Admission:
 
 
 def _same_thread(other: Request, request: Request) -> bool:
-    """One thread reads both, and not as answers of one call, which it reads by turns."""
+    """Return whether one thread reads both, other than as answers of one call."""
     return other.reader is request.reader and (other.bell is None or other.bell is not request.bell)
 
 

@@ -119,7 +119,7 @@ class Request:
         self.inline = False
         """Made inside a task that has the whole context (see `nested`)."""
         self.bell: Bell | None = None
-        """One of several answers that one thread reads by turns: rings with its replies. None: it is not."""
+        """Rung at each reply, if one thread reads several answers by turns; else None."""
         self.entered = False
         """The calling thread is inside its generator, so that its next message comes soon."""
         self.asked_at = 0.0

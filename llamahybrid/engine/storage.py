@@ -117,8 +117,11 @@ def _seal(tree: Path) -> None:
 
 
 def _lock(home: Path) -> FileLock:
-    """The lock of `home`. Where the file system has no flock (ENOSYS), filelock takes a SoftFileLock, which a
-    killed process leaves and the next one on the same machine removes."""
+    """Return the lock of `home`.
+
+    On a file system without flock (ENOSYS), filelock takes a SoftFileLock; the next process on the same
+    machine removes that of a killed one.
+    """
     return FileLock(folder(home.parents[1] / "locks") / f"{home.parent.name}-{home.name}.lock")
 
 

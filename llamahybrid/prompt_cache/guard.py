@@ -52,8 +52,8 @@ class Guard:
     def enter(self, restart: Callable[[], None]) -> None:
         """Start anew what was left half changed, and do what was deferred; the lock was taken just now.
 
-        `restart`: starts the store anew; called again where it did not come to its end. It is no part of the
-        guard: a store that nothing refers to any more goes at once, with its bytes.
+        `restart`: starts the store anew; called again where it did not come to its end. The guard
+        keeps no reference to it, so that an unused store is freed at once.
         """
         if self.changing:
             restart()

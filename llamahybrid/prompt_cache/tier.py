@@ -242,8 +242,10 @@ class Tier:
             return False
 
     def opened(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """The result of work on the open store; a second try where its folder was removed or its index
-        damaged meanwhile."""
+        """Return the result of work on the open store.
+
+        The work is tried again if the folder was removed or the index was damaged meanwhile.
+        """
         self.rows.open()
         try:
             return work(*args, **kwargs)

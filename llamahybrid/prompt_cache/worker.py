@@ -35,7 +35,7 @@ def _nothing() -> None:
 
 
 class Worker:
-    """One thread for work that is handed over, in turn, and for work that is due, in between."""
+    """One thread: it does the work that is handed over, in order, and between that the work that is due."""
 
     def __init__(
         self, name: str, ended: Callable[[], None], tick: Callable[[], float | None] = _nothing

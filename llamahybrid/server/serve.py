@@ -52,8 +52,8 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen; Linux closes connections whose client reads nothing for twice `send_seconds`.
 
-        The answer was ended and counted before, and uvicorn would wait for ever to send what is left of it
-        (tcp(7), TCP_USER_TIMEOUT).
+        By then the answer has ended and was counted. uvicorn would wait for ever to send the rest (tcp(7),
+        TCP_USER_TIMEOUT).
         """
         await super().startup(sockets)
         service: Service = self.config.app.state.service  # type: ignore[union-attr]

@@ -402,6 +402,31 @@ class OutsideContract(StoreContract):
         assert cache.flush()
         assert not store.records()
 
+    def test_nothing_more_of_a_forgotten_path_is_written(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each turn of a conversation is a record of attention of its own; all wait together."""
+        cache, writes = store.open(), list[bytes]()
+        (tier,) = cache.outside
+        write = store.rows_class.write
+
+        def counted(rows: Any, key: bytes, *arguments: Any) -> Any:
+            writes.append(key)
+            return write(rows, key, *arguments)
+
+        monkeypatch.setattr(store.rows_class, "write", counted)
+        tier.writer.quiet_seconds = 1000.0
+        for length in range(100, len(A), 50):
+            ask(cache, A[:length])
+        with store.held("write") as (met, go_on):
+            flushing = threading.Thread(target=cache.flush)
+            flushing.start()
+            assert met.wait(DEADLINE)
+            RamStore.forget(cache, np.array(A[:10], np.int32))
+            go_on.set()
+            flushing.join(DEADLINE)
+        assert len(writes) == 1
+
     @pytest.mark.parametrize("what", ["forget", "clear"])
     def test_a_path_in_ram_again_while_it_is_removed_is_not_written_again(
         self, store: Store, what: str
