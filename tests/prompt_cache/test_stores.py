@@ -405,7 +405,7 @@ class OutsideContract(StoreContract):
     def test_nothing_more_of_a_forgotten_path_is_written(
         self, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Each turn of a conversation is a record of attention of its own; all wait together."""
+        """Each turn of a conversation is a segment of its own, and all wait together."""
         cache, writes = store.open(), list[bytes]()
         (tier,) = cache.outside
         write = store.rows_class.write
@@ -416,8 +416,9 @@ class OutsideContract(StoreContract):
 
         monkeypatch.setattr(store.rows_class, "write", counted)
         tier.writer.quiet_seconds = 1000.0
-        for length in range(100, len(A), 50):
-            ask(cache, A[:length])
+        engine = FakeEngine(cache, costs=SLOW)
+        for turn in range(12):
+            engine.request([*engine.state, *A[10 * turn :][:40]], answer=range(7000, 7040))
         with store.held("write") as (met, go_on):
             flushing = threading.Thread(target=cache.flush)
             flushing.start()
