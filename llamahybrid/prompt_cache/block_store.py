@@ -272,10 +272,9 @@ class BlockStore:
             following, begun = new.digest, True
             for k in range(last, -1, -1):
                 text = ids[BLOCK_BYTES * (k - 1) : BLOCK_BYTES * k] if k else namespace.encode()
-                node = nodes[hashes[k]] or Node(hashes[k - 1] if k else NO_PARENT, text=text)
-                node = replace(
-                    node, parent=hashes[k - 1] if k else NO_PARENT, text=text
-                )  # heals a damaged row
+                parent = hashes[k - 1] if k else NO_PARENT
+                node = nodes[hashes[k]] or Node(parent, text=text)
+                node = replace(node, parent=parent, text=text)  # heals a damaged row
                 if k == last:
                     node = replace(node, ends=node.ends | 1 << (new.end - 1) % BLOCK)
                 rows[b"n" + hashes[k]] = _led(node, following, new, begun=begun, end=BLOCK * k).pack()

@@ -64,7 +64,8 @@ class Worker:
 
         Work that has begun goes on, and while it does all other calls are late at once.
         """
-        if self._given_up is not None and not self._given_up.done():
+        given_up = self._given_up
+        if given_up is not None and not given_up.done():
             raise Late("what was given up still runs")
         self._given_up = None
         future = self.post(work, *args, **kwargs)
@@ -72,11 +73,11 @@ class Worker:
             return future.result(seconds)
         except (NotYet, CancelledError) as error:
             if future.done() and not future.cancelled():
-                raise
-            if not future.cancel():
-                self._given_up = future
+                return future.result()  # it ended just then, or raises such an error itself
             raise Late(f"it took longer than {seconds:.3f} s") from error
         finally:
+            if not (future.done() or future.cancel()):  # also where the wait was interrupted
+                self._given_up = future
             del future  # its result is not to stay here
 
     def post(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
@@ -119,9 +120,22 @@ class Worker:
 
     def _run(self) -> None:
         with self._turn:
-            while self._goes_on():
-                pass
-            self._ended()
+            try:
+                while self._goes_on():
+                    pass
+            finally:
+                waits = self._leave()
+                self._ended()
+                if waits:
+                    self.wake()
+
+    def _leave(self) -> bool:
+        """Note that an exception ends this thread; return whether work waits for another one."""
+        with self._lock:
+            if self._thread is not threading.current_thread():
+                return False
+            self._thread = None
+            return not self._inbox.empty()
 
     def _goes_on(self) -> bool:
         """Do one thing, or wait for one; False when the thread is to end."""

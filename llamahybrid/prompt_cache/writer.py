@@ -68,6 +68,8 @@ class Writer:
     def _begin(self) -> None:
         self._jobs: list[Job] = []
         self._running: Job | None = None
+        self._failures = 0
+        """Jobs that were not written, each time."""
         self._lock = threading.RLock()  # a finaliser may come in again on the same thread
 
     def fork(self) -> None:
@@ -100,7 +102,7 @@ class Writer:
     def flush(self, seconds: float) -> bool:
         """Write all that waits within `seconds`; False if a part of it is not written."""
         counts = self._tier.counts
-        before = counts.deferred, counts.errors
+        before = counts.deferred, self._failures
         with self._lock:
             for job in self._jobs:
                 job.due = 0.0
@@ -109,7 +111,7 @@ class Writer:
                 self.worker.post(self._write_all).result(seconds)
         except (TimeoutError, CancelledError, Late):
             return False
-        return before == (counts.deferred, counts.errors)
+        return before == (counts.deferred, self._failures)
 
     def clear(self) -> None:
         """Give up all that waits."""
@@ -146,6 +148,7 @@ class Writer:
         finally:
             with self._lock:
                 if not written:
+                    self._failures += 1
                     job.due = time.monotonic() + self._tier.may_write_in()
                     self._jobs = [*self._jobs, job]
                 self._running = None

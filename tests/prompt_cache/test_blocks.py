@@ -14,6 +14,7 @@ from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.block_store import BlockStore, Rows, Values
 from llamahybrid.prompt_cache.blocks import BLOCK, MOST_LEADS, Item, Kind, Node, Place, Reach, Why
 from llamahybrid.prompt_cache.forgetting import on_path, sweep_nodes
+from llamahybrid.prompt_cache.nodes import ids_of
 from llamahybrid.prompt_cache.records import Record
 from llamahybrid.prompt_cache.seen import cover, uncovered
 from llamahybrid.prompt_cache.writer import item_of
@@ -240,3 +241,21 @@ def test_attention_is_covered_where_it_is_there_and_nowhere_else(
     end = max(b for _, b in ranges)
     holes = [t for a, b in uncovered(reaches, end) for t in range(a, b)]
     assert holes == [t for t in range(end) if t not in has]
+
+
+def test_a_damaged_row_of_a_path_is_healed_by_the_next_record_of_it() -> None:
+    rows = DictRows()
+    store, tokens = BlockStore(rows), np.arange(2 * BLOCK + 5, dtype=np.int32)
+    item = item_of("m", tokens, None, 10, Kind.STATE, Why.TIP)
+    rows.write(item.key, [b"state"])
+    store.link("m", tokens, item)
+    assert [each.key for each in store.look("m", tokens).items] == [item.key]
+    for key in [key for key in rows.data if key[:1] == b"n"]:
+        node = Node.unpack(rows.data[key])
+        assert node is not None
+        rows.data[key] = replace(node, text=node.text[::-1]).pack()
+    assert [*store.look("m", tokens).items] == []
+    store.link("m", tokens, item)
+    assert [each.key for each in store.look("m", tokens).items] == [item.key]
+    ((_, path),) = store.each()
+    assert path.ids == ids_of(tokens)

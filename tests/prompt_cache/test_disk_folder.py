@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import pickle
@@ -21,6 +22,7 @@ from llamahybrid.prompt_cache import folder as folders
 from llamahybrid.prompt_cache.blocks import Place
 from llamahybrid.prompt_cache.disk import DiskRows
 from llamahybrid.prompt_cache.folder import FOLDER, FOREIGN, MARK
+from llamahybrid.prompt_cache.outline import outline
 from llamahybrid.prompt_cache.records import FORMAT
 from tests.lab.fake_engine import FakeEngine
 from tests.lab.waiting import wait_until
@@ -355,6 +357,20 @@ with no_descriptors():
     assert (run.returncode, run.stdout.strip()) == (0, "0"), run.stderr
     assert files(folder) == before
     assert ask(PromptCache(1 << 24, folder), A).source == "disk"
+
+
+def test_a_view_that_fails_does_not_pause_reading(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(folder)
+    cache = PromptCache(1 << 24, folder)
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "the disk does not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DiskRows, "recent", fail)
+        assert outline(cache).branches == ()
+    assert planned(cache, [*A, 1]) == len(A)
+    assert cache.stats().extra["disk_errors"] == 0
 
 
 def test_a_full_disk_costs_one_warning_and_damages_nothing(folder: Path) -> None:

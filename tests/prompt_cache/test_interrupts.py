@@ -189,6 +189,12 @@ def test_a_finaliser_that_asks_the_cache_never_waits_for_it(cache: PromptCache, 
     assert cached(cache, [7, 8, 9, 1]) == 3
 
 
+def test_forgetting_in_a_finaliser_holds_for_the_next_request(cache: PromptCache, halfway: Halfway) -> None:
+    halfway.now = lambda: cache.forget(CHAT)
+    within(DEADLINE, lambda: cached(cache, [1, 2]))
+    assert cached(cache) == 0
+
+
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers")
 def test_a_signal_handler_may_look_in_at_any_time() -> None:
     cache = PromptCache(interrupt_fuzz.BUDGET)

@@ -1,0 +1,76 @@
+"""A worker's thread: late work, interrupted waits, and work that raises."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet
+from typing import Any
+
+import pytest
+
+from llamahybrid.prompt_cache import worker
+from llamahybrid.prompt_cache.worker import Late, Worker
+
+DEADLINE = 60
+
+
+@pytest.fixture
+def ended() -> threading.Event:
+    return threading.Event()
+
+
+@pytest.fixture
+def made(ended: threading.Event) -> Worker:
+    return Worker("test", ended.set)
+
+
+def test_work_that_ends_as_the_wait_ends_has_its_result(
+    made: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class EndsThen(Future[Any]):
+        def result(self, timeout: float | None = None) -> Any:
+            found = super().result()
+            if timeout is not None:
+                raise NotYet
+            return found
+
+    monkeypatch.setattr(worker, "Future", EndsThen)
+    assert made.call(DEADLINE, lambda: 5) == 5
+
+
+def test_calls_behind_an_interrupted_wait_are_late_at_once(
+    made: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, go_on = threading.Event(), threading.Event()
+
+    def work() -> None:
+        runs.set()
+        go_on.wait(DEADLINE)
+
+    class Interrupted(Future[Any]):
+        def result(self, timeout: float | None = None) -> Any:
+            assert runs.wait(DEADLINE)
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "Future", Interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            made.call(DEADLINE, work)
+    with pytest.raises(Late, match="still runs"):
+        made.call(DEADLINE, lambda: 5)
+    go_on.set()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_due_work_ends_closes_what_it_has_open(ended: threading.Event) -> None:
+    raises = [True]
+
+    def tick() -> None:
+        if raises.pop() if raises else False:
+            raise MemoryError
+
+    made = Worker("test", ended.set, tick)
+    made.wake()
+    assert ended.wait(DEADLINE)
+    assert made.call(DEADLINE, lambda: 5) == 5, "another thread is there"
