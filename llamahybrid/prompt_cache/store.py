@@ -40,6 +40,9 @@ from llamahybrid.prompt_cache.write_policy import Point, restart_points
 MOST_NAMES = 64
 """Namespaces without a path of which a little is kept: each salt has one."""
 
+CONTINUED = 2
+"""Prompts that went on behind the end of an earlier one, before it is assumed that the next ones do, too."""
+
 Found = TypeVar("Found")
 
 
@@ -57,6 +60,9 @@ class RamStore(Room):
         super()._begin()
         self.tails: dict[str, int] = {}
         """See `Outline.tail`; by namespace."""
+        self.continued: dict[str, int] = {}
+        """Prompts that went on behind the end of an earlier one, by namespace; -1 once one parted inside the
+        tokens that ask for an answer."""
         self.boundaries: dict[str, frozenset[int]] = {}
         """Message starts of the last prompt, by namespace."""
 
@@ -96,7 +102,8 @@ class RamStore(Room):
         self.tree.visit(match, entries)
         self.tree.touch(match)
         tail, limit = self.tails.get(view.namespace, 0), self.account.limit
-        plan, entry = plan_request(self.tree, match, tokens, view, boundaries, costs, limit, tail)
+        keeps = self._keeps_asking(view.namespace, match, entries, len(tokens))
+        plan, entry = plan_request(self.tree, match, tokens, view, boundaries, costs, limit, tail, keeps)
         if plan.outline is not None:
             self.tails[view.namespace] = plan.outline.tail
         if entry is None and view.attention_is_all and plan.source == "ram":  # attention before it stays
@@ -111,6 +118,16 @@ class RamStore(Room):
         self.counts.tokens_saved += plan.cached
         return plan
 
+    def _keeps_asking(self, namespace: str, match: Match, entries: Sequence[Entry], total: int) -> bool:
+        """Learn from a prompt whether histories keep the tokens that ask for an answer (see `Outline`)."""
+        known = self.continued.get(namespace, 0)
+        if match.tail():
+            known = -1
+        elif known >= 0 and any(e.position < total and e.checkpoint.logits is not None for e in entries):
+            known += 1
+        self.continued[namespace] = known
+        return known >= CONTINUED
+
     @guarded(0, changes=False)
     def peek(self, tokens: Tokens, view: LiveView, costs: Costs) -> int:
         """Return how many tokens of a prompt a request would not have to decode now, as far as RAM can tell.
@@ -124,7 +141,7 @@ class RamStore(Room):
     def _let_names_go(self, namespace: str) -> None:
         """Drop notes on namespaces without a path, except this one, where there are many."""
         known: dict[str, Any]
-        for known in (self.tails, self.boundaries, self.tree.splitters):
+        for known in (self.tails, self.continued, self.boundaries, self.tree.splitters):
             if len(known) > MOST_NAMES:
                 for name in known.keys() - {namespace, *self.tree.namespaces()}:
                     del known[name]
