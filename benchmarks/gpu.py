@@ -58,7 +58,8 @@ def right(seconds: float, place: dict[str, str], rpc: str) -> dict[str, Any]:
     environment = {**os.environ, **place}
     jobs = "1" if rpc else "4"
     hazards = ("llamahybrid", "hazards", "--n-gpu-layers", "-1", "--rpc", rpc, "--jobs", jobs)
-    commands = {name: (*command, "--seconds", str(seconds)) for name, command in CAMPAIGNS.items()}
+    commands: dict[str, tuple[str, ...]] = {"hazards": hazards}
+    commands |= {name: (*command, "--seconds", str(seconds)) for name, command in CAMPAIGNS.items()}
 
     def result(command: tuple[str, ...]) -> dict[str, Any]:
         run = subprocess.run(
@@ -71,7 +72,6 @@ def right(seconds: float, place: dict[str, str], rpc: str) -> dict[str, Any]:
         printed = [line for line in (run.stdout + run.stderr).splitlines() if line.strip()]
         return {"passed": run.returncode == 0, "printed": printed if run.returncode else printed[-12:]}
 
-    commands = {"hazards": hazards, **commands}
     print(", ".join(commands), "...", file=sys.stderr)
     with ThreadPoolExecutor(1 if rpc else len(commands)) as pool:
         return dict(zip(commands, pool.map(result, commands.values()), strict=True))
