@@ -15,7 +15,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -55,7 +55,7 @@ _COMPILERS = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """The inputs of a build; equal recipes make interchangeable wheels."""
+    """The inputs of a build; equal recipes make interchangeable libraries."""
 
     sdist: str
     options: tuple[tuple[str, str], ...]
@@ -83,11 +83,6 @@ class Recipe:
     def options_here() -> tuple[tuple[str, str], ...]:
         """The environment variables that shape a build."""
         return tuple((name, _value(name)) for name in sorted(os.environ) if _shapes(name))
-
-    @property
-    def key(self) -> str:
-        """A short name for the content."""
-        return short_name(asdict(self))
 
     def runs_here(self) -> bool:
         """Tell whether its builds run on this machine: another CPU may lack instructions."""
