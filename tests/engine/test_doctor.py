@@ -72,18 +72,12 @@ def test_doctor_detects_the_loaded_patched_engine(
 
 
 def test_doctor_names_gpus_and_backends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    stub = shared(tmp_path / "stubs" / "libstub.so", "void f(void){}", "-Wl,-soname,libcudart.so.13")
-    folder = tmp_path / "lib"
-    code = "void f(void); void ggml_backend_cuda_reg(void){f();}"
-    shared(folder / "libggml-cuda.so", code, str(stub), "-Wl,--no-as-needed")
-    for name in ("cpu", "vulkan", "rpc"):
-        (folder / f"libggml-{name}.so").touch()
-    monkeypatch.setattr(bindings, "loaded_from", lambda: folder)
+    for name in ("cpu", "cuda", "vulkan", "rpc"):
+        (tmp_path / f"libggml-{name}.so").touch()
+    monkeypatch.setattr(bindings, "loaded_from", lambda: tmp_path)
     findings = {f.topic: f for f in doctor.examine(load, True, lambda: ["CUDA0: a GPU"])}
     assert findings["backends"].text == "cpu, cuda, rpc, vulkan; CUDA0: a GPU"
-    assert findings["CUDA"].text == "CUDA: built, not verified"
-    assert findings["Vulkan"].text == "Vulkan: built, not verified"
-    assert findings["RPC"].text == "layers can lie on other machines"
+    assert findings["not verified"].text == "cuda, vulkan"
     assert found("backends").text == "cpu, cuda, rpc, vulkan; no GPU in use"
 
 
