@@ -52,12 +52,35 @@ def run(
         OSError: the log cannot be written.
     """
     lines: deque[str] = deque(maxlen=20)
+    full = False
     try:
-        full, code = _follow(command, progress, log, environment, lines)
+        with (
+            log.open("w", encoding="utf-8") as record,
+            subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                encoding="utf-8",  # in any locale: compilers print typographic quotes
+                errors="replace",
+                start_new_session=True,  # a group of its own, to end pip, ninja and compilers together
+            ) as process,
+        ):
+            try:
+                for line in process.stdout or ():
+                    record.write(line)
+                    lines.append(line)
+                    full = full or bool(_FULL.search(line))
+                    if step := _step(line):
+                        progress(*step)
+            except BaseException:
+                _end(process)
+                raise
     except KeyboardInterrupt:
         log.unlink(missing_ok=True)
         raise
-    if code or not made():
+    if process.returncode or not made():
         if full:
             failure = "the disk is full: free a few GiB, or set LLAMAHYBRID_CACHE_DIR to a folder on another"
         raise EngineError(f"{failure}; the whole log is {log}. Its end:\n{''.join(lines)}")
@@ -106,40 +129,6 @@ def _step(line: str) -> tuple[int, int, str] | None:
         return int(done), int(total or 100), text
     phase = next((phase for phase in _PHASES if phase in line), None)
     return (0, 0, phase) if phase else None
-
-
-def _follow(
-    command: Sequence[str],
-    progress: Progress,
-    log: Path,
-    environment: Mapping[str, str] | None,
-    lines: deque[str],
-) -> tuple[bool, int]:
-    """Run the command and keep its last lines; return whether the disk was full, and the exit status."""
-    full = False
-    with log.open("w", encoding="utf-8") as record:
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            encoding="utf-8",  # in any locale: compilers print typographic quotes
-            errors="replace",
-            start_new_session=True,  # a process group of its own, to end pip, ninja and compilers together
-        )
-        with process:
-            try:
-                for line in process.stdout or ():
-                    record.write(line)
-                    lines.append(line)
-                    full = full or bool(_FULL.search(line))
-                    if step := _step(line):
-                        progress(*step)
-            except BaseException:
-                _end(process)
-                raise
-    return full, process.returncode
 
 
 def _end(process: subprocess.Popen[str]) -> None:

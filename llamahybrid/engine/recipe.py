@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import hashlib
 import json
 import os
@@ -108,7 +107,8 @@ def compilers(options: dict[str, str]) -> tuple[tuple[str, str], ...]:
 def cpu() -> str:
     """A digest of the CPU features that the compiler's ``-march=native`` depends on."""
     if sys.platform == "darwin":
-        return _digest(" ".join(map(_sysctl, ("machdep.cpu.brand_string", "hw.cpufamily"))))
+        command = ["sysctl", "-n", "machdep.cpu.brand_string", "hw.cpufamily"]
+        return _digest(subprocess.run(command, capture_output=True, text=True).stdout)
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -162,16 +162,3 @@ def identity(command: str) -> str:
 def _words(command: str) -> Sequence[str]:
     """Split a compiler with arguments (``ccache gcc``), but not a path with spaces."""
     return [command] if shutil.which(command) else shlex.split(command)
-
-
-def _sysctl(name: str) -> str:
-    """A value of macOS' sysctl in hex; empty if there is none."""
-    try:
-        read = ctypes.CDLL(None).sysctlbyname
-        size = ctypes.c_size_t(256)
-        value = ctypes.create_string_buffer(size.value)
-        if read(name.encode(), value, ctypes.byref(size), None, ctypes.c_size_t(0)):
-            return ""
-        return value.raw[: size.value].hex()
-    except (OSError, AttributeError):
-        return ""
