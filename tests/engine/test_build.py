@@ -46,9 +46,9 @@ def run(folder: Path, progress: Progress = lambda *step: None, cmake_args: str =
 
 def test_progress_follows_the_steps_of_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pip_that(monkeypatch, BUILDS)
-    steps: list[tuple[int, int, str]] = []
+    steps: list[tuple[str, int, int]] = []
     run(tmp_path, lambda *step: steps.append(step))
-    assert steps == [(1, 2, "one"), (2, 2, "two")]
+    assert steps == [("one", 1, 2), ("two", 2, 2)]
     assert len(list(tmp_path.rglob("*.whl"))) == 1
     assert not (tmp_path / "log").exists()
 

@@ -10,7 +10,6 @@ import pytest
 
 from llamahybrid.capi import shim as native
 from llamahybrid.engine import bindings, doctor
-from tests.engine.compiled import shared
 from tests.engine.conftest import Build, Wheel
 
 Load: TypeAlias = Callable[[], Collection[str]]
@@ -33,7 +32,7 @@ def test_doctor_inspects_files_that_cannot_be_loaded(
         raise RuntimeError("libcuda.so.1: cannot open shared object file")
 
     folder = wheel_with("cpu", "cuda")
-    shared(folder / "libllama.so", "void llama_n_rs_seq(void){}")
+    (folder / "libllama.so").write_bytes(b"\0llama_n_rs_seq\0")
     monkeypatch.setattr(bindings, "loaded_from", lambda: None)
     built("1", ("cpu", "cuda"))
     assert "libcuda.so.1" in found("engine", fail).text

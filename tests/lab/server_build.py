@@ -83,7 +83,7 @@ def make(progress: Progress) -> Servers:
     )
     if not home.is_dir():
         engine = patched.make(progress)
-        with storage.locked_build_dir(home, lambda: progress(0, 0, build.WAITING)) as scratch:
+        with storage.locked_build_dir(home, lambda: progress(build.WAITING, 0, 0)) as scratch:
             if not home.is_dir():
                 _make(engine.libraries, home, scratch, progress)
     return Servers(home / "stock" / _PROGRAM, home / "patched" / _PROGRAM)
@@ -126,7 +126,7 @@ def _build(tree: Path, dest: Path, progress: Progress, log: Path) -> None:
         options += ["-GNinja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
     out = project / "build"
     custom = shlex.split(os.environ.get("CMAKE_ARGS", ""))
-    progress(0, 0, f"Configuring llama-server, {dest.name}")
+    progress(f"Configuring llama-server, {dest.name}", 0, 0)
     _run([cmake, "-S", str(project), "-B", str(out), *options, *custom], progress, log)
     jobs = str(os.cpu_count() or 1)
     _run([cmake, "--build", str(out), "--target", "llama-server", "--parallel", jobs], progress, log)
