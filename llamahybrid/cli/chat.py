@@ -11,7 +11,6 @@ from types import FrameType, ModuleType
 
 from rich.console import Console
 
-from llamahybrid.cli.conversation import Conversation
 from llamahybrid.cli.dialogue import ChatAction, Dialogue, Step
 from llamahybrid.cli.prompt_bar import PromptBar
 from llamahybrid.client.handle import RequestHandle
@@ -64,7 +63,7 @@ class TerminalChat:
         max_tokens: int = 512,
         keep_thinking: bool = False,
     ) -> None:
-        self.dialogue = Dialogue(Conversation(system))
+        self.dialogue = Dialogue([{"role": "system", "content": system}] if system else [])
         self._llm = llm
         self._console = console
         self._max_tokens = max_tokens
@@ -164,7 +163,7 @@ class TerminalChat:
 
         def stream() -> None:
             nonlocal finish, text
-            messages = self.dialogue.conversation.messages
+            messages = list(self.dialogue.messages)
             for chunk in self._llm.create_chat_completion(
                 messages=messages, max_tokens=self._max_tokens, stream=True
             ):
@@ -179,7 +178,7 @@ class TerminalChat:
         said = text if self._keep_thinking else without_thinking(text)
         if finish != "stop" and not said:
             said = None  # cancelled before the first token
-        self.dialogue.conversation.answered(said)
+        self.dialogue.answered(said)
         if text:
             self._console.print()
         if error is not None and not isinstance(error, RequestCancelled):
@@ -192,7 +191,7 @@ class TerminalChat:
 
     def _prepare(self) -> None:
         """Decode the history, and report."""
-        error, report = self._run(lambda: self._llm.warm(self.dialogue.conversation.messages))
+        error, report = self._run(lambda: self._llm.warm(list(self.dialogue.messages)))
         if error is None and report is not None:  # some templates refuse a chat that ends in an answer
             self._tell(Step(notice=turn_line(report)))
 
