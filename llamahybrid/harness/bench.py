@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
 
+from llamahybrid.engine.process import Progress
 from llamahybrid.errors import LlamaHybridError
 from llamahybrid.harness import figures
-from llamahybrid.harness.collecting import LATE, Collector, Progress, left_out
+from llamahybrid.harness.collecting import LATE, Collector, left_out
 from llamahybrid.harness.conversation import Conversation, Request
 from llamahybrid.harness.plan import Cost, Speed, cost_of, fitting
 from llamahybrid.harness.plan import measured as measured_speed

@@ -254,7 +254,7 @@ def test_chat_resumes_from_the_kept_conversations(
     monkeypatch.setenv("LLAMAHYBRID_CACHE_DIR", str(tmp_path))
     arguments = ["chat", str(tiny_model("qwen35")), "--keep", "--max-tokens", "4", "--threads", "1"]
     for _ in range(2):
-        result = CliRunner().invoke(app, arguments, input="hello there, how are you today\n/exit\n")
+        result = CliRunner().invoke(app, arguments, input="hello there, how are you today\n/quit\n")
         assert result.exit_code == 0, result.output
     (left,) = re.findall(r"decoded (\d+)", result.output)
     assert int(left) <= 3, "it goes on where the answer begins"

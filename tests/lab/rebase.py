@@ -151,7 +151,7 @@ def carry(target: Target, base: str, progress: Progress, keep: Path | None = Non
         raise EngineError(f"{keep} is in the way; remove it or name another folder")
     with tempfile.TemporaryDirectory(prefix="llamahybrid-rebase-") as scratch:
         room = Path(scratch)
-        progress(0, 0, f"Unpacking {base} and {target.name}")
+        progress(f"Unpacking {base} and {target.name}", 0, 0)
         git = _Git.start(keep or room / "tree")
         with _source(Target(base, series.pin(base)), room / "base") as source:
             old = git.commit(source, f"llama.cpp of llama-cpp-python {base}")
@@ -166,7 +166,7 @@ def carry(target: Target, base: str, progress: Progress, keep: Path | None = Non
         git("reset", "--quiet", "--hard", new)
         carried = []
         for number, (name, commit) in enumerate(zip(names, commits, strict=True)):
-            progress(number, len(names), f"Merging {name}")
+            progress(f"Merging {name}", number, len(names))
             carried.append(_pick(git, name, commit))
         return carried
 

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from llamahybrid.engine.process import Progress
 from llamahybrid.errors import LlamaHybridError, ReportError
 from llamahybrid.files import distinct_names
-from llamahybrid.harness.collecting import Collector, Progress
+from llamahybrid.harness.collecting import Collector
 from llamahybrid.harness.figures import judged, workload_figures
 from llamahybrid.harness.report import Report, WorkloadFigures, place
 from llamahybrid.harness.runner import RequestResult, Told, WorkloadRunner
