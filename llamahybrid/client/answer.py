@@ -73,6 +73,9 @@ def answer(
     text, finish_reason = b"", "length"
     sent, end = 0, None  # bytes of the text: handed out, and up to a stop string
     forced = 0  # bytes up to the end of a thought that the budget ended
+    start, mark = 0, b""  # bytes before the answer: a hidden thought, and space; the end of that thought
+    if extras.thinking is not None and extras.thinking.hidden and thought is not None and thought.inside:
+        mark = extras.thinking.markers.end.encode()
     for token in llm.generate(prompt, **asked):
         if token == WAIT:
             yield WAIT
@@ -95,6 +98,9 @@ def answer(
             text = llm.detokenize(said, prev_tokens=prompt)
         else:
             text += pieces[token]
+        if mark:
+            sent = start = len(text) - len(text.partition(mark)[2].lstrip())
+            mark = mark if start == len(text) else b""
         if not sampled:
             forced = len(text)  # no stop string: the model did not say it
         plain = not bounds.lacking and text[-3:].isascii()  # as most text: its characters are complete
@@ -129,7 +135,7 @@ def answer(
     else:
         if odds is not None:
             told = told or no_logprobs()
-        made = with_choice(text[:end].decode("utf-8", "ignore"), told, finish_reason)
+        made = with_choice(text[start:end].decode("utf-8", "ignore"), told, finish_reason)
         made["usage"] = _usage(prompt, said)
         if options["echo"]:
             scored = {**options, "logprobs": None} if llm.stock_logprobs else options
