@@ -203,23 +203,6 @@ def test_processors_and_criteria_find_their_own_request(llm, fresh):
     assert each(lambda start: complete(llm, start), (0, 40, 80)) == wanted
 
 
-def test_processor_may_ask_another_model(llm, opened, arch):
-    second = opened(arch, n_parallel=2)
-    wanted, seen = take(second, WORDS[:30], 2), []
-
-    def process(_, scores):
-        seen.append(take(second, WORDS[:30], 2))
-        return scores
-
-    def complete(i):
-        processors = llama_cpp.LogitsProcessorList([process])
-        return llm.create_completion(WORDS[i : i + 30], logits_processor=processors, **SAMPLED)
-
-    each(complete, range(3))
-    assert len(seen) > 10
-    assert all(words == wanted for words in seen)
-
-
 # -- as frameworks use it --------------------------------------------------------------------------
 
 
