@@ -80,7 +80,7 @@ def answer(
         if token == WAIT:
             yield WAIT
             continue
-        ends = pauses[token] and _ends(llm, extras, token)
+        ends = pauses[token] and token in pauses.ends
         sampled = limits is None or len(said) - bos_said not in limits.forced
         if thought is not None and request.progress is not None:
             if thinks and not ends:
@@ -156,13 +156,6 @@ def _with_defaults(llm: Any, extras: Extras, options: Mapping[str, Any]) -> dict
     if extras.truncate is not None:
         options["prompt"] = _tokens(llm, options["prompt"])[-extras.truncate :]
     return options
-
-
-def _ends(llm: Any, extras: Extras, token: int) -> bool:
-    """The answer ends before this token."""
-    if token in extras.stop_token_ids:
-        return True
-    return bool(llm._calls.run(llama_cpp.llama_vocab_is_eog, llm._model.vocab, token))
 
 
 def _tokens(llm: Any, prompt: str | Sequence[int]) -> list[int]:
