@@ -73,11 +73,14 @@ def answer(
     text, finish_reason = b"", "length"
     sent, end = 0, None  # bytes of the text: handed out, and up to a stop string
     forced = 0  # bytes up to the end of a thought that the budget ended
+    start, mark = 0, b""  # bytes before the answer: a hidden thought, and space; the end of that thought
+    if extras.thinking is not None and extras.thinking.hidden and thought is not None and thought.inside:
+        mark = extras.thinking.markers.end.encode()
     for token in llm.generate(prompt, **asked):
         if token == WAIT:
             yield WAIT
             continue
-        ends = pauses[token] and _ends(llm, extras, token)
+        ends = pauses[token] and token in pauses.ends
         sampled = limits is None or len(said) - bos_said not in limits.forced
         if thought is not None and request.progress is not None:
             if thinks and not ends:
@@ -95,6 +98,9 @@ def answer(
             text = llm.detokenize(said, prev_tokens=prompt)
         else:
             text += pieces[token]
+        if mark:
+            sent = start = len(text) - len(text.partition(mark)[2].lstrip())
+            mark = mark if start == len(text) else b""
         if not sampled:
             forced = len(text)  # no stop string: the model did not say it
         plain = not bounds.lacking and text[-3:].isascii()  # as most text: its characters are complete
@@ -129,7 +135,7 @@ def answer(
     else:
         if odds is not None:
             told = told or no_logprobs()
-        made = with_choice(text[:end].decode("utf-8", "ignore"), told, finish_reason)
+        made = with_choice(text[start:end].decode("utf-8", "ignore"), told, finish_reason)
         made["usage"] = _usage(prompt, said)
         if options["echo"]:
             scored = {**options, "logprobs": None} if llm.stock_logprobs else options
@@ -150,13 +156,6 @@ def _with_defaults(llm: Any, extras: Extras, options: Mapping[str, Any]) -> dict
     if extras.truncate is not None:
         options["prompt"] = _tokens(llm, options["prompt"])[-extras.truncate :]
     return options
-
-
-def _ends(llm: Any, extras: Extras, token: int) -> bool:
-    """The answer ends before this token."""
-    if token in extras.stop_token_ids:
-        return True
-    return bool(llm._calls.run(llama_cpp.llama_vocab_is_eog, llm._model.vocab, token))
 
 
 def _tokens(llm: Any, prompt: str | Sequence[int]) -> list[int]:

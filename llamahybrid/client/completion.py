@@ -55,21 +55,21 @@ class Pauses(dict[int, bool]):
     def __init__(self, llm: Any, ends: Collection[int] = (), stops: Sequence[bytes] = ()) -> None:
         """`ends`: the request's own stop tokens; `stops`: its stop strings."""
         super().__init__(dict.fromkeys(ends, True))
+        self.ends = set(ends)
+        """Tokens that end the answer and are not part of it, of those that were asked for."""
         self._model = llm._model
         self._stops = [stop for stop in stops if stop]
 
     def __missing__(self, token: int) -> bool:
-        pauses = self[token] = self._may_end(token)
-        return pauses
-
-    def _may_end(self, token: int) -> bool:
+        model = self._model
         try:
-            if llama_cpp.llama_vocab_is_eog(self._model.vocab, token):
-                return True
-            piece: bytes = self._model.detokenize([token], special=True) if self._stops else b""
+            if model._calls.run(llama_cpp.llama_vocab_is_eog, model.vocab, token):
+                self.ends.add(token)
+            piece = model.detokenize([token], special=True) if self._stops else b""
+            self[token] = token in self.ends or any(_may_complete(stop, piece) for stop in self._stops)
         except ModelClosed:
             return True
-        return any(_may_complete(stop, piece) for stop in self._stops)
+        return self[token]
 
 
 def _may_complete(stop: bytes, piece: bytes) -> bool:

@@ -15,9 +15,8 @@ from functools import partial
 from typing import Any, TypeVar
 from weakref import ref
 
-from llamahybrid.client.collecting import collecting
 from llamahybrid.client.handle import RequestHandle, advanced_for, handle_here
-from llamahybrid.client.native_calls import piece
+from llamahybrid.client.native_calls import collecting, piece
 from llamahybrid.client.salt import SHARED
 from llamahybrid.client.thread_state import ThreadState
 from llamahybrid.core.executor import Executor

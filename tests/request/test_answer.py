@@ -58,10 +58,9 @@ def says(llm: Llama, said: bytes) -> llama_cpp.LogitsProcessorList:
 class Joined:
     """The text of all chunks of an answer."""
 
-    def __init__(self, chunks: list[Any], index: int = 0) -> None:
-        choices = [each for chunk in chunks for each in chunk["choices"] if each["index"] == index]
-        pieces = (c["text"] if "text" in c else c["delta"].get("content") or "" for c in choices)
-        self.text = "".join(pieces)
+    def __init__(self, chunks: list[Any]) -> None:
+        choices = [each for chunk in chunks for each in chunk["choices"]]
+        self.text = "".join(choice["text"] for choice in choices)
         (self.finish_reason,) = [c["finish_reason"] for c in choices if c["finish_reason"]]
         told = [c["logprobs"] for c in choices if c["logprobs"]]
         self.logprobs = {name: [v for each in told for v in each[name]] for each in told[:1] for name in each}
@@ -86,13 +85,6 @@ def llm(request: pytest.FixtureRequest, tiny_model: Callable[..., Path]) -> Iter
 def stock(tiny_model: Callable[..., Path]) -> Iterator[llama_cpp.Llama]:
     options: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "verbose": False, "logits_all": True}
     with closing(llama_cpp.Llama(str(tiny_model("qwen35")), **options)) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def side_by_side(tiny_model: Callable[..., Path]) -> Iterator[Llama]:
-    options: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "verbose": False, "n_parallel": 2}
-    with closing(Llama(str(tiny_model("qwen35")), **options)) as made:
         yield made
 
 
@@ -137,21 +129,6 @@ def test_stream_has_the_text_of_the_whole_answer(
         assert [set(top) for top in joined.logprobs["top_logprobs"]] == [
             set(top) for top in theirs["top_logprobs"]
         ]
-
-
-@settings(max_examples=20)
-@given(said=saids, stop=stops, most=st.integers(1, 12))
-def test_streamed_chats_of_several_answers_have_their_text(
-    side_by_side: Llama, said: bytes, stop: list[str], most: int
-) -> None:
-    llm = side_by_side
-    options: dict[str, Any] = {"stop": stop, "max_tokens": most, "n": 2}
-    processor = says(llm, said)
-    whole = llm.create_chat_completion(MESSAGES, logits_processor=processor, **options)
-    chunks = list(llm.create_chat_completion(MESSAGES, logits_processor=processor, stream=True, **options))
-    for index, choice in enumerate(whole["choices"]):
-        joined = Joined(chunks, index)
-        assert (joined.text, joined.finish_reason) == (choice["message"]["content"], choice["finish_reason"])
 
 
 @settings(max_examples=30)

@@ -2,6 +2,7 @@
 
 import pickle
 import threading
+from functools import partial
 from itertools import islice
 
 import llama_cpp
@@ -14,7 +15,7 @@ from llamahybrid.errors import LlamaHybridError, ModelClosed, RequestCancelled
 from llamahybrid.memory.vectors import embeds_only
 from tests.lab.waiting import wait_until
 from tests.memory.conftest import write_lora
-from tests.request.asking import DEADLINE, WORDS, begin, take, waits_for_reply
+from tests.request.asking import DEADLINE, WORDS, begin, take, together, waits_for_reply
 
 ARCHS = ("qwen35", "gemma3")
 TEXTS = ["one", "of the second text a little more", "three", "word " * 40, "and the last of them"]
@@ -90,28 +91,12 @@ def test_texts_are_embedded_while_a_stream_is_open(opened, stock, arch, slots):
 
 
 def test_threads_embed_while_others_chat(opened, stock):
-    llm = opened("gemma3", embedding=True, n_parallel=2, pooling_type=POOLING["last"])
+    llm, right = opened("gemma3", embedding=True, n_parallel=2, pooling_type=POOLING["last"]), stock("gemma3")
     wanted = [llm.embed(text) for text in TEXTS]
     prompts = [WORDS[seed : seed + 120] for seed in range(3)]
-    expected = [stock("gemma3")(prompt, 12) for prompt in prompts]
-    wrong = []
-
-    def run(work, right):
-        for _ in range(4):
-            if work() != right:
-                wrong.append(right)
-
-    jobs = [
-        *((lambda p=p: take(llm, p, 12), right) for p, right in zip(prompts, expected, strict=True)),
-        *((lambda t=t: llm.embed(t), right) for t, right in zip(TEXTS, wanted, strict=True)),
-    ]
-    threads = [threading.Thread(target=run, args=job) for job in jobs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(DEADLINE)
-    assert not any(thread.is_alive() for thread in threads)
-    assert not wrong
+    jobs = [*(partial(take, llm, prompt, 12) for prompt in prompts), *(partial(llm.embed, t) for t in TEXTS)]
+    said = together(*(lambda job=job: [job() for _ in range(4)] for job in jobs))
+    assert said == [[each] * 4 for each in (*(right(prompt, 12) for prompt in prompts), *wanted)]
 
 
 def test_texts_that_wait_take_turns_with_the_batches_of_a_prompt(opened):

@@ -11,7 +11,6 @@ import llama_cpp
 import numpy as np
 import pytest
 
-import llamahybrid
 from llamahybrid import Llama
 from tests.request.asking import in_thread
 
@@ -43,38 +42,21 @@ def test_each_token_is_scored_by_the_row_before_it(
         assert choice["text"][offset : offset + len(name)] == name
 
 
-@pytest.mark.parametrize("way", ["argument", "configure", "environment"])
-def test_stocks_order_of_rows_on_request(
-    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
-    model, more = str(tiny_model("qwen35")), {}
-    if way == "argument":
-        more = {"stock_logprobs": True}
-    elif way == "environment":
-        monkeypatch.setenv("LLAMAHYBRID_STOCK_LOGPROBS", "on")
-    else:
-        llamahybrid.configure(stock_logprobs=True)
-    try:
-        with closing(Llama(model, **OPTIONS, **more)) as llm:
-            (ours,) = llm(PROMPT, **ASKED)["choices"]
-    finally:
-        llamahybrid.configure(stock_logprobs=None)
-    with closing(llama_cpp.Llama(model, **OPTIONS)) as stock:
-        (theirs,) = stock(PROMPT, **ASKED)["choices"]
-    assert ours["logprobs"]["tokens"] == theirs["logprobs"]["tokens"]
-    numbers, expected = (each["logprobs"]["token_logprobs"][1:] for each in (ours, theirs))
-    assert numbers == pytest.approx(expected, abs=1e-3)
-
-
-def test_stocks_order_of_rows_counts_an_answers_tokens_as_stock_does(tiny_model: Callable[..., Path]) -> None:
-    model, usages = str(tiny_model("qwen35")), []
+def test_stocks_order_of_rows_on_request(tiny_model: Callable[..., Path]) -> None:
+    """Its usage, too, and its scores of an answer that the model ends."""
+    model, told = str(tiny_model("qwen35")), []
     for cls, more in ((Llama, {"stock_logprobs": True}), (llama_cpp.Llama, {})):
         with closing(cls(model, **OPTIONS, **more)) as llm:
             end = llama_cpp.LogitsProcessorList([Ends(llm, PROMPT)])
-            made = llm(PROMPT, logits_processor=end, **ASKED)
-            assert made["choices"][0]["finish_reason"] == "stop"
-            usages.append(made["usage"])
-    assert {name: usages[0][name] for name in usages[1]} == usages[1]
+            told.append([llm(PROMPT, **ASKED), llm(PROMPT, logits_processor=end, **ASKED)])
+    for ours, theirs in zip(*told, strict=True):
+        assert {name: ours["usage"][name] for name in theirs["usage"]} == theirs["usage"]
+        (ours,), (theirs,) = ours["choices"], theirs["choices"]
+        assert (ours["text"], ours["finish_reason"]) == (theirs["text"], theirs["finish_reason"])
+        assert ours["logprobs"]["tokens"] == theirs["logprobs"]["tokens"]
+        numbers, expected = (each["logprobs"]["token_logprobs"][1:] for each in (ours, theirs))
+        assert numbers == pytest.approx(expected, abs=1e-3)
+    assert theirs["finish_reason"] == "stop"
 
 
 class Ends:

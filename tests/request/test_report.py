@@ -115,15 +115,3 @@ def test_usage_names_the_tokens_that_were_not_decoded(opened: Opened, n_parallel
     if not stream:
         assert told[0] < 190 <= 200
         assert told[1:] == [0, 80]
-
-
-def test_usage_of_a_chat(opened: Opened) -> None:
-    llm = opened()
-    usages = [
-        llm.create_chat_completion([{"role": "user", "content": "Hello there"}], max_tokens=4)["usage"]
-        for _ in range(2)
-    ]
-    assert [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages] == [
-        0,
-        usages[0]["prompt_tokens"],
-    ]

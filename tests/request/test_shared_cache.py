@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,10 +61,11 @@ def test_forgotten_stays_forgotten(opened: Callable[..., Any], tmp_path: Path, a
 @pytest.mark.parametrize("arch", CUTS)
 def test_live_state_does_not_serve_a_forgotten_prompt(opened: Callable[..., Any], arch: str) -> None:
     llm = opened(arch)
-    take(llm, SECRET)
-    llm.prompt_cache.forget(SECRET)
-    take(llm, [*SECRET, 5], 1)
-    assert (llm.last_request.cached, llm.last_request.source) == (0, "none")
+    for prompt in (SECRET, [*SECRET, 5]):
+        take(llm, SECRET)
+        llm.prompt_cache.forget(SECRET)
+        take(llm, prompt, 1)
+        assert (llm.last_request.cached, llm.last_request.source) == (0, "none")
 
 
 def test_a_stream_that_runs_meanwhile_goes_on_and_leaves_nothing(opened: Callable[..., Any]) -> None:
@@ -110,13 +110,6 @@ def test_other_users_tokens_are_spelt_with_explain_alone(opened: Callable[..., A
         assert (repr(old) in reason) == explain
 
 
-def test_the_choice_is_kept_where_a_model_is_copied(opened: Callable[..., Any]) -> None:
-    for explain in (False, True):
-        state = opened(explain=explain).__getstate__()
-        assert state["explain"] is explain
-        assert pickle.dumps(state["explain"])
-
-
 # -- damage ----------------------------------------------------------------------------------------
 
 
@@ -127,19 +120,6 @@ def flip(cache: PromptCache, start: int = 0) -> int:
         segment.record.flags.writeable = True
         segment.record[200] ^= 1
     return len(segments)
-
-
-def test_a_flipped_bit_in_attention_is_a_miss_and_no_error(opened: Callable[..., Any]) -> None:
-    llm, fresh = opened(), opened("qwen35", llama_cpp.Llama)
-    take(llm, SECRET, 40)
-    take(llm, OTHER)
-    assert flip(llm.prompt_cache) > 0
-    for last in range(4):
-        prompt = [*SECRET[:37], 9, 9, 9, last]
-        assert take(llm, prompt) == take(fresh, prompt)
-    assert llm.prompt_cache.stats().extra["damaged"] > 0
-    assert llm.last_request.cached > 0, "what was decoded again serves"
-    check_integrity(llm.prompt_cache)
 
 
 def test_a_segment_that_does_not_load_costs_no_checkpoint(
