@@ -18,7 +18,6 @@ import llama_cpp
 
 from llamahybrid.client.completion import WAIT, Pauses
 from llamahybrid.client.extras import Extras
-from llamahybrid.client.json_schema import ConstraintGrammar
 from llamahybrid.client.logprobs import (
     AnswerLogprobs,
     EchoedPrompt,
@@ -55,8 +54,9 @@ def answer(
         asked["samplers"] = extras.samplers
     thought = None if extras.thinking is None else extras.thinking.thought(llm, prompt)
     limits = request.limits = None if extras.thinking is None else extras.thinking.limit(llm, prompt)
-    # Without a budget a schema or regular expression holds from the first token: no thought comes before it.
-    thinks = limits is not None or not isinstance(asked.get("grammar"), ConstraintGrammar)
+    # Without a budget a form holds from the first token: only a grammar that spells the end has a thought.
+    form, thinking = asked.get("grammar"), extras.thinking
+    thinks = limits is not None or form is None or (thinking and thinking.markers.end in form._grammar)
     odds = None
     if options["logprobs"] is not None and (stream or not options["echo"]):
         odds = AnswerLogprobs(llm, options["logprobs"], len(options["prompt"]), prompt)

@@ -357,8 +357,17 @@ def test_thinking_is_switched_where_the_template_can(
         assert off > plain == count(thinking={"type": "enabled", "budget_tokens": 2000})
         assert plain == count(thinking={"type": "adaptive"}, output_config={"effort": "max"})
         assert off == count(chat_template_kwargs={"enable_thinking": False})
-        for kind, block in (("enabled", "thinking"), ("disabled", "text")):
-            asked = {**ASKED, "thinking": {"type": kind}, "grammar": 'root ::= "Yes."'}
+        for kind, end, block in (
+            ("enabled", "</think>", "thinking"),
+            ("enabled", "", "text"),
+            ("disabled", "", "text"),
+        ):
+            asked = {
+                **ASKED,
+                "max_tokens": 20,
+                "thinking": {"type": kind},
+                "grammar": f'root ::= "Yes.{end}"',
+            }
             (said,) = client.post(PATH, json=asked).raise_for_status().json()["content"]
             assert (said["type"], said[block]) == (block, "Yes.")
     for thinking in ({"type": "disabled"}, {"type": "adaptive"}):

@@ -139,7 +139,7 @@ def test_a_json_schema_leaves_no_room_for_a_thought(client: openai.OpenAI, strea
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_unfinished_thought_has_no_text(client: openai.OpenAI, stream: bool) -> None:
-    asked = {**ASKED, **written("I look it up. And then I think on."), "max_output_tokens": 13}
+    asked = {**ASKED, **written("I look it up. And then I think on.</think>"), "max_output_tokens": 13}
     got = final(client.responses.create(**asked, stream=stream), stream)
     (thought,) = got.output
     assert (got.status, got.output_text, thought.status) == ("incomplete", "", "incomplete")
