@@ -102,8 +102,10 @@ def answer(
             if len(said) - bos_said > bounds.room:
                 break
             continue
-        if bounds.stops and (end := bounds.stop(text, max(sent, forced))) is not None:
-            finish_reason = "stop"
+        if bounds.stops and (found := bounds.stop(text, max(sent, forced))) is not None:
+            finish_reason, (end, stop) = "stop", found
+            if request.progress is not None:
+                request.progress.stop = stop.decode("utf-8")
             break
         if len(said) >= bounds.tokens:
             break
@@ -213,11 +215,11 @@ class Bounds:
             return False
         return True
 
-    def stop(self, text: bytes, start: int) -> int | None:
-        """Return the position of the stop string that ends a text, from `start` on; None: there is none."""
+    def stop(self, text: bytes, start: int) -> tuple[int, bytes] | None:
+        """Return the position of the stop string that ends a text, from `start` on, and that string."""
         for each in self.stops:
             if (at := text.find(each, start)) >= 0:
-                return at
+                return at, each
         return None
 
     def held(self, text: bytes, start: int) -> int:
