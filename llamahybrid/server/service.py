@@ -63,14 +63,7 @@ class Service:
             raise ValueError("salt_by_key: there are no API keys")
         self.settings = settings
         self.models = Models(models, loader, settings.models_bytes)
-        self.admission = Admission(
-            self._open,
-            settings.max_queue,
-            lambda llm: llm.offload.lost,
-            self._close,
-            self.models.in_the_way,
-            settings.idle_seconds,
-        )
+        self.admission = Admission(self.models, settings.max_queue, settings.idle_seconds)
         self.metrics = Metrics(self._values)
         self.admission.on_refused = partial(self.metrics.refused, "queue")
         self.viewers = Viewers(settings)
@@ -89,7 +82,6 @@ class Service:
         self._outbox: Outbox | None = None
         self._stopping: asyncio.Future[None] | None = None
         self._threads = ThreadPoolExecutor(MOST_THREADS, "llamahybrid-request")
-        self._opener = ThreadPoolExecutor(1, "llamahybrid-model")
         if settings.interrupt_requests:
             self.admission.on_crowd = self._interrupt
 
@@ -121,18 +113,8 @@ class Service:
     async def _stop(self) -> None:
         self.admission.refuse_waiting()
         self.cancel_all()
-        await self.admission.settled()
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._opener, self.models.close)
+        await self.admission.close()
         self._threads.shutdown(wait=False)
-        self._opener.shutdown(wait=False)
-
-    async def _open(self, alias: str) -> tuple[Llama, int]:
-        llm = await asyncio.get_running_loop().run_in_executor(self._opener, self.models.open, alias)
-        return llm, max(1, len(llm.slots))
-
-    async def _close(self, aliases: Sequence[str]) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._opener, partial(self.models.close, *aliases))
 
     def _interrupt(self, alias: str) -> None:
         """Cancel the longest-running stream for a waiting request (`interrupt_requests`).
