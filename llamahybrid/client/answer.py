@@ -18,7 +18,6 @@ import llama_cpp
 
 from llamahybrid.client.completion import WAIT, Pauses
 from llamahybrid.client.extras import Extras
-from llamahybrid.client.json_schema import ConstraintGrammar
 from llamahybrid.client.logprobs import (
     AnswerLogprobs,
     EchoedPrompt,
@@ -55,8 +54,9 @@ def answer(
         asked["samplers"] = extras.samplers
     thought = None if extras.thinking is None else extras.thinking.thought(llm, prompt)
     limits = request.limits = None if extras.thinking is None else extras.thinking.limit(llm, prompt)
-    # Without a budget a schema or regular expression holds from the first token: no thought comes before it.
-    thinks = limits is not None or not isinstance(asked.get("grammar"), ConstraintGrammar)
+    # Without a budget a form holds from the first token: only a grammar that spells the end has a thought.
+    form, thinking = asked.get("grammar"), extras.thinking
+    thinks = limits is not None or form is None or (thinking and thinking.markers.end in form._grammar)
     odds = None
     if options["logprobs"] is not None and (stream or not options["echo"]):
         odds = AnswerLogprobs(llm, options["logprobs"], len(options["prompt"]), prompt)
@@ -108,8 +108,10 @@ def answer(
             if len(said) - bos_said > bounds.room:
                 break
             continue
-        if bounds.stops and (end := bounds.stop(text, max(sent, forced))) is not None:
-            finish_reason = "stop"
+        if bounds.stops and (found := bounds.stop(text, max(sent, forced))) is not None:
+            finish_reason, (end, stop) = "stop", found
+            if request.progress is not None:
+                request.progress.stop = stop.decode("utf-8")
             break
         if len(said) >= bounds.tokens:
             break
@@ -212,11 +214,11 @@ class Bounds:
             return False
         return True
 
-    def stop(self, text: bytes, start: int) -> int | None:
-        """Return the position of the stop string that ends a text, from `start` on; None: there is none."""
+    def stop(self, text: bytes, start: int) -> tuple[int, bytes] | None:
+        """Return the position of the stop string that ends a text, from `start` on, and that string."""
         for each in self.stops:
             if (at := text.find(each, start)) >= 0:
-                return at
+                return at, each
         return None
 
     def held(self, text: bytes, start: int) -> int:
