@@ -42,8 +42,13 @@ class Scheduler:
         self._step, self._token = RecentMin(), RecentMin()
         """Seconds a step of answers, and a token of a prompt."""
 
-    def grace_seconds(self, slots: Slots) -> float:
-        """Seconds for which a batch still waits for the next tokens of answers with fast readers."""
+    def grace_seconds(self, slots: Slots, wanted: int) -> float:
+        """Seconds for which a batch still waits for the next tokens of answers with fast readers.
+
+        `wanted`: number of tasks whose tokens are there.
+        """
+        if wanted == len(slots):
+            return 0
         now, grace = time.monotonic(), max(GRACE_SECONDS, GRACE_SHARE * self._step.seconds)
         left = 0.0
         for request in slots.seated:
