@@ -166,24 +166,12 @@ class NativeContext:
 
     def save_partial(self, out: Bytes) -> bool:
         """Write the PARTIAL state into `out` (uint8, `state_size` long); False on failure."""
-        return self._save(out, PARTIAL)
-
-    def _save(self, out: Bytes, flags: int) -> bool:
-        saved = library().save_state(self._pointer, out, self.seq, flags)
+        saved = library().save_state(self._pointer, out, self.seq, PARTIAL)
         return saved and not getattr(self._ctx, "lost", False)
 
     def load_partial(self, data: Bytes) -> bool:
         """Read a PARTIAL state; False where it was refused (stock has destroyed the destination then)."""
         return library().load_state(self._pointer, data, self.seq, PARTIAL)
-
-    def state(self) -> Bytes | None:
-        """A copy of the sequence's whole state; None where it could not be read."""
-        out = np.empty(self.state_size(partial=False), np.uint8)
-        return out if self._save(out, FULL) else None
-
-    def load(self, state: Bytes) -> bool:
-        """Read a whole state; False where it was refused, as `load_partial`."""
-        return library().load_state(self._pointer, state, self.seq, FULL)
 
     def logits(self, n_vocab: int, index: int = LAST_ROW) -> Logits | None:
         """The output row of one of the batch's tokens, the last by default, valid until the next decode.
