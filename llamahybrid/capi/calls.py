@@ -125,12 +125,9 @@ class NativeContext:
         self._ctx.decode(self._batch)
         return rows
 
-    def set_stop(self, stop: Stop) -> bool:
-        """Let `stop`, while it is armed, end decodes from inside; False where the library cannot.
-
-        Once, before anybody else sets an abort callback of their own: theirs then counts.
-        """
-        return library().set_stop(self._pointer, stop)
+    def set_stop(self, stop: Stop) -> None:
+        """Let `stop` end decodes from inside, until other code sets an abort callback of its own."""
+        library().set_stop(self._pointer, stop)
 
     def synchronize(self) -> None:
         """Wait for queued computation."""
@@ -160,9 +157,7 @@ class NativeContext:
 
     def state_size(self, *, partial: bool) -> int:
         """Bytes of the sequence's state."""
-        return int(
-            llama_cpp.llama_state_seq_get_size_ext(self._pointer, self.seq, PARTIAL if partial else FULL)
-        )
+        return library().state_size(self._pointer, self.seq, PARTIAL if partial else FULL)
 
     def save_partial(self, out: Bytes) -> bool:
         """Write the PARTIAL state into `out` (uint8, `state_size` long); False on failure."""
