@@ -16,7 +16,6 @@ from llamahybrid.client.sampling import RowSampler
 from llamahybrid.core.answering import answer_steps
 from llamahybrid.core.executor import Executor
 from llamahybrid.core.loop import DecodeLoop
-from llamahybrid.core.messages import Resume
 from llamahybrid.core.reply import Feed, Reply
 from llamahybrid.core.report import RequestReport
 from llamahybrid.core.request import Request
@@ -257,14 +256,14 @@ def _run_ahead(llm: Any, request: Request, options: dict[str, Any], sampler: Row
     assert progress is not None, "its prompt is decoded"
     total = progress.plan.total
     sample, pauses = partial(sampler.sample_at, llm._ctx), request.pauses
-    interrupted, resume = partial(loop.cancel, request), Resume(request)
+    interrupted = partial(loop.cancel, request)
     count, last, process = 0, -1, getpid()
     try:
         loop.submit(request, lambda _: answer_steps(request, feed, sample, pauses), feed)
         while True:
             feed.asked += 1
             if feed.paused and feed.asked >= feed.needs:
-                loop.post(resume)
+                loop.resume(request)
             while several and feed.empty():
                 yield WAIT
             token: int = feed.get(interrupted)

@@ -243,7 +243,7 @@ class Requests:
         context, inner = copy_context(), list[Request | None]()
 
         def begin(executor: Executor) -> tuple[Result]:
-            loop.slots.gather(request.view.ids(), request.salt)
+            loop.slots.empty_others()
             executor.claim()
             self._here.last = None
             try:

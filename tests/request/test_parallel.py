@@ -11,7 +11,7 @@ import llama_cpp
 import pytest
 
 from llamahybrid import PromptCache
-from llamahybrid.core import pace
+from llamahybrid.core import scheduler
 from llamahybrid.core.runner import Runner
 from llamahybrid.engine import loaded
 from llamahybrid.errors import Busy, DecodeError
@@ -262,7 +262,7 @@ def test_prompt_of_a_running_answer_is_shared(opened, stock, arch):
 
 def test_answers_have_a_token_beside_each_chunk_of_a_prompt(opened, monkeypatch):
     for name in ("CHUNK_STEPS", "CHUNK_SECONDS"):
-        monkeypatch.setattr(pace, name, 0)  # else small ones follow each other
+        monkeypatch.setattr(scheduler, name, 0)  # else small ones follow each other
     llm = opened()
     with answering(llm):
         for start in range(20):  # on a busy machine the answer's reader comes too late now and then
