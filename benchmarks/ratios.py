@@ -27,9 +27,9 @@ from benchmarks.figures import machine
 from llamahybrid.engine.bindings import loaded_from, stock
 from llamahybrid.harness.workloads.tokens import Workload, long_prompt, raw
 from llamahybrid.tiny import make
+from tests.lab.campaign import silence
 from tests.lab.costs import with_real_costs
 from tests.lab.in_process import WORKLOADS, Comparer, Stock
-from tests.lab.quiet import silence
 from tests.lab.subjects import SUBJECTS, Subject
 
 ENGINE = "stock" if loaded_from() == stock() else "patched"

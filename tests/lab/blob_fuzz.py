@@ -346,7 +346,7 @@ def play(model: Path, target: str, seed: int, count: int, until: float) -> dict[
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
-        from tests.lab.quiet import silence
+        from tests.lab.campaign import silence
 
         silence()
         print(json.dumps(TARGETS[sys.argv[2]](Path(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]))))

@@ -32,9 +32,9 @@ from rich.progress import track
 
 from llamahybrid import prompt_cache
 from llamahybrid.prompt_cache import PromptCache
+from tests.lab.campaign import silence
 from tests.lab.fake_engine import CHEAP, FakeEngine, Kind
 from tests.lab.integrity import check_integrity
-from tests.lab.quiet import silence
 
 ROOT = str(Path(prompt_cache.__file__).parent)
 FILES = (

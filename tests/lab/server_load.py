@@ -29,9 +29,9 @@ from rich.console import Console
 
 from llamahybrid import tiny
 from llamahybrid.harness.targets.child import resident
+from tests.lab.campaign import silence
 from tests.lab.differential import Mismatch
 from tests.lab.in_process import heard
-from tests.lab.quiet import silence
 from tests.lab.reference import Reference, Setting
 from tests.lab.server_clients import (
     CHAT,
