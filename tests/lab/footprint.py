@@ -29,8 +29,8 @@ from llamahybrid import Llama, PromptCache, tiny
 from llamahybrid.harness.hazards.process import peak_memory
 from llamahybrid.harness.targets.child import resident
 from llamahybrid.harness.workloads.speech import Speech
+from tests.lab.campaign import silence
 from tests.lab.integrity import check_integrity
-from tests.lab.quiet import silence
 
 ALLOWED_SHARE = 1.10
 WARM_UP = 60

@@ -21,8 +21,10 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,7 @@ from tests.lab.differential import Mismatch, Verdict
 from tests.lab.fuzz import generative
 from tests.lab.inside import MergedBatches, keep_rows_on_request, set_patience, set_wait
 from tests.lab.integrity import check_integrity
-from tests.lab.parallel_talk import Common, Talk, advance, drain
+from tests.lab.parallel_talk import Common, Talk, advance, in_a_thread
 from tests.lab.reference import Reference, Setting, settings_for
 
 CONTEXTS = (256, 512, 512, 768, 1536)
@@ -167,9 +169,10 @@ def _played(llms: list[Any], plan: Plan, rng: random.Random, reference: Referenc
     ]
     errors: list[BaseException] = []
 
-    def run(talk: Any) -> None:
+    def run(talk: Iterator[None]) -> None:
         try:
-            drain(talk)
+            for _ in talk:
+                pass
         except BaseException as error:
             errors.append(error)
 
@@ -202,9 +205,7 @@ def _require_free_slots(llm: Any, plan: Plan, common: Common) -> None:
             left.append(prompt)
 
     for prompt in prompts:
-        thread = threading.Thread(target=begin, args=(prompt,))
-        thread.start()
-        thread.join()
+        in_a_thread(partial(begin, prompt))
     if left:
         raise Mismatch(f"left behind: {len(left)} of {len(prompts)} slots are not free")
     for stream in held:
@@ -271,7 +272,7 @@ def _cells(model: Path, _: str, seed: int, count: int, until: float) -> dict[str
         "histories": outcome.histories,
         "requests": verdict.requests,
         "worst": f"{verdict.worst:.1e}",
-        "ties": f"{len(verdict.ties)} of {max((t.margin for t in verdict.ties), default=0):.0e}",
+        "ties": f"{len(verdict.ties)} of {max(verdict.ties, default=0):.0e}",
         **{name: outcome.count[name] for name in ("models", "cancels", "dropped", "steps", "rows")},
         "until seed": last,
     }
