@@ -61,9 +61,7 @@ class Probe:
     title: str
     run: Run
     site: str
-    """File and function of the fault in llama.cpp as of llama-cpp-python 0.3.36."""
-    sound: str
-    """Behaviour of a sound library."""
+    """Function of the fault in llama.cpp as of llama-cpp-python 0.3.36."""
 
     @property
     def id(self) -> str:
@@ -91,14 +89,9 @@ class Probe:
         return next(iter(self.known))
 
 
-def probe(title: str, *, site: str, sound: str) -> Callable[[Run], Probe]:
+def probe(title: str, site: str) -> Callable[[Run], Probe]:
     """Make a probe of a function, whose name is the id and whose docstring has the steps."""
-    return lambda run: Probe(title, run, site, sound)
-
-
-def probes_in(module: Mapping[str, object]) -> tuple[Probe, ...]:
-    """Return the probes among a module's names, in their order."""
-    return tuple(value for value in module.values() if isinstance(value, Probe))
+    return lambda run: Probe(title, run, site)
 
 
 @cache

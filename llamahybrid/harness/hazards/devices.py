@@ -14,15 +14,13 @@ from typing import Any
 
 from llama_cpp import llama_cpp as lib
 
-from llamahybrid.harness.hazards.case import probe, probes_in
+from llamahybrid.harness.hazards.case import probe
 from llamahybrid.harness.hazards.context import FULL, ON_DEVICE, PARTIAL, Context, load_range, save_range
 from llamahybrid.harness.hazards.model import ModelUnderTest
 from llamahybrid.harness.hazards.outcome import NotApplicable, Outcome, Verdict, all_sound, wrong
 from llamahybrid.harness.hazards.steps import still_there
 
 _TAKE = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
-_WRITE = "llama-context.cpp: llama_context::state_seq_get_data"
-_READ = "llama-context.cpp: llama_context::state_seq_set_data"
 _SPLIT = {"flash_attn_type": 1}
 """Attention whose values are in rows: only those can be split."""
 _WIDE = 192
@@ -82,9 +80,7 @@ def _in_pieces(context: Context, begin: int, end: int) -> Outcome:
     return Outcome(Verdict.EXACT, f"the same bytes in pieces of at most {longest}")
 
 
-@probe(
-    "A state and a range handed out in pieces", site=_WRITE, sound="hands out the bytes of the state in one"
-)
+@probe("A state and a range handed out in pieces", "llama_context::state_seq_get_data")
 def state_in_pieces(tested: ModelUnderTest) -> Outcome:
     """Forty tokens; compare their full and PARTIAL states and the range [10, 30) with the same in pieces."""
     outcome = _in_pieces(tested.context().grown(40), 10, 30)
@@ -92,11 +88,7 @@ def state_in_pieces(tested: ModelUnderTest) -> Outcome:
     return replace(outcome, detail="the same bytes in pieces") if exact else outcome
 
 
-@probe(
-    "A state in pieces whose taker says stop, and one that cannot be",
-    site=_WRITE,
-    sound="returns 0 and changes nothing",
-)
+@probe("A state in pieces whose taker says stop, and one that cannot be", "llama_context::state_seq_get_data")
 def pieces_ended(tested: ModelUnderTest) -> Outcome:
     """Forty tokens; stop at once, early, half-way, before the last byte; ask for impossible ones; go on.
 
@@ -120,11 +112,7 @@ def _split(tested: ModelUnderTest, length: int, **params: Any) -> tuple[Context,
     return context, blob
 
 
-@probe(
-    "A state of split tensors handed out in pieces",
-    site=_WRITE,
-    sound="asks the devices for whole rows, the only parts that can be had",
-)
+@probe("A state of split tensors handed out in pieces", "llama_context::state_seq_get_data")
 def split_tensors_in_pieces(tested: ModelUnderTest) -> Outcome:
     """Tensors split over two devices; 3,000 tokens, so that a tensor is longer than the buffer of 1 MiB.
 
@@ -134,9 +122,7 @@ def split_tensors_in_pieces(tested: ModelUnderTest) -> Outcome:
     return _in_pieces(context, 10, 2900)
 
 
-@probe(
-    "States and ranges of split tensors (control)", site=_READ, sound="restores what was saved, byte for byte"
-)
+@probe("States and ranges of split tensors (control)", "llama_context::state_seq_set_data")
 def split_tensors_restored(tested: ModelUnderTest) -> Outcome:
     """Tensors split over two devices; restore 40 tokens, their PARTIAL state and a range; remove; restore."""
     context, blob = _split(tested, 40)
@@ -155,11 +141,7 @@ def split_tensors_restored(tested: ModelUnderTest) -> Outcome:
     return Outcome(Verdict.EXACT, "the bytes are those that were restored")
 
 
-@probe(
-    "A truncated state over live split tensors",
-    site=_READ,
-    sound="refuses, and the live state stays (or is dropped whole)",
-)
+@probe("A truncated state over live split tensors", "llama_context::state_seq_set_data")
 def split_tensors_failed_restore(tested: ModelUnderTest) -> Outcome:
     """Tensors split over two devices, 40 live tokens; restore states of 30 others that end too early."""
     context, blob = _split(tested, 40)
@@ -175,6 +157,3 @@ def split_tensors_failed_restore(tested: ModelUnderTest) -> Outcome:
         return Outcome(Verdict.REFUSED, said) if not any(read) and (same or not left) else wrong(said)
 
     return all_sound(offered(flags) for flags in (FULL, PARTIAL))
-
-
-PROBES = probes_in(vars())
