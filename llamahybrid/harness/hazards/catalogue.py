@@ -6,7 +6,6 @@ from llamahybrid.harness.hazards import (
     aborts,
     copies,
     crashes,
-    devices,
     nan,
     restores,
     rollback,
@@ -15,7 +14,7 @@ from llamahybrid.harness.hazards import (
 )
 from llamahybrid.harness.hazards.case import Probe
 
-_FAMILIES = (rollback, copies, windows, aborts, nan, state_blobs, restores, devices, crashes)
+_FAMILIES = (rollback, copies, windows, aborts, nan, state_blobs, restores, crashes)
 
 PROBES = tuple(each for family in _FAMILIES for each in vars(family).values() if isinstance(each, Probe))
 

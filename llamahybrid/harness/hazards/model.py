@@ -6,17 +6,14 @@ their addresses in the library that llama_cpp has loaded.
 
 from __future__ import annotations
 
-import copy
 import ctypes
 import sys
-from pathlib import Path
 from typing import Any
 
 from llama_cpp import llama_cpp as lib
 
 from llamahybrid.devices.offload import Offload
 from llamahybrid.devices.rpc import endpoints
-from llamahybrid.engine import installed
 from llamahybrid.harness.hazards.context import Context
 from llamahybrid.harness.hazards.outcome import Logits, NotApplicable
 
@@ -69,30 +66,6 @@ class ModelUnderTest:
         if context.feed(length - alone, length + 1, text=text, chunk=1):
             raise RuntimeError("a clean context refused to go on")
         return context.logits()
-
-    def split(self) -> ModelUnderTest:
-        """The model again, each tensor in two parts: the CPU serves as two devices.
-
-        The CPU holds such tensors but cannot compute with them: states come from a context on the whole
-        model. Raises NotApplicable if the model cannot be split.
-        """
-        if lib.llama_model_is_recurrent(self.model):  # for rwkv7 llama-model.cpp aborts while it loads
-            raise NotApplicable("purely recurrent models are not split over devices")
-        ggml = installed.library(Path(lib._lib._name).parent, "ggml")
-        if ggml is None:
-            raise NotApplicable("no libggml beside libllama")
-        device = ctypes.CDLL(str(ggml)).ggml_backend_dev_by_type
-        device.restype = ctypes.c_void_p
-        cpu = device(0)  # GGML_BACKEND_DEVICE_TYPE_CPU
-        params = lib.llama_model_default_params()
-        devices = (ctypes.c_void_p * 3)(cpu, cpu, None)
-        params.devices = ctypes.cast(devices, ctypes.c_void_p)
-        params.split_mode, params.n_gpu_layers = 3, 99  # LLAMA_SPLIT_MODE_TENSOR
-        other = copy.copy(self)
-        other.model = lib.llama_model_load_from_file(self.path.encode(), params)
-        if not other.model:
-            raise NotApplicable("tensors of this architecture cannot be split over devices")
-        return other
 
     def with_planes(self, count: int = 4, **params: Any) -> Context:
         """A context with `count` rollback planes; raises NotApplicable where the model has none."""

@@ -199,7 +199,7 @@ def run(
 
 def _make(model: Model, folder: Path) -> Path:
     """Write a tiny model."""
-    return tiny.make(model.arch, folder / f"{model.name}.gguf", window=model.window, embd=model.embd)
+    return tiny.make(model.arch, folder / f"{model.name}.gguf", window=model.window)
 
 
 def _signal(number: int) -> str:
