@@ -46,7 +46,7 @@ def _stopped(
 
     If that is refused, remove everything and start another prompt.
     """
-    tested.need_recurrent()
+    tested.need("recurrent")
     context = _context(tested, held, planes, **params)
     _stop(context, fed, part)
     outcome = _after(context, "the decode returned 2")
@@ -78,7 +78,7 @@ def abort_second_ubatch(tested: ModelUnderTest) -> Outcome:
 @probe("A decode stopped when its second ubatch is due", "llama_context::decode")
 def abort_between_ubatches(tested: ModelUnderTest) -> Outcome:
     """48 tokens in ubatches of 16; stop at the first poll after the first ubatch; go on at its end."""
-    tested.need_recurrent()
+    tested.need("recurrent")
     twin, context = tested.context(n_ubatch=16), tested.context(n_ubatch=16)
     polls = twin.polls_of(lambda: twin.feed(0, 16))
     status = context.stopped(polls + 1, lambda: context.feed(0, 48))
@@ -91,7 +91,7 @@ def abort_between_ubatches(tested: ModelUnderTest) -> Outcome:
 @probe("A stop that is there before the decode begins", "llama_context::decode")
 def abort_at_once(tested: ModelUnderTest) -> Outcome:
     """Twelve tokens; the first poll of the next decode says stop; go on where the context says it ends."""
-    tested.need_recurrent()
+    tested.need("recurrent")
     context = tested.context().grown(12)
     status = context.stopped(1, lambda: context.feed(12, 20))
     return _after(context, f"the decode returned {status}")
@@ -100,7 +100,7 @@ def abort_at_once(tested: ModelUnderTest) -> Outcome:
 @probe("A decode of two sequences stopped beside a third", "llama_context::decode")
 def abort_bystander(tested: ModelUnderTest) -> Outcome:
     """Three sequences; stop after 10, 50 and 97 % of a decode of the outer two; go on with the middle one."""
-    tested.need_recurrent()
+    tested.need("recurrent")
 
     def stopped(part: float) -> Outcome:
         twin, context = tested.context(), tested.context(**THREE).filled(_EIGHT)
@@ -141,7 +141,7 @@ def abort_restored(tested: ModelUnderTest) -> Outcome:
 
     Once without rollback planes, and once with four where the model has them.
     """
-    tested.need_recurrent()
+    tested.need("recurrent")
 
     def after(planes: int) -> Outcome:
         context = tested.context(n_rs_seq=planes).grown(12)
@@ -190,7 +190,7 @@ def abort_beside_free_cells(tested: ModelUnderTest) -> Outcome:
 
     Stopped once after each tenth of the polls that the decode takes.
     """
-    tested.need_recurrent()
+    tested.need("recurrent")
     context, stopped = _hole(tested), 0
     polls = context.polls_of(lambda: _decode_around(context))
     outcome = Outcome(Verdict.FAILED, "the decode was never stopped")

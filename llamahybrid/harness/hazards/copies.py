@@ -14,7 +14,7 @@ from llamahybrid.harness.hazards.steps import all_go_on, next_prompt
 @probe("Saving a sequence whose stream copy is pending", "llama_kv_cache::seq_cp")
 def pending_copy_saved(tested: ModelUnderTest) -> Outcome:
     """Not unified: copy twelve tokens to the second sequence, save it at once, restore elsewhere, go on."""
-    tested.need_attention()
+    tested.need("attention")
     context = tested.context(**SPLIT).grown(12)
     context.cp(0, 1)
     other = tested.context(**SPLIT)
@@ -25,7 +25,7 @@ def pending_copy_saved(tested: ModelUnderTest) -> Outcome:
 @probe("Restoring into a sequence whose stream copy is pending", "llama_kv_cache::seq_cp")
 def pending_copy_restored_into(tested: ModelUnderTest) -> Outcome:
     """Not unified: copy to the second sequence, remove that, restore another text into it, go on."""
-    tested.need_attention()
+    tested.need("attention")
     blob = tested.context(**SPLIT).grown(12, 1, text=1).save(1)
     context = tested.context(**SPLIT).grown(12)
     context.cp(0, 1)
@@ -37,7 +37,7 @@ def pending_copy_restored_into(tested: ModelUnderTest) -> Outcome:
 @probe("Saving while a K-shift is pending", "llama_kv_cache::update")
 def pending_shift_saved(tested: ModelUnderTest) -> Outcome:
     """Shift twelve tokens by five positions, save, restore elsewhere, and go on with both at position 17."""
-    tested.need_attention()
+    tested.need("attention")
     tested.need_multi_rope(False)
     context = tested.context().grown(12)
     granted(lib.llama_memory_can_shift(context.memory), "llama_memory_can_shift says no")
@@ -63,7 +63,7 @@ def shift_under_m_rope(tested: ModelUnderTest) -> Outcome:
 @probe("Copying a range between streams", "llama_kv_cache::seq_cp")
 def partial_stream_copy(tested: ModelUnderTest) -> Outcome:
     """Not unified: copy positions [2, 5) of twelve tokens to the second sequence; go on with the first."""
-    tested.need_attention()
+    tested.need("attention")
     context = tested.context(**SPLIT).grown(12)
     context.cp(0, 1, 2, 5)
     said = f"the copy ends at position {context.last(1)}"
@@ -87,7 +87,7 @@ def remove_all_sequences(tested: ModelUnderTest) -> Outcome:
 @probe("Removing a part of all sequences of a recurrent memory", "llama_memory_recurrent::seq_rm")
 def remove_part_of_all(tested: ModelUnderTest) -> Outcome:
     """Two sequences of twelve tokens; seq_rm of -1 from 12, of [5, 5), from 6, of [0, 6); go on with both."""
-    tested.need_recurrent()
+    tested.need("recurrent")
     context = tested.context(**TWO).filled(BOTH)
     parts = ((12, -1), (5, 5), (6, -1), (0, 6))
     answers = [int(context.rm(-1, *part)) for part in parts]
@@ -112,7 +112,7 @@ def remove_inner_range(tested: ModelUnderTest) -> Outcome:
     If positions may not have gaps, it is compared with all twelve. A library that refuses it has to refuse
     [0, 5) and [0, 11), too; ranges without tokens ([5, 5), [5, 2), [12, 40)) may be granted.
     """
-    tested.need_hybrid()
+    tested.need("hybrid")
     context = tested.context().grown(12)
     if not context.rm(0, 2, 5):
         ranges = ((2, 5), (0, 5), (-1, 11), (5, 5), (5, 2), (12, 40))
@@ -134,7 +134,7 @@ def append_before_cut(tested: ModelUnderTest) -> Outcome:
 
     All calls succeed and the positions come out right.
     """
-    tested.need_attention()
+    tested.need("attention")
 
     def wanted(position: int) -> int:
         return tested.token(position, 0 if position < 10 else 1)

@@ -27,7 +27,7 @@ def _offered(context: Context, blob: bytes, seq: int, flags: int, length: int) -
 @probe("ON_DEVICE blob without the magic", "llama_context::state_seq_set_data")
 def on_device_magic(tested: ModelUnderTest) -> Outcome:
     """Save on the device, restore 64 zero bytes with ON_DEVICE."""
-    tested.need_recurrent()
+    tested.need("recurrent")
     context = tested.context().grown(12)
     context.save(flags=_DEVICE)
     return _offered(context, b"\0" * 64, 0, _DEVICE, 12)
@@ -36,7 +36,7 @@ def on_device_magic(tested: ModelUnderTest) -> Outcome:
 @probe("ON_DEVICE blob of another context", "llama_context::state_seq_set_data")
 def on_device_other_context(tested: ModelUnderTest) -> Outcome:
     """Save on the device in one context, restore in another that never saved, and again once it has."""
-    tested.need_recurrent()
+    tested.need("recurrent")
     blob = tested.context().grown(12).save(flags=_DEVICE)
     context = tested.context().grown(12)
     if context.load(blob, flags=_DEVICE):
@@ -48,7 +48,7 @@ def on_device_other_context(tested: ModelUnderTest) -> Outcome:
 @probe("ON_DEVICE blobs, PARTIAL and full mixed", "llama_io_read_device::~llama_io_read_device")
 def on_device_flags(tested: ModelUnderTest) -> Outcome:
     """Save PARTIAL, then full, on the device; restore the PARTIAL blob, then the full one as PARTIAL."""
-    tested.need_hybrid()
+    tested.need("hybrid")
     context = tested.context().grown(12)
     part = context.save(flags=_DEVICE)
     full = context.save(flags=ON_DEVICE)
@@ -60,7 +60,7 @@ def on_device_flags(tested: ModelUnderTest) -> Outcome:
 @probe("ON_DEVICE blob with trailing bytes", "llama_io_read_device::~llama_io_read_device")
 def on_device_trailing(tested: ModelUnderTest) -> Outcome:
     """Save on the device, restore the blob with four more bytes."""
-    tested.need_recurrent()
+    tested.need("recurrent")
     context = tested.context().grown(12)
     return _offered(context, context.save(flags=_DEVICE) + b"\0" * 4, 0, _DEVICE, 12)
 
@@ -68,7 +68,7 @@ def on_device_trailing(tested: ModelUnderTest) -> Outcome:
 @probe("Saving all sequences ON_DEVICE from several cell ranges", "llama_memory_recurrent::state_write")
 def on_device_all(tested: ModelUnderTest) -> Outcome:
     """Three unified sequences, the middle one removed; save sequence -1 on the device; go on with one."""
-    tested.need_recurrent()
+    tested.need("recurrent")
     context = tested.context(**THREE).filled({0: 8, 1: 8, 2: 8})
     context.rm(1, -1, -1)
     size = len(context.save(-1, _DEVICE))
@@ -78,7 +78,7 @@ def on_device_all(tested: ModelUnderTest) -> Outcome:
 @probe("No memory for an ON_DEVICE save", "llama_io_write_device::~llama_io_write_device")
 def on_device_no_memory(tested: ModelUnderTest) -> Outcome:
     """Save 4,000 tokens on the device with no memory left to the process; go on."""
-    tested.need_attention()
+    tested.need("attention")
     context = tested.context(n_ctx=4096, n_batch=4096).grown(4000, chunk=4000)
     with memory_left(0):
         saved = context.save(flags=ON_DEVICE)
@@ -90,7 +90,7 @@ def on_device_no_memory(tested: ModelUnderTest) -> Outcome:
 @probe("A blob with two recurrent cells for one sequence", "llama_memory_recurrent::state_read_meta")
 def two_recurrent_cells(tested: ModelUnderTest) -> Outcome:
     """Put a second cell into a PARTIAL snapshot and restore it where two sequences fit."""
-    tested.need_recurrent()
+    tested.need("recurrent")
     context = tested.context(n_seq_max=2).grown(12)
     blob = bytearray(context.save(flags=PARTIAL))
     if len(blob) < _HEADER + 12 or struct.unpack_from("<I", blob, _HEADER) != (1,):

@@ -74,25 +74,18 @@ class ModelUnderTest:
             raise NotApplicable("the architecture has no rollback planes")
         return context
 
-    def need_recurrent(self) -> None:
-        """Raise NotApplicable unless the model keeps a recurrent state."""
-        if not (lib.llama_model_is_recurrent(self.model) or lib.llama_model_is_hybrid(self.model)):
-            raise NotApplicable("the architecture keeps no recurrent state")
-
-    def need_attention(self) -> None:
-        """Raise NotApplicable for a purely recurrent model."""
-        if lib.llama_model_is_recurrent(self.model):
-            raise NotApplicable("the architecture keeps no attention KV")
-
-    def need_hybrid(self) -> None:
-        """Raise NotApplicable unless the model keeps both."""
-        if not lib.llama_model_is_hybrid(self.model):
-            raise NotApplicable("the architecture is no hybrid")
-
-    def need_window(self) -> None:
-        """Raise NotApplicable unless the model attends through a sliding window."""
-        if not lib.llama_model_n_swa(self.model):
-            raise NotApplicable("the model has no sliding window")
+    def need(self, memory: str) -> None:
+        """Raise NotApplicable unless the model has this memory: recurrent, attention, hybrid or window."""
+        recurrent, hybrid = lib.llama_model_is_recurrent(self.model), lib.llama_model_is_hybrid(self.model)
+        window = lib.llama_model_n_swa(self.model) > 0
+        has = {
+            "recurrent": recurrent or hybrid,
+            "attention": not recurrent,
+            "hybrid": hybrid,
+            "window": window,
+        }
+        if not has[memory]:
+            raise NotApplicable(f"the model has no {memory} memory")
 
     def need_shared_tokens(self) -> None:
         """Raise NotApplicable where a token is of one sequence only."""

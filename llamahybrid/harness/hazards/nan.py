@@ -22,7 +22,7 @@ def _shown(context: Context, otherwise: str) -> Context:
 
 def _poisoned(tested: ModelUnderTest, flash: int = 1) -> Context:
     """A context whose recurrent row was made NaN through a snapshot, and whose logits show it."""
-    tested.need_recurrent()
+    tested.need("recurrent")
     context = tested.context(flash_attn_type=flash).grown(12)
     snapshot = bytearray(context.save(flags=PARTIAL))
     snapshot[-4000:] = np.full(1000, np.nan, np.float32).tobytes()
@@ -66,7 +66,7 @@ def _poisoned_attention(tested: ModelUnderTest) -> Context:
         if not context.load(state[:-64] + b"\xff" * 64):
             raise NotApplicable("the library refuses a state that holds NaN")
         return _shown(context, "NaN in the last values of the state does not reach the logits")
-    tested.need_attention()
+    tested.need("attention")
     return _poisoned(tested, flash=0)
 
 

@@ -145,7 +145,7 @@ def _over(context: Context, blob: bytes, flags: int, what: str, seq: int = 0) ->
 @probe("A state with more cells than the context has", "llama_kv_cache::state_read_meta")
 def restore_too_long(tested: ModelUnderTest) -> Outcome:
     """n_ctx = 256; twenty live tokens; restore the state of 400 others; go on at twenty."""
-    tested.need_attention()
+    tested.need("attention")
     blob = tested.context().grown(400, text=3).save()
     return _over(tested.context(n_ctx=256).grown(20), blob, FULL, "a state of 400 tokens")
 
@@ -153,7 +153,7 @@ def restore_too_long(tested: ModelUnderTest) -> Outcome:
 @probe("A state whose attention has another number type", "llama_kv_cache::state_read_data")
 def restore_other_type(tested: ModelUnderTest) -> Outcome:
     """Twenty live tokens in F16; restore the state of thirty others that were computed in F32; go on."""
-    tested.need_attention()
+    tested.need("attention")
     blob = tested.context(type_k=0, type_v=0).grown(30, text=3).save()
     return _over(tested.context().grown(20), blob, FULL, "a state in F32")
 
@@ -161,7 +161,7 @@ def restore_other_type(tested: ModelUnderTest) -> Outcome:
 @probe("A full state restored as PARTIAL, and the other way round", "llama_context::state_seq_set_data")
 def restore_other_flags(tested: ModelUnderTest) -> Outcome:
     """Twenty live tokens; offer states of thirty others under the wrong flags; go on at twenty."""
-    tested.need_hybrid()
+    tested.need("hybrid")
     donor = tested.context().grown(30, text=3)
     return all_sound(
         _over(tested.context().grown(20), donor.save(flags=saved), offered, said)

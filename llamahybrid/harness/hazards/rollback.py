@@ -129,7 +129,7 @@ def draft_rejected_recurrent(tested: ModelUnderTest) -> Outcome:
 
     Then restore the snapshot, cut to twelve, decode the two accepted tokens again and go on.
     """
-    tested.need_recurrent()
+    tested.need("recurrent")
     context = tested.context().grown(12)
     snapshot = context.save(flags=PARTIAL)
     context.feed(12, 17)

@@ -95,7 +95,7 @@ def failed_whole_restore(tested: ModelUnderTest) -> Outcome:
 @probe("A PARTIAL snapshot restored into empty attention", "llama_batch_allocr::init")
 def snapshot_without_attention(tested: ModelUnderTest) -> Outcome:
     """Restore the PARTIAL snapshot of twelve tokens into an empty context; go on at twelve."""
-    tested.need_hybrid()
+    tested.need("hybrid")
     blob = tested.context().grown(12).save(flags=PARTIAL)
     context = tested.context()
     granted(context.load(blob, flags=PARTIAL), "the restore returned 0")
@@ -110,7 +110,7 @@ def state_lost(tested: ModelUnderTest) -> Outcome:
 
     If that is refused, remove the sequence and decode that prompt again.
     """
-    tested.need_hybrid()
+    tested.need("hybrid")
     context = tested.context()
     nothing = context.save(flags=PARTIAL)
     context.grown(12)
@@ -126,7 +126,7 @@ def state_lost(tested: ModelUnderTest) -> Outcome:
 @probe("An ON_DEVICE blob older than the sequence's last save", "llama_context::state_seq_set_data")
 def on_device_older_blob(tested: ModelUnderTest) -> Outcome:
     """Save on the device at twelve and at twenty tokens; restore the first blob, cut at twelve, go on."""
-    tested.need_recurrent()
+    tested.need("recurrent")
     context = tested.context().grown(12)
     blob = context.save(flags=PARTIAL | ON_DEVICE)
     context.feed(12, 20)
@@ -140,7 +140,7 @@ def on_device_older_blob(tested: ModelUnderTest) -> Outcome:
 @probe("The newest ON_DEVICE blob (control)", "llama_context::state_seq_set_data")
 def on_device_restore(tested: ModelUnderTest) -> Outcome:
     """Save on the device at twelve tokens, grow to twenty, restore, cut at twelve, go on."""
-    tested.need_recurrent()
+    tested.need("recurrent")
     context = tested.context().grown(12)
     blob = context.save(flags=PARTIAL | ON_DEVICE)
     context.feed(12, 20)
@@ -155,7 +155,7 @@ def negative_position(tested: ModelUnderTest) -> Outcome:
 
     If that is accepted, remove the sequence and decode another prompt. Of a hybrid the full state, too.
     """
-    tested.need_recurrent()
+    tested.need("recurrent")
 
     def offered(flags: int, place: int) -> Outcome:
         context = tested.context().grown(12)

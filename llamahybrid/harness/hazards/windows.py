@@ -23,7 +23,7 @@ _SMALL = {"swa_full": False, "n_ubatch": 32}
 
 def _grown(tested: ModelUnderTest) -> Context:
     """400 tokens with a window whose first contents have long been overwritten."""
-    tested.need_window()
+    tested.need("window")
     return tested.context(**_SMALL).grown(400, chunk=32)
 
 
@@ -45,7 +45,7 @@ def cut_inside_window(tested: ModelUnderTest) -> Outcome:
 @probe("A window restored from a snapshot (control)", "llama_kv_cache_iswa::seq_rm")
 def window_restored(tested: ModelUnderTest) -> Outcome:
     """Snapshot at 100 tokens, grow to 400, restore the snapshot, cut at 100, go on."""
-    tested.need_window()
+    tested.need("window")
     context = tested.context(**_SMALL).grown(100, chunk=32)
     snapshot = context.save(flags=PARTIAL)
     context.feed(100, 400, chunk=32)
@@ -55,7 +55,7 @@ def window_restored(tested: ModelUnderTest) -> Outcome:
 
 def _window_onto(tested: ModelUnderTest, held: int) -> Outcome:
     """Restore the PARTIAL snapshot of 100 tokens into a context that holds `held`, go on at 100."""
-    tested.need_window()
+    tested.need("window")
     snapshot = tested.context(**_SMALL).grown(100, chunk=32).save(flags=PARTIAL)
     context = tested.context(**_SMALL).grown(held, chunk=32)
     granted(context.load(snapshot, flags=PARTIAL), "the snapshot was refused")
@@ -80,7 +80,7 @@ def range_without_window(tested: ModelUnderTest) -> Outcome:
 
     If both are refused, restore the PARTIAL snapshot of 100 tokens and go on; remove all and start again.
     """
-    tested.need_window()
+    tested.need("window")
     donor = tested.context(**_SMALL).grown(100, chunk=32)
     part, snapshot = save_range(donor, 0, 100), donor.save(flags=PARTIAL)
     context = tested.context(**_SMALL)
@@ -104,7 +104,7 @@ def copy_behind_window(tested: ModelUnderTest) -> Outcome:
 
     Then the same with 150; then go on with the original. The window cache holds the last 256.
     """
-    tested.need_window()
+    tested.need("window")
     context = tested.context(**_SMALL, **TWO).grown(400, chunk=32)
 
     def copied(end: int) -> Outcome:
@@ -124,7 +124,7 @@ def empty_window_restored(tested: ModelUnderTest) -> Outcome:
 
     If that is refused, restore the PARTIAL snapshot of 100 tokens and go on.
     """
-    tested.need_attention()  # not a window: llama_model_n_swa is 0 for deepseek4
+    tested.need("attention")  # not a window: llama_model_n_swa is 0 for deepseek4
     context = tested.context(**_SMALL)
     nothing = context.save(flags=PARTIAL)
     context.grown(100, chunk=32)
