@@ -6,17 +6,14 @@ their addresses in the library that llama_cpp has loaded.
 
 from __future__ import annotations
 
-import copy
 import ctypes
 import sys
-from pathlib import Path
 from typing import Any
 
 from llama_cpp import llama_cpp as lib
 
 from llamahybrid.devices.offload import Offload
 from llamahybrid.devices.rpc import endpoints
-from llamahybrid.engine import installed
 from llamahybrid.harness.hazards.context import Context
 from llamahybrid.harness.hazards.outcome import Logits, NotApplicable
 
@@ -70,30 +67,6 @@ class ModelUnderTest:
             raise RuntimeError("a clean context refused to go on")
         return context.logits()
 
-    def split(self) -> ModelUnderTest:
-        """The model again, each tensor in two parts: the CPU serves as two devices.
-
-        The CPU holds such tensors but cannot compute with them: states come from a context on the whole
-        model. Raises NotApplicable if the model cannot be split.
-        """
-        if lib.llama_model_is_recurrent(self.model):  # for rwkv7 llama-model.cpp aborts while it loads
-            raise NotApplicable("purely recurrent models are not split over devices")
-        ggml = installed.library(Path(lib._lib._name).parent, "ggml")
-        if ggml is None:
-            raise NotApplicable("no libggml beside libllama")
-        device = ctypes.CDLL(str(ggml)).ggml_backend_dev_by_type
-        device.restype = ctypes.c_void_p
-        cpu = device(0)  # GGML_BACKEND_DEVICE_TYPE_CPU
-        params = lib.llama_model_default_params()
-        devices = (ctypes.c_void_p * 3)(cpu, cpu, None)
-        params.devices = ctypes.cast(devices, ctypes.c_void_p)
-        params.split_mode, params.n_gpu_layers = 3, 99  # LLAMA_SPLIT_MODE_TENSOR
-        other = copy.copy(self)
-        other.model = lib.llama_model_load_from_file(self.path.encode(), params)
-        if not other.model:
-            raise NotApplicable("tensors of this architecture cannot be split over devices")
-        return other
-
     def with_planes(self, count: int = 4, **params: Any) -> Context:
         """A context with `count` rollback planes; raises NotApplicable where the model has none."""
         context = self.context(n_rs_seq=count, **params)
@@ -101,25 +74,18 @@ class ModelUnderTest:
             raise NotApplicable("the architecture has no rollback planes")
         return context
 
-    def need_recurrent(self) -> None:
-        """Raise NotApplicable unless the model keeps a recurrent state."""
-        if not (lib.llama_model_is_recurrent(self.model) or lib.llama_model_is_hybrid(self.model)):
-            raise NotApplicable("the architecture keeps no recurrent state")
-
-    def need_attention(self) -> None:
-        """Raise NotApplicable for a purely recurrent model."""
-        if lib.llama_model_is_recurrent(self.model):
-            raise NotApplicable("the architecture keeps no attention KV")
-
-    def need_hybrid(self) -> None:
-        """Raise NotApplicable unless the model keeps both."""
-        if not lib.llama_model_is_hybrid(self.model):
-            raise NotApplicable("the architecture is no hybrid")
-
-    def need_window(self) -> None:
-        """Raise NotApplicable unless the model attends through a sliding window."""
-        if not lib.llama_model_n_swa(self.model):
-            raise NotApplicable("the model has no sliding window")
+    def need(self, memory: str) -> None:
+        """Raise NotApplicable unless the model has this memory: recurrent, attention, hybrid or window."""
+        recurrent, hybrid = lib.llama_model_is_recurrent(self.model), lib.llama_model_is_hybrid(self.model)
+        window = lib.llama_model_n_swa(self.model) > 0
+        has = {
+            "recurrent": recurrent or hybrid,
+            "attention": not recurrent,
+            "hybrid": hybrid,
+            "window": window,
+        }
+        if not has[memory]:
+            raise NotApplicable(f"the model has no {memory} memory")
 
     def need_shared_tokens(self) -> None:
         """Raise NotApplicable where a token is of one sequence only."""
