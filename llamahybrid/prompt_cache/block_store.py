@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from itertools import islice
 from typing import TypeAlias
 
 from llamahybrid.prompt_cache.base import Tokens
@@ -34,6 +34,9 @@ from llamahybrid.prompt_cache.records import Record
 from llamahybrid.prompt_cache.seen import Seen
 
 MOST_FOLLOWERS = 2
+BATCH = 1000
+"""Rows that are read at once."""
+
 MOST_PARENTS = 1 << 16
 """No path has more blocks: rows that name each other in a circle end there."""
 
@@ -66,25 +69,24 @@ class Rows:
     def release(self) -> None:
         """A thread that used it ends."""
 
-    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Values of rows; None for what is missing."""
+    def get(self, keys: Sequence[bytes], *, all_: bool = True) -> list[bytes | None]:
+        """Values of rows; None for a missing one. `all_` False: the first missing one may be the last."""
         raise NotImplementedError
-
-    def run(self, keys: Sequence[bytes]) -> list[bytes]:
-        """Values up to the first that is missing."""
-        return list(takewhile(lambda value: value is not None, self.get(keys)))  # type: ignore[arg-type]
 
     def has(self, keys: Sequence[bytes]) -> set[bytes]:
         """Keys of records that are there."""
         raise NotImplementedError
 
-    def rows(self, kind: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """All rows of a kind, without its letter."""
+    def keys(self, kind: bytes) -> Iterator[bytes]:
+        """All keys that begin with a letter, the newest first where an order is known."""
         raise NotImplementedError
 
-    def recent(self, kind: bytes, most: int) -> list[tuple[bytes, bytes]]:
-        """The newest rows of a kind, at most `most`; none where no order is known."""
-        return []
+    def rows(self, kind: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """All rows whose keys begin with a letter, which is left out."""
+        keys = self.keys(kind)
+        while some := list(islice(keys, BATCH)):
+            found = zip(some, self.get(some), strict=True)
+            yield from ((key[1:], value) for key, value in found if value is not None)
 
     def count(self) -> int:
         """The number of records; 0 where counting takes too long."""
@@ -197,7 +199,7 @@ class BlockStore:
     def _nodes(self, hashes: Sequence[bytes], ids: bytes) -> list[Node]:
         """The nodes along a path up to the first that is unknown."""
         nodes: list[Node] = []
-        for k, raw in enumerate(self.rows.run([b"n" + h for h in hashes])):
+        for k, raw in enumerate(self.rows.get([b"n" + h for h in hashes], all_=False)):
             node = Node.unpack(raw)
             if node is None or (k and node.text != ids[BLOCK_BYTES * (k - 1) : BLOCK_BYTES * k]):
                 break

@@ -83,20 +83,33 @@ def on_path(store: BlockStore, tokens: Tokens, stays: int = 0) -> Forgotten:
     return forgotten
 
 
-def sweep_nodes(store: BlockStore) -> int:
-    """Remove nodes that lead to no place; how many there were."""
-    parents = {hash_: raw[:HASH_BYTES] for hash_, raw in store.rows.rows(b"n")}
-    alive: set[bytes] = set()
-    for digest, raw in store.rows.rows(b"p"):
+def sweep(store: BlockStore) -> None:
+    """Remove records that no path leads to, and rows that lead to no record.
+
+    A record without a place, or a place without its blocks, is left by a damaged or an evicted row. Places
+    and records that another process adds meanwhile stay.
+    """
+    rows = store.rows
+    records, places = list(rows.keys(b"r")), set(rows.keys(b"p"))
+    parents = {hash_: raw[:HASH_BYTES] for hash_, raw in rows.rows(b"n")}
+    alive, named, dead = {NO_PARENT}, set[bytes](), list[bytes]()
+    for digest, raw in rows.rows(b"p"):
         place = Place.unpack(digest, raw)
-        hash_ = NO_PARENT if place is None else place.block
-        while hash_ in parents and hash_ not in alive:
-            alive.add(hash_)
+        way, hash_ = list[bytes](), b"" if place is None else place.block
+        while hash_ not in alive and hash_ in parents and len(way) <= MOST_PARENTS:
+            way.append(hash_)
             hash_ = parents[hash_]
-    dead = [b"n" + hash_ for hash_ in parents if hash_ not in alive]
+        if place is not None and hash_ in alive:
+            alive.update(way)
+            named |= {item.key for item in place.items}
+        elif b"p" + digest in places:
+            dead.append(b"p" + digest)
+    for key in records:
+        if key not in named:
+            rows.remove(key)
+    dead += [b"n" + hash_ for hash_ in parents if hash_ not in alive]
     for at in range(0, len(dead), BLOCK):
-        store.rows.update(dead[at : at + BLOCK], lambda rows: dict.fromkeys(rows))
-    return len(dead)
+        rows.update(dead[at : at + BLOCK], dict.fromkeys)
 
 
 def _branch(

@@ -66,7 +66,7 @@ def say_no(*_: Any, **__: Any) -> None:
 def keys(folder: Path) -> list[bytes]:
     rows = DiskRows(folder)
     rows.open()
-    return list(rows.records())
+    return list(rows.keys(b"r"))
 
 
 def victim_of(folder: Path) -> tuple[Path, str]:

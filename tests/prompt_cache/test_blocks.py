@@ -13,7 +13,7 @@ from llamahybrid.errors import RecordGone
 from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.block_store import BlockStore, Rows, Values
 from llamahybrid.prompt_cache.blocks import BLOCK, MOST_LEADS, Item, Kind, Node, Place, Reach, Why
-from llamahybrid.prompt_cache.forgetting import on_path, sweep_nodes
+from llamahybrid.prompt_cache.forgetting import on_path, sweep
 from llamahybrid.prompt_cache.nodes import ids_of
 from llamahybrid.prompt_cache.records import Record
 from llamahybrid.prompt_cache.seen import cover, uncovered
@@ -26,7 +26,7 @@ class DictRows(Rows):
     def __init__(self) -> None:
         self.data: dict[bytes, bytes] = {}
 
-    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+    def get(self, keys: Sequence[bytes], *, all_: bool = True) -> list[bytes | None]:
         return [self.data.get(key) for key in keys]
 
     def has(self, keys: Sequence[bytes]) -> set[bytes]:
@@ -53,8 +53,8 @@ class DictRows(Rows):
             if key in self.data:
                 self.data[key] = self.data.pop(key)
 
-    def rows(self, kind: bytes) -> Iterator[tuple[bytes, bytes]]:
-        yield from [(key[1:], value) for key, value in self.data.items() if key[:1] == kind]
+    def keys(self, kind: bytes) -> Iterator[bytes]:
+        yield from [key for key in self.data if key.startswith(kind)]
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def test_random_histories_find_and_forget_what_a_list_would(
         assert {item.key for item, _ in forgotten.items} == gone
         assert all(item.start < keep < item.end for item, _, keep in forgotten.torn)
         store.unlink(item for item, _ in forgotten.items)
-        sweep_nodes(store)
+        sweep(store)
         listed = {key: each for key, each in listed.items() if key not in gone}
     if not listed:
         assert not store.rows.data, "token ids are left"  # type: ignore[attr-defined]

@@ -280,6 +280,19 @@ class OutsideContract(StoreContract):
             assert ask(cache, A).source == store.name
         assert before.items() <= store.records().items()
 
+    def test_a_wrong_checkpoint_goes_also_while_reading_is_paused(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ask(store.open(), A)
+        cache = store.open()
+        plan = cache.plan(np.array(A, np.int32), FakeEngine(cache).view(), (), SLOW)
+        cache.release(plan)
+        assert plan.checkpoint is not None
+        (tier,) = cache.outside
+        monkeypatch.setattr(tier.reading, "left", lambda: 60.0)
+        cache.drop(plan.checkpoint)
+        assert planned(store.open(), A) < plan.cached
+
     # -- a store that refuses ----------------------------------------------------------------------
 
     @pytest.mark.parametrize("code", [errno.EMFILE, errno.EIO, errno.ESTALE, errno.EACCES, errno.ENOMEM])
@@ -472,6 +485,17 @@ class OutsideContract(StoreContract):
         engine.page_out()
         assert cache.flush()
         assert not store.records()
+
+    def test_forgetting_removes_records_that_no_place_names(self, store: Store) -> None:
+        ask(store.open(), A)
+        cache = store.open()
+        (tier,) = cache.outside
+        tier.rows.update([*tier.rows.keys(b"p")], dict.fromkeys)
+        assert planned(cache, [*A, 1]) == 0
+        assert store.records()
+        cache.forget(A[:20])
+        assert not store.records()
+        assert SECRET not in store.at_rest()
 
     # -- what is written ---------------------------------------------------------------------------
 
