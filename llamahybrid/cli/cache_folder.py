@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -141,7 +141,8 @@ def conversations(found: Sequence[Found]) -> list[list[Found]]:
     for one in found:
         ending.setdefault(tree.match(one.namespace, one.tokens).path[-1], []).append(one)
     groups, taken = list[list[Found]](), set[Node]()
-    for leaf in sorted(_leaves(tree), key=lambda leaf: -leaf.end):
+    nodes = (node for name in tree.namespaces() for node in tree.below(name))
+    for leaf in sorted((node for node in nodes if not node.children), key=lambda leaf: -leaf.end):
         group: list[Found] = []
         for node in leaf.path():
             if node in taken:  # and its ancestors, too
@@ -159,15 +160,6 @@ def age(written: float) -> str:
         if seconds >= length:
             return f"{seconds // length} {unit}"
     return f"{seconds} s"
-
-
-def _leaves(tree: Tree) -> Iterator[Node]:
-    nodes = [child for name in tree.namespaces() for child in tree.root(name).children.values()]
-    while nodes:
-        node = nodes.pop()
-        nodes.extend(node.children.values())
-        if not node.children:
-            yield node
 
 
 def _opened(folder: Path) -> DiskRows:

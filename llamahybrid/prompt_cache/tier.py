@@ -184,23 +184,14 @@ class Tier:
         """Write the queue within `seconds` (None: a minute); False if a part of it is not written."""
         return self.writer.flush(FLUSH_SECONDS if seconds is None else seconds)
 
-    def close(self) -> bool:
-        """`flush`, and a warning where not all was written. The store may be used again afterwards."""
-        done, self.writer.closed = self.flush(), True
-        self._tell_of_unwritten()
+    def close(self, seconds: float | None = None) -> bool:
+        """`flush`, and one warning where not all was written. The store may be used again afterwards."""
+        done, told, self.writer.closed = self.flush(seconds), self.writer.closed, True
+        if len(self.writer) and not told:
+            logger.warning("%d states were not written to the %s cache", len(self.writer), self.name)
         for worker in (self.writer.worker, self.reader):
             worker.stop()
         return done
-
-    def at_exit(self, seconds: float) -> None:
-        """Write what waits when the interpreter ends; `close` has warned of the rest where it was called."""
-        self.writer.flush(seconds)
-        if not self.writer.closed:
-            self._tell_of_unwritten()
-
-    def _tell_of_unwritten(self) -> None:
-        if len(self.writer):
-            logger.warning("%d states were not written to the %s cache", len(self.writer), self.name)
 
     # -- forgetting --------------------------------------------------------------------------------
 
@@ -215,26 +206,31 @@ class Tier:
     def forget(self, tokens: Tokens, seconds: float = CANCEL_SECONDS) -> bool:
         """Remove every record of a path and of all that goes on from it, behind a write that runs.
 
-        RAM has forgotten the path before: nothing of it that waits is written. False if the write takes
-        longer than `seconds` (the removal comes after it), or if the store failed to remove something;
-        `forget` may be called again.
+        RAM has forgotten the path before: nothing of it that waits is written. False, with a warning, if the
+        write takes longer than `seconds` (the removal comes after it), or if the store failed to remove
+        something; `forget` may be called again.
         Records that end within a beginning which the user pinned stay.
         """
         stays = pinned_before(self.writer.source.pinned, tokens)
-        return self._change(seconds, self._forgot, tokens, stays)
+        return self._change("forget", seconds, self._forgot, tokens, stays)
 
     def clear(self, seconds: float = CANCEL_SECONDS) -> bool:
         """Remove every record, and what waits to be written. False: see `forget`."""
         self.writer.clear()
-        return self._change(seconds, self._cleared)
+        return self._change("clear", seconds, self._cleared)
 
-    def _change(self, seconds: float, change: Callable[P, bool], *args: P.args, **kwargs: P.kwargs) -> bool:
+    def _change(
+        self, what: str, seconds: float, change: Callable[P, bool], *args: P.args, **kwargs: P.kwargs
+    ) -> bool:
         """Change the store behind the write that runs; False where that fails, or comes late."""
+        done = False
         try:
-            return self.writer.worker.post(lambda: self.opened(change, *args, **kwargs)).result(seconds)
+            done = self.writer.worker.post(lambda: self.opened(change, *args, **kwargs)).result(seconds)
         except (OSError, NotYet, CancelledError) as error:
             self.failed(self.writing, error)
-            return False
+        if not done:
+            logger.warning("not all is gone from the %s cache; %s it again", self.name, what)
+        return done
 
     def opened(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Return the result of work on the open store.
@@ -318,7 +314,7 @@ def _in_child() -> None:
 def _at_exit() -> None:
     end = time.monotonic() + FLUSH_SECONDS
     for tier in list(_tiers):
-        tier.at_exit(max(0.0, end - time.monotonic()))
+        tier.close(max(0.0, end - time.monotonic()))
 
 
 _tiers: weakref.WeakSet[Tier] = weakref.WeakSet()

@@ -59,7 +59,7 @@ class Writer:
         self.quiet_seconds = quiet_seconds
         """See `write_policy`; 0: everything is written at once."""
         self.closed = False
-        """`Tier.close` has said what was not written, and nothing was queued since."""
+        """`Tier.close` was called, and nothing was queued since."""
         self._namespaces: dict[str, None] = {}
         self.worker = Worker(f"llamahybrid-{tier.name}-write", tier.rows.release, self._tick)
         self._begin()
@@ -240,7 +240,7 @@ class Writer:
             state = sealed(NOTHING, namespace=job.namespace, tokens=path)
         if not _sealed_for(state, job.namespace, path, start):
             return False
-        parts = pack(state, logits, why)
+        parts = pack(state, logits)
         kind = Kind.ATTENTION if start is not None else Kind.STATE if logits is None else Kind.PROMPT
         item = item_of(job.namespace, path, start, sum(map(len, parts)), kind, why)
         there = {i.key for i in job.seen.items}

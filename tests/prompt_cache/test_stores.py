@@ -252,18 +252,6 @@ class OutsideContract(StoreContract):
         assert store.count(cache, "errors") == 0
         assert sound.items() <= store.records().items()
 
-    def test_a_record_under_the_name_of_another_does_not_serve(self, store: Store) -> None:
-        for prompt in (A, C):
-            ask(store.open(), prompt, "recurrent")
-        store.open()
-        names = sorted(store.records())
-        raws = [store.records()[name] for name in names]
-        for name, raw in zip(names, raws[1:] + raws[:1], strict=True):
-            store.put(name, raw)
-        cache = store.open()
-        for prompt in (A, C):
-            assert ask(cache, prompt, "recurrent").cached == 0
-
     def test_a_record_that_was_read_wrong_once_is_not_removed(self, store: Store) -> None:
         ask(store.open(), A)
         cache = store.open()
