@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -154,49 +153,26 @@ class DiskRows(Rows):
 
     # -- reading -----------------------------------------------------------------------------------
 
-    def run(self, keys: Sequence[bytes]) -> list[bytes]:
-        """See `Rows.run`."""
-        found: list[bytes] = []
+    def get(self, keys: Sequence[bytes], *, all_: bool = True) -> list[bytes | None]:
+        """See `Rows.get`."""
+        found: list[bytes | None] = []
         with self._cache() as cache:
             for key in keys:
                 value = cache.get(key)
-                if not isinstance(value, bytes):
+                found.append(value if isinstance(value, bytes) else None)
+                if not all_ and found[-1] is None:
                     break
-                found.append(value)
         return found
-
-    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """See `Rows.get`."""
-        with self._cache() as cache:
-            values = [cache.get(key) for key in keys]
-        return [value if isinstance(value, bytes) else None for value in values]
 
     def has(self, keys: Sequence[bytes]) -> set[bytes]:
         """See `Rows.has`."""
         with self._cache() as cache:
             return {key for key in keys if key in cache}
 
-    def rows(self, kind: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """See `Rows.rows`."""
+    def keys(self, kind: bytes) -> Iterator[bytes]:
+        """See `Rows.keys`."""
         with self._cache(change=True) as cache:
-            for key in cache.iterkeys():
-                if key[:1] == kind and isinstance(value := cache.get(key), bytes):
-                    yield key[1:], value
-
-    def recent(self, kind: bytes, most: int) -> list[tuple[bytes, bytes]]:
-        """See `Rows.recent`; of very many other rows some are passed over."""
-        with self._cache() as cache:
-            newest = islice(reversed(cache), 16 * most)
-            keys = list(islice((key for key in newest if key[:1] == kind), most))
-            found = [(key[1:], cache.get(key)) for key in keys]
-        return [(key, value) for key, value in found if isinstance(value, bytes)]
-
-    def records(self) -> Iterator[bytes]:
-        """Keys of all records."""
-        with self._cache(change=True) as cache:
-            for key in cache.iterkeys():
-                if key[:1] == b"r":
-                    yield key
+            yield from (key for key in reversed(cache) if key[:1] == kind)
 
     def last_used(self, key: bytes) -> float:
         """See `Rows.last_used`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from llamahybrid.prompt_cache import Costs, PromptCache
 from llamahybrid.prompt_cache.base import Reason
@@ -91,22 +90,6 @@ def test_an_agent_loop_extends_and_never_restores() -> None:
     assert sources == ["none", "live", "live", "live", "live"]
 
 
-def test_a_second_chat_with_the_same_system_prompt_is_a_hit_where_state_is_complete() -> None:
-    cache = PromptCache(1 << 26)
-    one, two = FakeEngine(cache, "recurrent"), FakeEngine(cache, "recurrent")
-    one.prefill(HISTORY[:200] + DIFFERENT, [200])
-    assert two.prefill(HISTORY[:200] + DIFFERENT[::-1], [200]).cached == 200
-
-
-def test_hits_misses_and_tokens_saved_are_counted() -> None:
-    e = engine()
-    e.prefill(HISTORY)
-    e.prefill(HISTORY + DIFFERENT)
-    e.prefill(DIFFERENT)
-    stats = e.cache.stats()
-    assert (stats.hits, stats.misses, stats.tokens_saved) == (1, 2, 300)
-
-
 def test_a_miss_names_the_tokens_that_differ() -> None:
     e = engine()
     e.prefill(HISTORY)
@@ -141,21 +124,3 @@ def test_checkpoints_taken_later_on_a_pinned_path_are_kept_too() -> None:
     for seed in range(40):
         one.prefill([(seed * 37 + i) % 500 + 2000 for i in range(300)])
     assert one.prefill(HISTORY[:200] + DIFFERENT[100:140], [200]).cached == 200
-
-
-@pytest.mark.parametrize("kind", ["recurrent", "hybrid"])
-def test_a_forgotten_chat_is_gone_and_the_others_stay(kind: Kind) -> None:
-    cache = PromptCache(1 << 26)
-    e = FakeEngine(cache, kind)
-    system = HISTORY[:100]
-    secret, other = system + DIFFERENT[:80], system + DIFFERENT[::-1][:80]
-    for chat in (secret, other):
-        e.prefill(chat, [100])
-        e.generate(list(range(50)))
-    e.prefill([5, 6, 7])
-    assert cache.forget(secret) > 0
-    check_integrity(cache)
-    e.prefill([8, 9])
-    again = e.prefill(secret, [100])
-    assert again.matched == again.cached == 100
-    assert e.prefill(other, [100]).cached == len(other)
