@@ -9,18 +9,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from llama_cpp import llama_cpp
+from llama_cpp._internals import LlamaContext
 
-from llamahybrid.capi.shim import Bytes, library
-
-if TYPE_CHECKING:
-    from llama_cpp._internals import LlamaContext
-
-    from llamahybrid.capi.shim import Stop
+from llamahybrid.capi.shim import Bytes, Stop, library
 
 Logits: TypeAlias = npt.NDArray[np.float32]
 Tokens: TypeAlias = npt.NDArray[np.int32]
@@ -33,7 +29,7 @@ LAST_ROW = -1
 
 Outputs = Literal["none", "last", "all"]
 
-Part: TypeAlias = "tuple[int, int, Sequence[int] | Tokens, Outputs]"
+Part: TypeAlias = tuple[int, int, Sequence[int] | Tokens, Outputs]
 """Sequence, first position, tokens, and the rows of logits that are wanted."""
 
 

@@ -179,7 +179,7 @@ def _answer(
         overrides(llm, "eval", "sample")
         or options.get("stopping_criteria") is not None
         or llm.draft_model is not None
-        or request.view.keeps_rows
+        or request.view.logits_all
         or llm.requests.loop.here
     )
     view = request.view

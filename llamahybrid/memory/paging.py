@@ -12,10 +12,10 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import numpy as np
 from llama_cpp import llama_cpp
+from llama_cpp._internals import LlamaContext
 
 from llamahybrid.capi.calls import FULL, PARTIAL
 from llamahybrid.capi.shim import library, range_function
@@ -23,9 +23,6 @@ from llamahybrid.memory.segment import SegmentLayout
 from llamahybrid.prompt_cache.base import Bytes
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES
 from llamahybrid.prompt_cache.ram import new_buffer
-
-if TYPE_CHECKING:
-    from llama_cpp._internals import LlamaContext
 
 logger = logging.getLogger("llamahybrid")
 

@@ -9,16 +9,13 @@ from __future__ import annotations
 import itertools
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from llama_cpp import llama_cpp
+from llama_cpp._internals import LlamaContext
 
 from llamahybrid.capi.calls import NativeContext
 from llamahybrid.memory.paging import Pager, RangePager, WindowPager, learn_pager
 from llamahybrid.memory.streams import StreamPager
-
-if TYPE_CHECKING:
-    from llama_cpp._internals import LlamaContext
 
 TRIAL = (2, 4, 8)
 """Tokens in memory at which the trial looks at sizes: two points give a line, the third confirms it."""

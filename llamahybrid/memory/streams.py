@@ -10,9 +10,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from llama_cpp import llama_cpp
+from llama_cpp._internals import LlamaContext
 
 from llamahybrid.capi.calls import FULL, PARTIAL
 from llamahybrid.capi.shim import library
@@ -20,9 +20,6 @@ from llamahybrid.memory.paging import STATE_HEAD, Pager
 from llamahybrid.memory.segment import SegmentLayout
 from llamahybrid.prompt_cache.base import Bytes
 from llamahybrid.prompt_cache.ram import new_buffer
-
-if TYPE_CHECKING:
-    from llama_cpp._internals import LlamaContext
 
 _NUMBER = struct.Struct("<I")
 

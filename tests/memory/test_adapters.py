@@ -79,38 +79,44 @@ def adapt(llm, *put):
 # -- noticed --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arch", KINDS)
-def test_a_control_vector_changes_the_next_answer(open_model, fresh, arch):
-    want, steered = fresh(PROMPT, arch), fresh(PROMPT, arch, steer)
-    assert want != steered, "or the test proves nothing"
+CHANGES = {
+    "control vector": (steer, lambda llm: steer(llm, None)),
+    "adapter": (lambda llm: adapt(llm, (load(llm, llm.lora), 1.0)), adapt),
+    "scale of an adapter": (lambda llm: adapt(llm, (load(llm, llm.lora), 0.02)), adapt),
+    "mode": (
+        lambda llm: native.llama_set_causal_attn(llm._ctx.ctx, False),
+        lambda llm: native.llama_set_causal_attn(llm._ctx.ctx, True),
+    ),
+}
+"""Changes of the numbers that a context computes, and how each is taken back."""
+
+
+@pytest.mark.parametrize(
+    ("arch", "change"),
+    [
+        *(("qwen35", change) for change in ("control vector", "adapter", "scale of an adapter")),
+        *(("gemma3", change) for change in ("control vector", "adapter")),
+        *(pytest.param(arch, "control vector", marks=pytest.mark.full) for arch in ("llama", "mamba")),
+        ("llama", "mode"),
+    ],
+)
+def test_a_change_of_the_context_changes_the_next_answer(open_model, fresh, lora, arch, change):
+    put, back = CHANGES[change]
+
+    def changed(llm):
+        llm.lora = lora(arch)
+        put(llm)
+
+    want, other = fresh(PROMPT, arch), fresh(PROMPT, arch, changed)
+    assert want != other, "or the test proves nothing"
     llm = open_model(arch)
-    for seed, answer in ((None, want), (1, steered), (1, steered), (None, want)):
-        steer(llm, seed)
-        assert take(llm, PROMPT) == answer
-
-
-@pytest.mark.parametrize("arch", ["gemma3", "qwen35"])
-def test_adapters_change_the_next_answer(open_model, fresh, lora, arch):
-    one, two = lora(arch, 1), lora(arch, 2)
-    llm = open_model(arch)
-    a, b = load(llm, one), load(llm, two)
-    answers = []
-    for put, files in (
-        ((), ()),
-        (((a, 1.0),), ((one, 1.0),)),
-        (((a, 0.02),), ((one, 0.02),)),
-        (((b, 1.0),), ((two, 1.0),)),
-        (((a, 1.0), (b, 1.0)), ((one, 1.0), (two, 1.0))),
-        (((a, 1.0), (b, 0.0)), ((one, 1.0),)),
-    ):
-        adapt(llm, *put)
-
-        def prepare(stock, files=files):
-            adapt(stock, *((load(stock, file), scale) for file, scale in files))
-
-        answers.append(take(llm, PROMPT))
-        assert answers[-1] == fresh(PROMPT, arch, prepare)
-    assert len(set(map(tuple, answers))) == 5, "or the test proves nothing"
+    assert take(llm, PROMPT) == want
+    for _ in range(2):
+        changed(llm)
+        assert take(llm, PROMPT) == other
+        assert llm.last_request.cached == 0
+        back(llm)
+        assert take(llm, PROMPT) == want
 
 
 def test_the_adapter_that_a_model_is_opened_with_names_it_by_its_content(open_model, lora, tmp_path):
@@ -144,20 +150,6 @@ def test_another_models_adapter_is_its_own_affair(open_model):
     steer(other)
     assert ours.runner.live.fingerprint == before
     assert other.runner.live.fingerprint != before
-
-
-def test_a_mode_that_changes_numbers_is_noticed(open_model, fresh):
-    def both_ways(llm):
-        native.llama_set_causal_attn(llm._ctx.ctx, False)
-
-    llm = open_model("llama")
-    take(llm, PROMPT)
-    both_ways(llm)
-    answer = take(llm, PROMPT)
-    assert llm.last_request.cached == 0
-    assert answer == fresh(PROMPT, "llama", both_ways)
-    native.llama_set_causal_attn(llm._ctx.ctx, True)
-    assert take(llm, PROMPT) == fresh(PROMPT, "llama")
 
 
 # -- in the middle of something --------------------------------------------------------------------

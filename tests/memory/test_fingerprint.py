@@ -158,8 +158,7 @@ def test_an_engine_of_the_same_size_is_another(tiny_model, tmp_path, monkeypatch
 
 
 def test_the_longest_namespace_fits_a_record(computation: Computation) -> None:
-    identity = Identity(computation.fingerprint, SequenceState.empty(8), None)
-    identity.computation = replace(computation, settings=Nameless())
+    identity = Identity(replace(computation, settings=Nameless()), SequenceState.empty(8), None)
     identity.serve(b"\xff" * 16)
     assert identity.namespace.endswith(HERE_ONLY)
     assert len(identity.namespace.encode()) <= NAMESPACE_BYTES
