@@ -89,9 +89,9 @@ class Room:
         """Return a buffer that counts from now on; None if none fits."""
         if not self.make_room(n_bytes, reuse=n_bytes):
             return None
-        return self.lent(n_bytes)
+        return self._counted_buffer(n_bytes)
 
-    def lent(self, n_bytes: int) -> Bytes | None:
+    def _counted_buffer(self, n_bytes: int) -> Bytes | None:
         """Return an idle or a new buffer, which counts from now on; None without memory for it."""
         idle = self.account.reuse(n_bytes)
         try:
