@@ -164,7 +164,7 @@ class Room:
     def _shrink(self, limit: int, seconds: float) -> bool:
         """Lower the budget by what can be evicted in `seconds`; True if more has to go.
 
-        Requests meanwhile make room for themselves alone.
+        Requests between two calls make room for themselves alone.
         """
         self.release_collected()
         end = time.monotonic() + seconds

@@ -235,7 +235,7 @@ class Tier:
     def opened(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Return the result of work on the open store.
 
-        The work is tried again if the folder was removed or the index was damaged meanwhile.
+        The work is tried once more if the folder was removed or the index damaged.
         """
         self.rows.open()
         try:
