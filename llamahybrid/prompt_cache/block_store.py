@@ -37,6 +37,8 @@ BATCH = 1000
 """Rows that are read at once."""
 
 Values: TypeAlias = "dict[bytes, bytes | None]"
+Known: TypeAlias = "dict[bytes, tuple[bytes, bytes] | None]"
+"""Parents and texts of blocks by their hashes; None for a missing or damaged one."""
 
 
 class Busy(OSError):
@@ -222,30 +224,30 @@ class BlockStore:
         places = ((digest, Place.unpack(digest, raw)) for digest, raw in found)
         return {digest: place for digest, place in places if place is not None}
 
-    def path_of(self, place: Place, known: dict[bytes, Node | None] | None = None) -> Path | None:
+    def path_of(self, place: Place, known: Known | None = None) -> Path | None:
         """The path of a place; None where a block of it is gone or damaged.
 
-        `known`: nodes that were read already, and are not read again.
+        `known`: blocks that were read already, and are not read again.
         """
         known = {} if known is None else known
         texts, hashes, hash_ = [place.tail], list[bytes](), place.block
         while True:
             if hash_ not in known:
                 known[hash_] = _sound(hash_, self.rows.get([b"n" + hash_])[0])
-            node = known[hash_]
-            if node is None:
+            block = known[hash_]
+            if block is None:
                 return None
             hashes.append(hash_)
-            if node.parent == NO_PARENT:
+            hash_, text = block
+            if hash_ == NO_PARENT:
                 ids = b"".join(reversed(texts))
-                namespace = node.text.decode("utf-8", "replace")
+                namespace = text.decode("utf-8", "replace")
                 return Path(namespace, ids, hashes) if len(ids) == ID_BYTES * place.end else None
-            texts.append(node.text)
-            hash_ = node.parent
+            texts.append(text)
 
     def each(self) -> Iterator[tuple[bytes, Place, Path]]:
         """The digests of all places, with places and paths, in no order. All rows are read once."""
-        known = {hash_: _sound(hash_, raw) for hash_, raw in self.rows.rows(b"n")}
+        known: Known = {hash_: _sound(hash_, raw) for hash_, raw in self.rows.rows(b"n")}
         for digest, raw in self.rows.rows(b"p"):
             place = Place.unpack(digest, raw)
             if place is not None and (path := self.path_of(place, known)) is not None:
@@ -315,10 +317,10 @@ class BlockStore:
         self.rows.touch([*keys, *(b"p" + d for d in digests), *(b"n" + h for h in reversed(hashes))])
 
 
-def _sound(hash_: bytes, raw: bytes | None) -> Node | None:
-    """The node of a row, if its hash is that of its key: rows never name each other in a circle then."""
+def _sound(hash_: bytes, raw: bytes | None) -> tuple[bytes, bytes] | None:
+    """Parent and text of a row, if their hash is that of its key: rows never form a circle then."""
     node = Node.unpack(raw)
-    return node if node is not None and node.hash == hash_ else None
+    return (node.parent, node.text) if node is not None and node.hash == hash_ else None
 
 
 def _led(node: Node, following: bytes, new: Item, *, begun: bool, end: int) -> Node:

@@ -28,7 +28,7 @@ class Breaker:
     def __init__(self, what: str) -> None:
         """`what`: "reading from the disk cache", as the warning names it."""
         self.broken = False
-        """It failed, and has not worked since."""
+        """The last try failed."""
         self._what = what
         self._warned = False
         self._until = 0.0

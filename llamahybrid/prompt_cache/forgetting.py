@@ -46,7 +46,7 @@ def on_path(store: BlockStore, tokens: Tokens, stays: int = 0) -> Forgotten:
 def sweep(store: BlockStore) -> None:
     """Remove records that no path leads to, and rows that lead to no record.
 
-    They are left by damaged or evicted rows. What another process adds meanwhile stays.
+    Damaged and evicted rows leave them. Rows that another process adds at the same time stay.
     """
     rows = store.rows
     before = [key for kind in (b"r", b"p", b"n") for key in rows.keys(kind)]

@@ -89,9 +89,9 @@ class Room:
         """Return a buffer that counts from now on; None if none fits."""
         if not self.make_room(n_bytes, reuse=n_bytes):
             return None
-        return self.lent(n_bytes)
+        return self._counted_buffer(n_bytes)
 
-    def lent(self, n_bytes: int) -> Bytes | None:
+    def _counted_buffer(self, n_bytes: int) -> Bytes | None:
         """Return an idle or a new buffer, which counts from now on; None without memory for it."""
         idle = self.account.reuse(n_bytes)
         try:
@@ -164,7 +164,7 @@ class Room:
     def _shrink(self, limit: int, seconds: float) -> bool:
         """Lower the budget by what can be evicted in `seconds`; True if more has to go.
 
-        Requests meanwhile make room for themselves alone.
+        Requests between two calls make room for themselves alone.
         """
         self.release_collected()
         end = time.monotonic() + seconds

@@ -228,7 +228,7 @@ class RamStore(Room):
             return None
         match = self.tree.match(view.namespace, view.tokens)
         fits = self.make_room(n_bytes, match, keep=match.entries())
-        buffer = self.lent(n_bytes) if fits else None
+        buffer = self._counted_buffer(n_bytes) if fits else None
         self.counts.refused += buffer is None
         return buffer
 

@@ -21,8 +21,8 @@ from itertools import islice
 from typing import ParamSpec, TypeAlias, TypeVar
 
 from llamahybrid.prompt_cache.base import Loaded, Outside, Splitter, Tokens
-from llamahybrid.prompt_cache.block_store import BlockStore, Busy, Rows
-from llamahybrid.prompt_cache.blocks import Item, Kind, Node, Place, Why
+from llamahybrid.prompt_cache.block_store import BlockStore, Busy, Known, Rows
+from llamahybrid.prompt_cache.blocks import Item, Kind, Place, Why
 from llamahybrid.prompt_cache.breaker import Breaker, ReadCosts
 from llamahybrid.prompt_cache.disk import LOCK_SECONDS
 from llamahybrid.prompt_cache.forgetting import on_path, sweep
@@ -235,7 +235,7 @@ class Tier:
     def opened(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Return the result of work on the open store.
 
-        The work is tried again if the folder was removed or the index was damaged meanwhile.
+        The work is tried once more if the folder was removed or the index damaged.
         """
         self.rows.open()
         try:
@@ -282,7 +282,7 @@ class Tier:
 
     def _glanced(self, most: int) -> tuple[list[Placed], bytes]:
         self.rows.open()
-        known: dict[bytes, Node | None] = {}
+        known: Known = {}
         found: list[Placed] = []
         for digest, raw in islice(self.rows.rows(b"p"), most):
             place = Place.unpack(digest, raw)

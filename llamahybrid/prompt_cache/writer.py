@@ -83,7 +83,7 @@ class Writer:
     def later(self, namespace: str, path: Tokens, points: Sequence[Point], *, attention: bool) -> None:
         """Queue restore points of a live path, the best first: places wait, no bytes.
 
-        Others that wait on this path are superseded. `path`: an array that nobody changes.
+        They supersede older jobs on this path. `path`: an array that nobody changes.
         """
         if not self._tier.limit or not points:
             return
@@ -161,14 +161,14 @@ class Writer:
             return False
         try:
             while not tier.opened(self._write_now, job):
-                pass  # something was forgotten meanwhile: RAM is looked at anew
+                pass  # a path was forgotten: RAM is looked at anew
         except BaseException as error:  # the thread must go on
             tier.failed(tier.writing, error)
             return False
         return True
 
     def _write_now(self, job: Job) -> bool:
-        """Write the checkpoints of a job; RAM may have evicted them since. False: forgotten meanwhile."""
+        """Write the checkpoints of a job; RAM may have evicted them since. False: a path was forgotten."""
         tier, store, job.forgets = self._tier, self._tier.store, self.source.forgets
         self._namespaces[job.namespace] = None
         job.seen = store.look(job.namespace, job.path)

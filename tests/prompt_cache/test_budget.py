@@ -77,15 +77,21 @@ def test_every_byte_is_counted_once() -> None:
     assert cache.stats().bytes_ram == 0
 
 
-def test_a_view_is_copied_so_that_it_holds_no_uncounted_memory() -> None:
+def test_views_and_logits_are_copied_and_whole_buffers_become_read_only() -> None:
     cache = PromptCache(1 << 20)
-    big = np.zeros(100_000, np.uint8)
-    cache.admit(view([1, 2]), 2, big[:SIZE])
-    big[:] = 9
-    plan = cache.plan(np.array([1, 2, 3], np.int32), view([0]), (), NO_COSTS)
+    big, logits = np.zeros(100_000 + SIZE, np.uint8), np.ones(8, np.float32)
+    cache.admit(view([1, 2]), 2, big[:SIZE], logits)
+    big[:], logits[:] = 9, 0
+    plan = cache.plan(np.array([1, 2], np.int32), view([0]), (), NO_COSTS)
     assert plan.checkpoint is not None
-    assert plan.checkpoint.snapshot.base is None
+    assert plan.checkpoint.snapshot.base is None, "it holds no uncounted memory"
     assert not plan.checkpoint.snapshot.any()
+    assert plan.logits is not None
+    assert plan.logits.tolist() == [1.0] * 8
+    buffer = cache.buffer(SIZE)
+    cache.admit(view([1]), 1, buffer)
+    with pytest.raises(ValueError, match="read-only"):
+        buffer[0] = 1
 
 
 def test_an_array_admitted_twice_is_kept_twice() -> None:
@@ -99,25 +105,6 @@ def test_an_array_admitted_twice_is_kept_twice() -> None:
         plan = cache.plan(np.array(tokens, np.int32), view([0]), (), NO_COSTS)
         assert plan.checkpoint is not None
         assert set(plan.checkpoint.snapshot.tolist()) == {5}
-
-
-def test_stored_logits_are_a_copy() -> None:
-    cache = PromptCache(1 << 20)
-    logits = np.ones(8, np.float32)
-    cache.admit(view([1, 2]), 2, cache.buffer(SIZE), logits)
-    logits[:] = 0
-    plan = cache.plan(np.array([1, 2], np.int32), view([0]), (), NO_COSTS)
-    assert plan.logits is not None
-    assert plan.logits.tolist() == [1.0] * 8
-
-
-def test_an_admitted_buffer_is_read_only() -> None:
-    cache = PromptCache(3 * SIZE)
-    buffer = cache.buffer(SIZE)
-    buffer[0] = 1
-    cache.admit(view([1]), 1, buffer)
-    with pytest.raises(ValueError, match="read-only"):
-        buffer[0] = 1
 
 
 def test_positions_outside_the_live_sequence_are_an_error() -> None:

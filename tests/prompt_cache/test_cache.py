@@ -102,18 +102,6 @@ def test_a_budget_without_end_is_one() -> None:
     assert cache.ram_bytes == sys.maxsize
 
 
-@pytest.mark.parametrize("name", ["admit", "buffer", "follow", "plan", "release", "remember"])
-def test_a_subclass_may_override_a_method(name: str) -> None:
-    called: list[str] = []
-
-    def telling(self: PromptCache, *args: object, **kwargs: object) -> object:
-        called.append(name)
-        return getattr(PromptCache, name)(self, *args, **kwargs)
-
-    ask(type("Telling", (PromptCache,), {name: telling})(1 << 20), A)
-    assert called
-
-
 def test_plain_attention_reads_nothing_from_disk(folder: Path) -> None:
     cache = PromptCache(1 << 24, folder)
     ask(cache, A)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from llamahybrid.prompt_cache import Costs, PromptCache
 from llamahybrid.prompt_cache.base import Reason
@@ -99,12 +100,15 @@ def test_a_miss_names_the_tokens_that_differ() -> None:
     assert e.prefill(DIFFERENT).differs is None
 
 
-def test_a_pinned_prefix_outlives_everything_else() -> None:
+@pytest.mark.parametrize("before", [False, True], ids=["later", "before"])
+def test_a_pinned_prefix_outlives_everything_else(before: bool) -> None:
+    """Pinned before its checkpoints are taken, or later."""
     cache = PromptCache(20_000)
     one = FakeEngine(cache, "recurrent")
     system = HISTORY[:200]
+    assert not before or cache.pin(system) == 0
     one.prefill(system + DIFFERENT[:40], [200])
-    assert cache.pin(system) > 0
+    assert before or cache.pin(system) > 0
     for seed in range(40):
         one.prefill([(seed * 37 + i) % 500 + 2000 for i in range(300)])
         check_integrity(cache)
@@ -114,13 +118,3 @@ def test_a_pinned_prefix_outlives_everything_else() -> None:
     cache.unpin(system)
     one.prefill([(i * 41) % 500 + 3000 for i in range(300)])
     assert one.prefill(system + DIFFERENT[200:240], [200]).cached == 0
-
-
-def test_checkpoints_taken_later_on_a_pinned_path_are_kept_too() -> None:
-    cache = PromptCache(20_000)
-    cache.pin(HISTORY[:200])
-    one = FakeEngine(cache, "recurrent")
-    one.prefill(HISTORY[:200] + DIFFERENT[:40], [200])
-    for seed in range(40):
-        one.prefill([(seed * 37 + i) % 500 + 2000 for i in range(300)])
-    assert one.prefill(HISTORY[:200] + DIFFERENT[100:140], [200]).cached == 200

@@ -214,7 +214,7 @@ class OutsideContract(StoreContract):
 
     # -- damage ------------------------------------------------------------------------------------
 
-    @pytest.mark.parametrize("at", [0, 9, 60, 140, 700, -1])
+    @pytest.mark.parametrize("at", [9, 140, 700, -1])
     def test_a_flipped_bit_is_a_miss_and_is_healed(self, store: Store, at: int) -> None:
         ask(store.open(), A)
         store.open()
@@ -228,12 +228,11 @@ class OutsideContract(StoreContract):
         assert ask(cache, A).source == store.name
         assert store.count(cache, "damaged") == 0
 
-    @pytest.mark.parametrize("what", [0, 7, 100, 180, -1, "nonsense", *MADE_UP])
+    @pytest.mark.parametrize("what", [0, 180, -1, "nonsense", "huge", "another's digest"])
     def test_what_is_no_record_of_a_path_is_a_miss_and_costs_no_other(
         self, store: Store, what: int | str
     ) -> None:
-        """Truncated to a length, foreign bytes, and soundly sealed ones that lie: of other format versions,
-        with impossible ranges and sizes, digests of other prompts."""
+        """Truncated to a length, foreign bytes, and soundly sealed ones that lie (`test_records` has more)."""
         ask(store.open(), C)
         store.open()
         sound = store.records()
