@@ -13,6 +13,7 @@ from jinja2.exceptions import SecurityError
 
 from llamahybrid import Llama
 from tests.lab.gguf_edits import with_template
+from tests.request.asking import said
 
 OPTIONS: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "verbose": False}
 HELLO: Any = [{"role": "user", "content": "Which papers does a boat need?"}]
@@ -39,16 +40,6 @@ def test_a_variable_reaches_the_template(model: str, prompt_cache: bool) -> None
         assert off["usage"]["prompt_tokens"] == right["usage"]["prompt_tokens"]
 
 
-def test_a_stream_and_several_answers_have_it(model: str) -> None:
-    off: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": False}, **ASKED}
-    with closing(Llama(model, n_parallel=2, **OPTIONS)) as llm:
-        text = llm.create_chat_completion(HELLO, **off)["choices"][0]["message"]["content"]
-        chunks = llm.create_chat_completion(HELLO, stream=True, **off)
-        assert "".join(each["choices"][0]["delta"].get("content", "") for each in chunks) == text
-        several = llm.create_chat_completion(HELLO, n=2, **off)
-        assert [each["message"]["content"] for each in several["choices"]] == [text, text]
-
-
 @pytest.mark.parametrize("name", ["no_such", "messages", "bos_token", "temperature"])
 def test_a_variable_that_would_have_no_effect_is_refused(model: str, name: str) -> None:
     with closing(Llama(model, **OPTIONS)) as llm, pytest.raises(ValueError, match=name):
@@ -72,12 +63,7 @@ def test_the_loop_samples_a_chat_and_hands_over_no_token_one_by_one(model: str, 
         run = loop.run
         loop.run = lambda *args: ran.append(args) or run(*args)  # type: ignore[method-assign, func-returns-value]
         made = llm.create_chat_completion(HELLO, stream=stream, max_tokens=20, temperature=0.0)
-        text = (
-            "".join(each["choices"][0]["delta"].get("content", "") for each in made)
-            if stream
-            else made["choices"][0]["message"]["content"]
-        )
-        assert len(text) > 10
+        assert len(said(made)) > 10
         assert len(ran) < 5
 
 
@@ -86,9 +72,9 @@ def test_a_prompt_that_ends_with_the_end_token_has_no_answer(tiny_model: Any, tm
     template = "{% for m in messages %}{{ m.content }}{% endfor %}<|im_end|>"
     path = with_template(tiny_model("qwen35"), tmp_path / "ends.gguf", template)
     with closing(Llama(str(path), **OPTIONS)) as llm, closing(llama_cpp.Llama(str(path), **OPTIONS)) as stock:
-        said = [each.create_chat_completion(HELLO, **ASKED)["choices"][0] for each in (llm, stock)]
-        assert said[0] == said[1]
-        assert said[0]["message"]["content"] == ""
+        answers = [each.create_chat_completion(HELLO, **ASKED)["choices"][0] for each in (llm, stock)]
+        assert answers[0] == answers[1]
+        assert answers[0]["message"]["content"] == ""
 
 
 FILLING = (

@@ -321,23 +321,6 @@ def test_criterion_may_ask_its_own_model(opened, stock, slots):
 # -- handles and forgetting ------------------------------------------------------------------------
 
 
-def test_handles_may_end_in_any_order(opened):
-    llm, handles = opened(), []
-
-    def inside():
-        with llm.request() as handle:
-            handles.append(handle)
-            yield
-
-    blocks = [inside(), inside()]
-    for block in blocks:
-        next(block)
-    for block in blocks:
-        block.close()
-    llm.create_completion(words(1), max_tokens=2)
-    assert [handle.reports for handle in handles] == [[], []]
-
-
 @every_arch
 def test_stream_that_is_forgotten_while_it_waits_goes_on_and_is_not_stored(opened, stock, arch):
     llm, right = opened(arch), stock(arch)
