@@ -12,6 +12,7 @@ import llama_cpp
 import numpy as np
 
 from llamahybrid.capi.samplers import Samplers, insert
+from llamahybrid.client.native_calls import held
 from llamahybrid.client.requests import Requests
 from llamahybrid.client.sampling import RowSampler
 from llamahybrid.core.answering import answer_steps
@@ -65,19 +66,18 @@ class Pauses(dict[int, bool]):
         super().__init__(dict.fromkeys(ends, True))
         self.ends = set(ends)
         """Tokens that end the answer and are not part of it, of those that were asked for."""
-        self._model = llm._model
+        self._calls, self._model = llm._calls, llm._model
         self._stops = [stop for stop in stops if stop]
 
+    @held
     def __missing__(self, token: int) -> bool:
-        model = self._model
-        try:
-            if model._calls.run(llama_cpp.llama_vocab_is_eog, model.vocab, token):
-                self.ends.add(token)
-            piece = model.detokenize([token], special=True) if self._stops else b""
-            self[token] = token in self.ends or any(_may_complete(stop, piece) for stop in self._stops)
-        except ModelClosed:
-            return True
-        return self[token]
+        if pauses := bool(llama_cpp.llama_vocab_is_eog(self._model.vocab, token)):
+            self.ends.add(token)
+        elif self._stops:
+            piece: bytes = self._model.detokenize([token], special=True)
+            pauses = any(_may_complete(stop, piece) for stop in self._stops)
+        self[token] = pauses
+        return pauses
 
 
 def _may_complete(stop: bytes, piece: bytes) -> bool:
