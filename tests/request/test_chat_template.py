@@ -67,14 +67,13 @@ def test_the_loop_samples_a_chat_and_hands_over_no_token_one_by_one(model: str, 
         assert len(ran) < 5
 
 
-def test_a_prompt_that_ends_with_the_end_token_has_no_answer(tiny_model: Any, tmp_path: Path) -> None:
+def test_a_prompt_that_ends_with_the_end_token_has_no_answer(templated: Any) -> None:
     """As upstream's: its criterion looks at the last token of the prompt, too."""
     template = "{% for m in messages %}{{ m.content }}{% endfor %}<|im_end|>"
-    path = with_template(tiny_model("qwen35"), tmp_path / "ends.gguf", template)
-    with closing(Llama(str(path), **OPTIONS)) as llm, closing(llama_cpp.Llama(str(path), **OPTIONS)) as stock:
-        answers = [each.create_chat_completion(HELLO, **ASKED)["choices"][0] for each in (llm, stock)]
-        assert answers[0] == answers[1]
-        assert answers[0]["message"]["content"] == ""
+    models = templated(template), templated(template, llama_cpp.Llama)
+    answers = [each.create_chat_completion(HELLO, **ASKED)["choices"][0] for each in models]
+    assert answers[0] == answers[1]
+    assert answers[0]["message"]["content"] == ""
 
 
 FILLING = (
@@ -85,20 +84,17 @@ FILLING = (
 """A template that changes lists: one of its own, and the caller's."""
 
 
-def test_a_template_may_fill_lists_of_its_own(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_template_may_fill_lists_of_its_own(templated: Any) -> None:
     messages = [{"role": role, "content": f"{role}. "} for role in ("system", "user")]
-    before = [*messages]
-    path = with_template(tiny_model("qwen35"), tmp_path / "filling.gguf", FILLING)
-    with closing(Llama(str(path), **OPTIONS)) as llm:
-        made = llm.create_chat_completion(messages, **ASKED)
-        right = llm.create_completion("system. user. user, 1", **ASKED)
+    before, llm = [*messages], templated(FILLING)
+    made = llm.create_chat_completion(messages, **ASKED)
+    right = llm.create_completion("system. user. user, 1", **ASKED)
     assert messages == before
     assert made["choices"][0]["message"]["content"] == right["choices"][0]["text"]
 
 
 @pytest.mark.parametrize("change", ["messages.clear()", "messages[0].update(role='x')", "[].__class__"])
-def test_other_changes_stay_refused(tiny_model: Callable[..., Path], tmp_path: Path, change: str) -> None:
-    template = "{% set own = [] %}{% set _ = own.append(1) %}{% set _ = " + change + " %}{{ _.mro }}"
-    path = with_template(tiny_model("qwen35"), tmp_path / "changing.gguf", template)
-    with closing(Llama(str(path), **OPTIONS)) as llm, pytest.raises(SecurityError):
+def test_other_changes_stay_refused(templated: Any, change: str) -> None:
+    llm = templated("{% set own = [] %}{% set _ = own.append(1) %}{% set _ = " + change + " %}{{ _.mro }}")
+    with pytest.raises(SecurityError):
         llm.create_chat_completion(HELLO, **ASKED)

@@ -190,13 +190,11 @@ def test_unused_model_with_budgets_is_freed(model: str) -> None:
         gc.enable()
 
 
-def test_a_template_without_thinking_takes_no_budget(tiny_model: Any, tmp_path: Path) -> None:
-    plain = "{% for m in messages %}[{{ m.role }}]{{ m.content }}[end]{% endfor %}[assistant]"
-    path = with_template(tiny_model("qwen35"), tmp_path / "plain.gguf", plain)
-    with closing(Llama(str(path), **OPTIONS)) as llm:
-        with pytest.raises(ValueError, match="thinking_budget"):
-            chat(llm, thinking_budget=3)
-        assert chat(llm, thinking_budget=-1) == chat(llm)
+def test_a_template_without_thinking_takes_no_budget(templated: Any) -> None:
+    llm = templated("{% for m in messages %}[{{ m.role }}]{{ m.content }}[end]{% endfor %}[assistant]")
+    with pytest.raises(ValueError, match="thinking_budget"):
+        chat(llm, thinking_budget=3)
+    assert chat(llm, thinking_budget=-1) == chat(llm)
 
 
 def test_streams_that_take_turns_in_one_slot_keep_their_budgets(model: str) -> None:
