@@ -68,11 +68,12 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def templated(tiny_model: Callable[..., Path], tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """`templated(template, cls=Llama, arch="qwen35")`: a model with this chat template."""
+    """`templated(template, cls=Llama, arch="qwen35", **more)`: a model with this chat template."""
     with ExitStack() as stack:
 
-        def open_one(template: str, cls: Any = Llama, arch: str = "qwen35") -> Any:
+        def open_one(template: str, cls: Any = Llama, arch: str = "qwen35", **more: Any) -> Any:
             path = with_template(tiny_model(arch), tmp_path / f"{arch}.gguf", template)
-            return stack.enter_context(closing(cls(str(path), n_ctx=512, n_threads=1, verbose=False)))
+            options = {"n_ctx": 512, "n_threads": 1, "verbose": False, **more}
+            return stack.enter_context(closing(cls(str(path), **options)))
 
         yield open_one
