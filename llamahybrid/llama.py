@@ -16,7 +16,7 @@ from typing import Any
 import llama_cpp
 from llama_cpp.llama_speculative import LlamaDraftModel
 
-from llamahybrid.capi.samplers import Samplers, WithSamplers
+from llamahybrid.capi.samplers import Samplers
 from llamahybrid.client.answer import answer
 from llamahybrid.client.answers import answer_count, answers
 from llamahybrid.client.attributes import upstream_attribute, upstream_seed
@@ -259,15 +259,11 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             return super().generate(tokens, *args, **kwargs)  # type: ignore[no-any-return]
         options = _GENERATE(tokens, *args, **kwargs)
         prompt = options.pop("tokens")
-        if samplers is not None:
-            prompt = list(prompt)
-            processors = options.get("logits_processor")
-            options["logits_processor"] = WithSamplers(processors, samplers.after(prompt))
         inside = self.requests.inside
         if inside is not None and inside.completing and not inside.begun:  # that completion's own
-            return generate(self, inside, prompt, options)
+            return generate(self, inside, prompt, options, samplers)
         request = self.requests.request()
-        return self.requests.drive(request, partial(generate, self, request, prompt, options))
+        return self.requests.drive(request, partial(generate, self, request, prompt, options, samplers))
 
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         """Upstream's completion as one request, with the tokens that were cached added to `usage`."""

@@ -11,6 +11,8 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
+from llamahybrid.capi.samplers import Samplers, insert
+from llamahybrid.client.native_calls import held
 from llamahybrid.client.requests import Requests
 from llamahybrid.client.sampling import RowSampler
 from llamahybrid.core.answering import answer_steps
@@ -25,6 +27,13 @@ Tokens = Generator[int, Sequence[int] | None, None]
 
 WAIT = -1
 """In place of a token, or of a completion: it is not there yet, and the reader of several may go on."""
+
+_SAMPLING = {
+    name: inspect.signature(llama_cpp.Llama.generate).parameters[name].default
+    for name in inspect.signature(llama_cpp.Llama._init_sampler).parameters
+    if name != "self"
+}
+"""Arguments of upstream's sampler, with the defaults of its `generate`."""
 
 _CRITERION = "Jinja2ChatFormatter.__call__.<locals>.stop_on_last_token"
 
@@ -56,19 +65,18 @@ class Pauses(dict[int, bool]):
         super().__init__(dict.fromkeys(ends, True))
         self.ends = set(ends)
         """Tokens that end the answer and are not part of it, of those that were asked for."""
-        self._model = llm._model
+        self._calls, self._model = llm._calls, llm._model
         self._stops = [stop for stop in stops if stop]
 
+    @held
     def __missing__(self, token: int) -> bool:
-        model = self._model
-        try:
-            if model._calls.run(llama_cpp.llama_vocab_is_eog, model.vocab, token):
-                self.ends.add(token)
-            piece = model.detokenize([token], special=True) if self._stops else b""
-            self[token] = token in self.ends or any(_may_complete(stop, piece) for stop in self._stops)
-        except ModelClosed:
-            return True
-        return self[token]
+        if pauses := bool(llama_cpp.llama_vocab_is_eog(self._model.vocab, token)):
+            self.ends.add(token)
+        elif self._stops:
+            piece: bytes = self._model.detokenize([token], special=True)
+            pauses = any(_may_complete(stop, piece) for stop in self._stops)
+        self[token] = pauses
+        return pauses
 
 
 def _may_complete(stop: bytes, piece: bytes) -> bool:
@@ -81,6 +89,7 @@ def generate(
     request: Request,
     tokens: Sequence[int] | Iterator[int],
     options: dict[str, Any],
+    samplers: Samplers | None = None,
 ) -> Tokens:
     """Generate token ids from a prompt, in a request; `options`: those of upstream's `generate`."""
     requests: Requests = llm.requests
@@ -105,7 +114,8 @@ def generate(
             requests.note(request)
     progress = request.progress
     assert progress is not None, "it has begun"
-    inner = _answer(llm, request, options, rest)
+    more = None if samplers is None else samplers.after(prompt)
+    inner = _answer(llm, request, options, rest, more)
     sent: Sequence[int] | None = None
     try:
         while True:
@@ -166,10 +176,7 @@ def _placed_by(llm: Any, request: Request, prompt: Sequence[int], reset: bool) -
 
 
 def _answer(
-    llm: Any,
-    request: Request,
-    options: dict[str, Any],
-    rest: list[int],
+    llm: Any, request: Request, options: dict[str, Any], rest: list[int], more: Samplers | None
 ) -> Tokens:
     """Return the answer's tokens, sampled in the loop unless code of the caller takes part."""
     criteria = options.get("stopping_criteria")
@@ -183,7 +190,11 @@ def _answer(
         or llm.requests.loop.here
     )
     view = request.view
-    sampler = view.sampler = _sampler(llm, options)
+    asked = {name: options.get(name, default) for name, default in _SAMPLING.items()}
+    sampler: RowSampler = llm._init_sampler(**asked)
+    view.sampler = sampler
+    if more is not None:
+        insert(llm, sampler, more, asked)
     if request.limits is not None:
         sampler.limit(request.limits)
     if lock_step or sampler.calls_back:
@@ -237,16 +248,6 @@ def _lock_step(llm: Any, request: Request, options: dict[str, Any], tokens: list
             llm.input_ids[llm.n_tokens : end] = tokens
             guessed = draft(llm.input_ids[:end]).astype(int)
             tokens.extend(guessed[: llm._n_ctx - end])
-
-
-def _sampler(llm: Any, options: dict[str, Any]) -> RowSampler:
-    names = inspect.signature(llama_cpp.Llama._init_sampler).parameters
-    given = {name: value for name, value in options.items() if name in names}
-    defaults = inspect.signature(llama_cpp.Llama.generate).parameters
-    for name in names:
-        if name != "self" and name not in given:
-            given[name] = defaults[name].default
-    return llm._init_sampler(**given)  # type: ignore[no-any-return]
 
 
 def _run_ahead(llm: Any, request: Request, options: dict[str, Any], sampler: RowSampler) -> Tokens:

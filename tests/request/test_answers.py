@@ -363,10 +363,7 @@ def test_closed_stream_of_several_answers_does_not_wait_for_a_slot(several, pati
     next(other)
     stream = llm.create_completion(PROMPT, n=2, seed=40, stream=True, **LONG)
     next(stream)
-    closing = threading.Thread(target=stream.close)
-    closing.start()
-    closing.join(DEADLINE)
-    assert not closing.is_alive()
+    in_thread(stream.close)
     other.close()
 
 

@@ -2,7 +2,6 @@
 
 import contextvars
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import llama_cpp
@@ -19,6 +18,7 @@ from tests.request.asking import (
     DEADLINE,
     WORDS,
     Batches,
+    Started,
     begin,
     finish,
     in_thread,
@@ -277,62 +277,51 @@ def test_dropped_handle_waits_for_no_running_batch(open_one):
     llm, go_on, waited = open_one("qwen35", n_parallel=2), threading.Event(), []
     batches = Batches(llm)
     batches.before[1] = lambda: waited.append(go_on.wait(DEADLINE))
-    with ThreadPoolExecutor(1) as pool:
-        busy = pool.submit(take, llm, PROMPT)
-        wait_until(lambda: len(batches.sizes) == 2)
-        try:
-            with llm.request() as handle:
-                handle.drop()
-                with pytest.raises(RequestCancelled):
-                    llm.create_completion(WORDS[100:150], max_tokens=5)
-            assert not waited, "the batch still runs"
-        finally:
-            go_on.set()
-        assert len(busy.result(DEADLINE)) == 8
+    busy = Started(take, llm, PROMPT)
+    wait_until(lambda: len(batches.sizes) == 2)
+    try:
+        with llm.request() as handle:
+            handle.drop()
+            with pytest.raises(RequestCancelled):
+                llm.create_completion(WORDS[100:150], max_tokens=5)
+        assert not waited, "the batch still runs"
+    finally:
+        go_on.set()
+    assert len(busy.result()) == 8
     batches.stop()
 
 
 # -- while it waits --------------------------------------------------------------------------------
 
 
-def ask_in_line(llm, ask):
+def in_line(llm, ask, **options):
     """Ask in another thread, inside the block that this one is in; return it once its request waits."""
-    thread = threading.Thread(target=contextvars.copy_context().run, args=(ask,), daemon=True)
-    thread.start()
+    thread = Started(contextvars.copy_context().run, ask, **options)
     wait_until(lambda: waiting(llm))
     return thread
 
 
 @pytest.mark.parametrize("slots", [1, 2])
 def test_completion_cancelled_while_it_waits_for_a_slot_says_so(open_one, patient, slots):
-    llm, made = open_one("qwen35", n_parallel=slots), []
+    llm = open_one("qwen35", n_parallel=slots)
     held = [in_thread(begin, llm, WORDS[i : i + 60])[0] for i in range(slots)]
-
-    def ask():
-        made.append(llm.create_completion(WORDS[100:150], max_tokens=5))
-
     with llm.request() as handle:
-        thread = ask_in_line(llm, ask)
+        thread = in_line(llm, llm.create_completion, prompt=WORDS[100:150], max_tokens=5)
         handle.cancel()
     for stream in held:
         stream.close()
-    thread.join(120)
-    assert (said(made[0]), finish(made[0])) == ("", "cancelled")
+    made = thread.result()
+    assert (said(made), finish(made)) == ("", "cancelled")
 
 
 def test_dropped_completion_does_not_wait_for_a_slot(open_one, patient):
-    llm, raised = open_one("qwen35"), []
+    llm = open_one("qwen35")
     held, _ = in_thread(begin, llm, WORDS[:60])
-
-    def ask():
-        with pytest.raises(RequestCancelled):
-            llm.create_completion(WORDS[100:150], max_tokens=5)
-        raised.append(True)
-
     with llm.request() as handle:
-        ask_in_line(llm, ask)
+        thread = in_line(llm, llm.create_completion, prompt=WORDS[100:150], max_tokens=5)
         handle.drop()
-    wait_until(lambda: raised)
+    with pytest.raises(RequestCancelled):
+        thread.result()
     assert len([next(held) for _ in range(3)]) == 3, "that one was left alone"
     held.close()
 
@@ -354,7 +343,7 @@ def test_whole_request_cancelled_while_it_waits_ends_and_lets_others_in(
     open_one, stock, patient, slots, deed
 ):
     """The request needs every slot, and no later request gets one before."""
-    llm, right, raised, decoded = open_one("qwen35", n_parallel=slots), stock("qwen35"), [], []
+    llm, right, decoded = open_one("qwen35", n_parallel=slots), stock("qwen35"), []
     state = llm.save_state()
 
     def handler(llama, **_):
@@ -368,17 +357,11 @@ def test_whole_request_cancelled_while_it_waits_ends_and_lets_others_in(
         "chat": lambda: llm.create_chat_completion([{"role": "user", "content": "x"}]),
     }
 
-    def ask():
-        try:
-            deeds[deed]()
-        except RequestCancelled:
-            raised.append(True)
-
     with llm.request() as handle:
-        thread = ask_in_line(llm, ask)
+        thread = in_line(llm, deeds[deed])
         handle.cancel()
-    thread.join(120)
-    assert raised == [True]
+    with pytest.raises(RequestCancelled):
+        thread.result()
     assert decoded == []
     wait_until(lambda: not waiting(llm))
     answer += [next(held) for _ in range(3)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 
 from llamahybrid.errors import RequestCancelled
 from tests.lab.waiting import wait_until
-from tests.request.asking import WORDS, in_thread, said
+from tests.request.asking import WORDS, Started, in_thread, said
 
 MESSAGES = [{"role": "user", "content": "x"}]
 ASKED: dict[str, Any] = {"max_tokens": 8, "temperature": 0.0}
@@ -99,8 +98,7 @@ def test_a_cancel_of_a_chat_that_waits_ends_no_other(opened: Opened, slots: int)
 
     def handler(llama: Any, **_: Any) -> Any:
         stream = llama.create_completion(WORDS[:20], stream=True, **ASKED)
-        chunks, second = [next(stream)], threading.Thread(target=wait_and_be_cancelled)
-        second.start()
+        chunks, second = [next(stream)], Started(wait_and_be_cancelled)
         wait_until(lambda: handles)
         wait_until(lambda: handles[0].cancel() or not second.is_alive())
         return said([*chunks, *stream])

@@ -1,7 +1,6 @@
 """Vectors and chats from one model: upstream's numbers, and chats that keep their state."""
 
 import pickle
-import threading
 from functools import partial
 from itertools import islice
 
@@ -15,7 +14,7 @@ from llamahybrid.errors import LlamaHybridError, ModelClosed, RequestCancelled
 from llamahybrid.memory.vectors import embeds_only
 from tests.lab.waiting import wait_until
 from tests.memory.conftest import write_lora
-from tests.request.asking import DEADLINE, WORDS, begin, take, together, waits_for_reply
+from tests.request.asking import WORDS, Started, begin, take, together, waits_for_reply
 
 ARCHS = ("qwen35", "gemma3")
 TEXTS = ["one", "of the second text a little more", "three", "word " * 40, "and the last of them"]
@@ -106,12 +105,11 @@ def test_texts_that_wait_take_turns_with_the_batches_of_a_prompt(opened):
         asked.append(None)
         made.append(llm.embed("x"))
 
-    threads = [threading.Thread(target=embed, daemon=True) for _ in range(3)]
+    threads = []
 
     def look(progress):  # in the loop's thread, before the first batch and after each
         if not seen:
-            for thread in threads:
-                thread.start()
+            threads.extend(Started(embed) for _ in range(3))
             wait_until(lambda: all(map(waits_for_reply, threads)))
         wait_until(
             lambda: len(made) >= min(len(seen) - 1, len(threads))
@@ -156,18 +154,17 @@ def test_embedding_is_cancelled_between_two_batches(opened, by):
 
 def test_embedding_ends_with_its_model(opened):
     llm = opened(embedding=True)
-    closing = threading.Thread(target=llm.close)
+    closing = []
 
     def texts():
         yield from TEXTS
-        closing.start()
+        closing.append(Started(llm.close))
         while True:  # until the loop takes no more of them
             yield "more"
 
     with pytest.raises(ModelClosed):
         llm.embed(texts())
-    closing.join(DEADLINE)
-    assert not closing.is_alive()
+    closing[0].result()
     with pytest.raises(ModelClosed):
         llm.embed("x")
 

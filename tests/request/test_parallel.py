@@ -3,7 +3,6 @@
 import pickle
 import random
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
 
@@ -19,7 +18,7 @@ from llamahybrid.memory.shared import SharedContext
 from tests.lab.inside import MergedBatches, posted, set_wait, waiting
 from tests.lab.integrity import check_integrity
 from tests.lab.waiting import wait_until
-from tests.request.asking import ARCHS, CUTS, DEADLINE, WORDS, Batches, begin, each, in_thread, take
+from tests.request.asking import ARCHS, CUTS, DEADLINE, WORDS, Batches, Started, begin, each, in_thread, take
 
 pytestmark = [pytest.mark.patched]
 KINDS = [
@@ -53,14 +52,13 @@ def answering(llm):
                 if over.is_set():
                     return
 
-    thread = threading.Thread(target=answer)
-    thread.start()
+    thread = Started(answer)
     assert begun.wait(DEADLINE)
     try:
         yield
     finally:
         over.set()
-        thread.join(DEADLINE)
+        thread.result()
 
 
 @pytest.fixture
@@ -354,12 +352,11 @@ def test_answer_beside_a_prompt_whose_logits_are_no_numbers(opened, stock, rejec
         return [*said, *islice(stream, 20)]
 
     prompts, begun = (WORDS[:50], WORDS[100:150]), threading.Barrier(3, timeout=DEADLINE)
-    with ThreadPoolExecutor(2) as pool:
-        answers = [pool.submit(answer, prompt) for prompt in prompts]
-        begun.wait()
-        while len(noted) < 10:
-            take(llm, WORDS[200:241], 1)
-            llm.prompt_cache.clear()
+    answers = [Started(answer, prompt) for prompt in prompts]
+    begun.wait()
+    while len(noted) < 10:
+        take(llm, WORDS[200:241], 1)
+        llm.prompt_cache.clear()
     for prompt, said in zip(prompts, (answer.result() for answer in answers), strict=True):
         assert said == right(prompt, len(said))
 
@@ -370,12 +367,11 @@ def test_request_that_was_let_in_before_is_never_refused(opened, stock, patient)
     first, said = begin(llm, WORDS[:50])
     set_wait(llm, True)
     second, others = begin(llm, WORDS[100:150])
-    with ThreadPoolExecutor(1) as pool:
-        token = pool.submit(next, first)
-        wait_until(lambda: waiting(llm) or token.done())
-        others.append(next(second))
-        second.close()
-        said.append(token.result(DEADLINE))
+    token = Started(next, first)
+    wait_until(lambda: waiting(llm) or not token.is_alive())
+    others.append(next(second))
+    second.close()
+    said.append(token.result())
     assert said == right(WORDS[:50], 2)
     assert others == right(WORDS[100:150], 2)
 
@@ -405,18 +401,17 @@ def test_answer_that_is_decoded_anew_beside_a_prompt_that_has_the_buffers_zeroed
             llm.prompt_cache.clear()
             batches = Batches(llm)
             batches.before[0] = lambda: wait_until(lambda: posted(llm) >= 2)
-            meddled.append(pool.submit(next, third))
+            meddled.append(Started(next, third))
             wait_until(lambda: batches.sizes)
-            meddled.append(pool.submit(next, first))
+            meddled.append(Started(next, first))
         return make(**options)
 
     first, (early, _) = llm.generate(prompts[0], temp=0.0), begin(llm, WORDS[60:70])  # in the first slot
     third, said = begin(llm, prompts[2], 2)
     monkeypatch.setattr(llm, "_init_sampler", meddle)
-    with ThreadPoolExecutor(2) as pool:
-        answer = take(llm, prompts[1], 3)
-        said.append(meddled[1].result(DEADLINE))
-        answers = [[meddled[2].result(DEADLINE)], answer, said]
+    answer = take(llm, prompts[1], 3)
+    said.append(meddled[1].result())
+    answers = [[meddled[2].result()], answer, said]
     assert answers == [right(prompt, n) for prompt, n in zip(prompts, (1, 3, 3), strict=True)]
     assert noted
 

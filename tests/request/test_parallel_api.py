@@ -104,17 +104,6 @@ def test_loop_goes_on_where_its_slot_was_given_away(llm, fresh):
     assert llm.sample(temp=0.0) == stock.sample(temp=0.0)
 
 
-def test_streams_of_others_that_end_are_nothing_a_thread_did(llm, fresh):
-    stock = fresh()
-    left = [in_thread(begin, llm, WORDS[i : i + 50])[0] for i in (100, 200)]
-    for one in (llm, stock):
-        one.eval(WORDS[:80])
-    for stream in left:
-        stream.close()
-    assert llm.input_ids[: llm.n_tokens].tolist() == WORDS[:80]
-    assert llm.sample(temp=0.0) == stock.sample(temp=0.0)
-
-
 def test_attributes_that_a_thread_sets_are_its_own(llm):
     stream, first = begin(llm, WORDS[:20])
 

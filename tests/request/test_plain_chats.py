@@ -17,6 +17,7 @@ from llamahybrid.prompt_cache.ladder import MIN_SPACING
 from tests.lab.integrity import check_integrity
 from tests.request.asking import in_thread, take
 
+Opened = Callable[..., Any]
 MORE = ("llama-flash", "gpt-oss-full")
 SYSTEM = [(7 * i + 3) % 200 for i in range(80)]
 ONE = SYSTEM + [(11 * i + 1) % 200 for i in range(60)]
@@ -27,7 +28,7 @@ OTHER = [(17 * i + 9) % 200 for i in range(90)]
 class Models:
     """The model under test, and the answers of a fresh context of upstream's."""
 
-    def __init__(self, arch: str, opened: Callable[..., Any], stock: Callable[..., Any]) -> None:
+    def __init__(self, arch: str, opened: Opened, stock: Opened) -> None:
         self._arch, _, flash = arch.partition("-flash")
         self._options = {"n_batch": 512, "flash_attn": bool(flash) or arch == "gpt-oss-full"}
         self._opened, self.stock = opened, stock(self._arch, **self._options)
@@ -39,12 +40,12 @@ class Models:
 @pytest.fixture(
     params=["llama", "gemma3-full", *(pytest.param(name, marks=pytest.mark.full) for name in MORE)]
 )
-def models(request: pytest.FixtureRequest, opened: Callable[..., Any], stock: Callable[..., Any]) -> Models:
+def models(request: pytest.FixtureRequest, opened: Opened, stock: Opened) -> Models:
     return Models(request.param, opened, stock)
 
 
 @pytest.fixture
-def llama(opened: Callable[..., Any], stock: Callable[..., Any]) -> Models:
+def llama(opened: Opened, stock: Opened) -> Models:
     return Models("llama", opened, stock)
 
 

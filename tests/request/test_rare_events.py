@@ -16,7 +16,17 @@ from llamahybrid.core.runner import Runner
 from llamahybrid.core.slots import Slots
 from llamahybrid.errors import LlamaHybridError
 from tests.lab.waiting import wait_until
-from tests.request.asking import DEADLINE, WORDS, begin, said, take, waits_for_reply
+from tests.request.asking import (
+    DEADLINE,
+    WORDS,
+    Started,
+    begin,
+    finish,
+    in_thread,
+    said,
+    take,
+    waits_for_reply,
+)
 
 Opened = Callable[..., Any]
 
@@ -24,54 +34,38 @@ Opened = Callable[..., Any]
 def test_a_loop_that_gets_no_thread_says_so(
     opened: Opened, stock: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    llm, right, start, raised = opened(), stock(), threading.Thread.start, list[BaseException]()
+    llm, right, start = opened(), stock(), threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:
         if thread.name == "llamahybrid-decode":
             raise RuntimeError("can't start new thread")  # as under a limit of processes
         start(thread)
 
-    def ask() -> None:
-        try:
-            take(llm, WORDS[:40])
-        except RuntimeError as error:
-            raised.append(error)
-
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
-        asking = threading.Thread(target=ask, daemon=True)
-        asking.start()
-        asking.join(DEADLINE)
-    assert "can't start" in str(raised[0])
+        with pytest.raises(RuntimeError, match="can't start"):
+            in_thread(take, llm, WORDS[:40])
     assert take(llm, WORDS[:40]) == right(WORDS[:40])
 
 
 def test_cancel_reaches_a_request_whose_message_is_not_read_yet(opened: Opened) -> None:
     llm, held, go_on = opened(), threading.Event(), threading.Event()
-    finished: dict[str, str] = {}
 
     def hold(progress: Any) -> None:
         held.set()
         assert go_on.wait(DEADLINE)
 
-    def ask(name: str, **request: Any) -> None:
-        with llm.request(**request) as handle:
-            handles[name] = handle
-            made = llm.create_completion(WORDS[:40], max_tokens=4, temperature=0.0)
-        finished[name] = made["choices"][0]["finish_reason"]
+    def ask(**request: Any) -> Any:
+        with llm.request(**request):
+            return finish(llm.create_completion(WORDS[:40], max_tokens=4, temperature=0.0))
 
-    handles: dict[str, Any] = {}
-    first = threading.Thread(target=ask, args=("first",), kwargs={"on_progress": hold}, daemon=True)
-    first.start()
+    first = Started(ask, on_progress=hold)
     assert held.wait(DEADLINE)  # the loop is in a callback, as it may be in a long batch
-    second = threading.Thread(target=ask, args=("second",), daemon=True)
-    second.start()
-    wait_until(lambda: "second" in handles and waits_for_reply(second))
+    second = Started(ask)
+    wait_until(lambda: waits_for_reply(second))
     llm.cancel()
     go_on.set()
-    first.join(DEADLINE)
-    second.join(DEADLINE)
-    assert finished == {"first": "cancelled", "second": "cancelled"}
+    assert [first.result(), second.result()] == ["cancelled", "cancelled"]
 
 
 def test_tokens_sent_into_a_stream_after_another_took_its_slot(opened: Opened) -> None:
@@ -146,7 +140,7 @@ def test_a_state_that_a_signal_handler_saves_hides_no_tokens(
 
 def test_answers_closed_in_a_callback_hold_up_no_request(opened: Opened) -> None:
     """`on_request` runs in the loop's thread, for which the threads of these answers wait."""
-    llm, over = opened(n_parallel=2), threading.Event()
+    llm = opened(n_parallel=2)
     answers = [llm.create_completion(WORDS[:40], max_tokens=50, n=3, stream=True)]
     next(answers[0])
 
@@ -154,13 +148,8 @@ def test_answers_closed_in_a_callback_hold_up_no_request(opened: Opened) -> None
         if answers:
             answers.pop().close()
 
-    def ask() -> None:
-        llm.create_completion(WORDS[100:140], max_tokens=3)
-        over.set()
-
     llm.on_request = close
-    threading.Thread(target=ask, daemon=True).start()
-    assert over.wait(DEADLINE)
+    in_thread(lambda: llm.create_completion(WORDS[100:140], max_tokens=3))
 
 
 # -- faults and finalizers ---------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 from llamahybrid import PromptCache
 from llamahybrid.errors import LlamaHybridError, RequestSuperseded
 from tests.lab.draft_fuzz import EveryDraft
-from tests.request.asking import ARCHS, DEADLINE, begin, in_thread, take
+from tests.request.asking import ARCHS, DEADLINE, Started, begin, in_thread, take
 
 every_arch = pytest.mark.parametrize("arch", ARCHS)
 ORDER = [0, 1, 0, 0, 2, 1, 1, 2, 0, 2, 2, 1, 0]
@@ -203,9 +203,7 @@ def test_stream_collected_under_the_caches_lock(opened, stock, monkeypatch):
     gc.freeze()  # a collection looks at what the test has made, and not at all that the suite did before
     try:
         monkeypatch.setattr(cache.tree, "match", collecting)
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        thread.join(DEADLINE)
+        Started(serve).join(DEADLINE)
     finally:
         gc.unfreeze()
         gc.enable()
@@ -297,13 +295,12 @@ def test_chat_handler_has_the_model_to_itself(opened, impatient):
             take(llm, words(2))
 
     llm.chat_handler = handler
-    thread = threading.Thread(target=other)
-    thread.start()
+    thread = Started(other)
     try:
         llm.create_chat_completion([{"role": "user", "content": "x"}])
     finally:
         over.set()
-        thread.join(DEADLINE)
+        thread.result()
     assert seen == [pieces[0] + pieces[1]]
 
 
@@ -322,23 +319,6 @@ def test_criterion_may_ask_its_own_model(opened, stock, slots):
 
 
 # -- handles and forgetting ------------------------------------------------------------------------
-
-
-def test_handles_may_end_in_any_order(opened):
-    llm, handles = opened(), []
-
-    def inside():
-        with llm.request() as handle:
-            handles.append(handle)
-            yield
-
-    blocks = [inside(), inside()]
-    for block in blocks:
-        next(block)
-    for block in blocks:
-        block.close()
-    llm.create_completion(words(1), max_tokens=2)
-    assert [handle.reports for handle in handles] == [[], []]
 
 
 @every_arch
