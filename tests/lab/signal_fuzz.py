@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -75,37 +75,40 @@ def prompts(rng: random.Random) -> list[list[int]]:
     return [chat + tail for chat in (first, second, *mixed)]
 
 
+@dataclass
 class Others:
     """Threads that ask for the same chats until the block ends, and note wrong answers."""
 
-    def __init__(self, llm: Any, chats: list[list[int]], wanted: list[list[int]], seed: int) -> None:
-        self.wrong: list[tuple[int, list[int]]] = []
-        """(which chat, the answer)."""
-        self.asked = 0
-        self._llm, self._chats, self._wanted, self._seed = llm, chats, wanted, seed
-        self._over = threading.Event()
+    llm: Any
+    chats: list[list[int]]
+    wanted: list[list[int]]
+    seed: int
+    asked: int = 0
+    wrong: list[tuple[int, list[int]]] = field(default_factory=list)
+    """(which chat, the answer)."""
+    over: threading.Event = field(default_factory=threading.Event)
 
     @contextmanager
     def asking(self, threads: int) -> Iterator[None]:
         """Run `threads` threads that ask while the body runs."""
         with ThreadPoolExecutor(threads or 1) as pool:
-            asking = [pool.submit(self._ask, self._seed + i) for i in range(threads)]
+            asking = [pool.submit(self._ask, self.seed + i) for i in range(threads)]
             try:
                 yield
             finally:
-                self._over.set()
+                self.over.set()
             for each in asking:
                 each.result(STUCK_SECONDS)
 
     def _ask(self, seed: int) -> None:
         rng = random.Random(seed)
-        while not self._over.is_set():
+        while not self.over.is_set():
             if rng.random() < PAUSES:
-                self._over.wait(rng.random() * PAUSE_SECONDS)
-            index = rng.randrange(len(self._chats))
-            answer = _ask(self._llm, self._chats[index])
+                self.over.wait(rng.random() * PAUSE_SECONDS)
+            index = rng.randrange(len(self.chats))
+            answer = _ask(self.llm, self.chats[index])
             self.asked += 1
-            if answer != self._wanted[index]:
+            if answer != self.wanted[index]:
                 self.wrong.append((index, answer))
 
 
