@@ -81,19 +81,11 @@ class Outcome:
     ties: int = 0
     """Rows in which two fresh contexts differ, because the batch decides which experts are asked."""
 
-    def add(self, other: Outcome) -> None:
-        self.patterns += other.patterns
-        self.drafted += other.drafted
-        self.accepted += other.accepted
-        self.rollbacks += other.rollbacks
-        self.worst = max(self.worst, other.worst)
-        self.ties += other.ties
-
 
 class Trial:
     """A model, a setting and a way of undoing."""
 
-    def __init__(self, model: Path, setting: Setting, seed: int, planes: bool) -> None:
+    def __init__(self, model: Path, setting: Setting, seed: int, planes: bool, outcome: Outcome) -> None:
         self._rng = random.Random(seed)
         self._name = f"{model.name}, {setting.name}, {'planes' if planes else 'no planes'}, seed {seed}"
         self._tolerance = setting.tolerance
@@ -105,7 +97,7 @@ class Trial:
         drafts = self.llm.drafts
         assert drafts is not None
         drafts.policy = EveryDraft(self.llm.runner.meter) if self.llm.runner else drafts.policy
-        self.outcome = Outcome()
+        self.outcome = outcome
 
     def close(self) -> None:
         self.llm.close()
@@ -190,18 +182,17 @@ def run(model: Path, seed: int, count: int, until: float) -> Outcome:
     Raises:
         Mismatch: something is wrong.
     """
-    total = Outcome()
+    outcome = Outcome()
     ways = [(setting, planes) for setting in SETTINGS for planes in (False, True)]
     for index, (setting, planes) in enumerate(ways):
-        now = time.monotonic()
+        now, before = time.monotonic(), outcome.patterns
         share = now + (until - now) / (len(ways) - index)
-        with closing(Trial(model, setting, seed + index, planes)) as trial:
+        with closing(Trial(model, setting, seed + index, planes, outcome)) as trial:
             while True:
                 trial.text()
-                if trial.outcome.patterns * len(ways) >= count or time.monotonic() >= share:
+                if (outcome.patterns - before) * len(ways) >= count or time.monotonic() >= share:
                     break
-            total.add(trial.outcome)
-    return total
+    return outcome
 
 
 def _cells(model: Path, _: str, seed: int, count: int, until: float) -> dict[str, object]:
