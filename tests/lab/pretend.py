@@ -8,7 +8,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from typing import TypeAlias
 
 import numpy as np
@@ -132,8 +131,14 @@ def interleaved(
     starts: Sequence[Callable[[Speech], Conversation]], speech: PretendSpeech, policy: Policy
 ) -> Iterator[Record]:
     """Run conversations side by side, a request of each in turn."""
-    for turn in zip_longest(*(play(start(speech), speech, policy) for start in starts)):
-        yield from (record for record in turn if record is not None)
+    running = [play(start(speech), speech, policy) for start in starts]
+    while running:
+        for conversation in list(running):
+            record = next(conversation, None)
+            if record is None:
+                running.remove(conversation)
+            else:
+                yield record
 
 
 def made_up(prompt: Sequence[int], n: int, seed: int | None) -> tuple[int, ...]:
