@@ -1,4 +1,7 @@
-"""A prompt cache by brute force: a dict of token tuples, no budget. The twin of `PromptCache` in tests."""
+"""A prompt cache by brute force: a dict of token tuples, no budget. The twin of `PromptCache` in tests.
+
+Its methods are described at `PromptCache` and `RamStore`.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,6 @@ class NaivePromptCache:
         self._hits = self._misses = self._saved = 0
 
     def follow(self, state: LiveState, prompt: Tokens) -> bool:
-        """See `RamStore.follow`."""
         if state.forgotten and len(state.tokens()):
             return False
         if state not in self._followed:
@@ -51,7 +53,6 @@ class NaivePromptCache:
         return True
 
     def plan(self, tokens: Tokens, view: LiveView, boundaries: Sequence[int], costs: Costs) -> Plan:
-        """See `PromptCache.plan`."""
         prompt, live = tuple(tokens.tolist()), tuple(view.tokens.tolist())
         known = [path for name, path in self._paths if name == view.namespace]
         matched = max(_shared(prompt, path) for path in [live, *known])
@@ -76,7 +77,6 @@ class NaivePromptCache:
         )
 
     def peek(self, tokens: Tokens, view: LiveView, costs: Costs) -> int:
-        """See `RamStore.peek`."""
         live = () if view.forgotten else tuple(view.tokens.tolist())
         return self._deepest(tuple(tokens.tolist()), live, view)[0]
 
@@ -84,7 +84,6 @@ class NaivePromptCache:
         """Nothing is ever evicted, so nothing needs a pin."""
 
     def buffer(self, n_bytes: int) -> Bytes:
-        """See `RamStore.buffer`."""
         return np.empty(n_bytes, np.uint8)
 
     def queue_writes(self, view: LiveView) -> None:
@@ -115,7 +114,6 @@ class NaivePromptCache:
         return [(i, i + 1) for i in wanted if (view.namespace, live[: i + 1]) not in self._attention]
 
     def unstored(self, view: LiveView) -> int:
-        """See `RamStore.unstored`."""
         if view.forgotten:
             return 0
         live = tuple(view.tokens.tolist())
@@ -123,7 +121,6 @@ class NaivePromptCache:
         return len(live) - next(here, 0)
 
     def segment_buffer(self, view: LiveView, n_bytes: int) -> Bytes | None:
-        """See `RamStore.segment_buffer`."""
         return np.empty(n_bytes, np.uint8)
 
     def store_segment(self, view: LiveView, segment: Segment) -> bool:
@@ -140,16 +137,13 @@ class NaivePromptCache:
         return True
 
     def remember(self, namespace: str, tokens: Tokens, state: LiveState | None = None) -> None:
-        """See `RamStore.remember`."""
         if state is None or not state.forgotten:
             self._paths.add((namespace, tuple(tokens.tolist())))
 
     def drop(self, checkpoint: Checkpoint) -> None:
-        """See `PromptCache.drop`."""
         self._checkpoints = {k: c for k, c in self._checkpoints.items() if c is not checkpoint}
 
     def drop_segment(self, segment: Segment) -> None:
-        """See `RamStore.drop_segment`."""
         self._attention = {k: s for k, s in self._attention.items() if s is not segment}
 
     def forget(self, prefix: Sequence[int] | Tokens) -> int:
@@ -169,7 +163,6 @@ class NaivePromptCache:
         return 0
 
     def clear(self) -> None:
-        """See `PromptCache.clear`."""
         self._checkpoints.clear()
         self._attention.clear()
         self._paths.clear()
@@ -217,7 +210,6 @@ class NaivePromptCache:
         return 0, "none", None, None
 
     def _tail(self, namespace: str, prompt: Path, matched: int) -> int:
-        """See `Match.tail`."""
         shared = prompt[:matched]
         known = {
             p[matched] for n, p in self._paths if n == namespace and p[:matched] == shared and p[matched:]
