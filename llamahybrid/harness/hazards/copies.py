@@ -7,7 +7,7 @@ from llama_cpp import llama_cpp as lib
 from llamahybrid.harness.hazards.case import probe
 from llamahybrid.harness.hazards.context import BOTH, PARTIAL, SPLIT, TWO
 from llamahybrid.harness.hazards.model import ModelUnderTest
-from llamahybrid.harness.hazards.outcome import Outcome, Verdict, gap, granted, refused, went_on, wrong
+from llamahybrid.harness.hazards.outcome import Outcome, Verdict, granted, refused, went_on, wrong
 from llamahybrid.harness.hazards.steps import all_go_on, next_prompt
 
 
@@ -46,7 +46,7 @@ def pending_shift_saved(tested: ModelUnderTest) -> Outcome:
     granted(other.load(context.save()), "the shifted sequence was not saved and restored")
     if status := context.feed(17, 18) or other.feed(17, 18):
         return went_on(status, "saved and restored")
-    return went_on(gap(other.logits(), context.logits()), "saved and restored")
+    return went_on(tested.gap(other.logits(), context.logits()), "saved and restored")
 
 
 @probe("seq_add and seq_div on a model with M-RoPE", "llama_kv_cache::seq_add")
@@ -125,7 +125,7 @@ def remove_inner_range(tested: ModelUnderTest) -> Outcome:
     places = [position for position in range(13) if not 2 <= position < 5]
     gaps = not any(without.decode([(tested.token(position), position, (0,))]) for position in places)
     wanted = without.logits() if gaps else tested.clean(12)
-    return went_on(gap(context.logits(), wanted), "seq_rm returned true")
+    return went_on(tested.gap(context.logits(), wanted), "seq_rm returned true")
 
 
 @probe("Attention appended to a sequence before its old tail is cut", "llama_kv_cache::seq_cp")
@@ -163,7 +163,7 @@ def append_before_cut(tested: ModelUnderTest) -> Outcome:
     said = f"all calls succeeded, the state is {more} bytes longer than a clean one"
     if status := context.decode([(wanted(20), 20, (0,))]):
         return went_on(status, said)
-    outcome = went_on(gap(context.logits(), donor.logits()), said)
+    outcome = went_on(tested.gap(context.logits(), donor.logits()), said)
     return wrong(said) if more and outcome.verdict is Verdict.EXACT else outcome
 
 

@@ -79,6 +79,7 @@ def on_device_all(tested: ModelUnderTest) -> Outcome:
 def on_device_no_memory(tested: ModelUnderTest) -> Outcome:
     """Save 4,000 tokens on the device with no memory left to the process; go on."""
     tested.need("attention")
+    tested.need_memory_limit()
     context = tested.context(n_ctx=4096, n_batch=4096).grown(4000, chunk=4000)
     with memory_left(0):
         saved = context.save(flags=ON_DEVICE)

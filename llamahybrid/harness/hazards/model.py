@@ -15,11 +15,14 @@ from llama_cpp import llama_cpp as lib
 from llamahybrid.devices.offload import Offload
 from llamahybrid.devices.rpc import endpoints
 from llamahybrid.harness.hazards.context import Context
-from llamahybrid.harness.hazards.outcome import Logits, NotApplicable
+from llamahybrid.harness.hazards.outcome import Gap, Logits, NotApplicable, gap
 
 _ERROR = 4  # ggml_log_level
 _UNSHARED = (b"qwen4exp",)
 """Architectures that assert that each token is of one sequence (src/models/qwen4exp.cpp, set_input)."""
+
+_GPU_SHARE = 1e-2
+"""`Gap.share` on a GPU, whose products of matrices depend on the batch: 2.4e-3 measured on an H100."""
 
 _MULTI_ROPE = (8, 40)  # LLAMA_ROPE_TYPE_MROPE, LLAMA_ROPE_TYPE_IMROPE
 
@@ -42,6 +45,7 @@ class ModelUnderTest:
         lib.llama_log_set(_LOG, None)
         lib.llama_backend_init()
         self.path = path
+        self.on_gpu = gpu_layers != 0
         params = lib.llama_model_default_params()
         params.n_gpu_layers = gpu_layers
         self.offload = Offload(endpoints(rpc), watched=False)
@@ -58,6 +62,10 @@ class ModelUnderTest:
     def context(self, **params: Any) -> Context:
         """A fresh context; keywords are fields of `llama_context_params`."""
         return Context(self, params)
+
+    def gap(self, got: Logits, wanted: Logits) -> Gap:
+        """Compare two rows of logits, shape (words,). Raises NotApplicable if the clean row is constant."""
+        return gap(got, wanted, _GPU_SHARE) if self.on_gpu else gap(got, wanted)
 
     def clean(self, length: int, *, text: int = 0, alone: int = 0, **params: Any) -> Logits:
         """Logits at position `length` in a context that saw that text only, its last `alone` apart."""
@@ -86,6 +94,11 @@ class ModelUnderTest:
         }
         if not has[memory]:
             raise NotApplicable(f"the model has no {memory} memory")
+
+    def need_memory_limit(self) -> None:
+        """Raise NotApplicable where a GPU's driver ends the process that has no memory left."""
+        if self.on_gpu:
+            raise NotApplicable("on a GPU the driver fails first")
 
     def need_shared_tokens(self) -> None:
         """Raise NotApplicable where a token is of one sequence only."""

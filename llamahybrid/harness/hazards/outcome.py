@@ -68,11 +68,13 @@ class Gap:
     """Largest absolute difference; infinite when a logit is not a number."""
     span: float
     """Range of the clean row."""
+    share: float = 1e-4
+    """Share of the range within which two clean runs with other batches lie, with a margin."""
 
     @property
     def exact(self) -> bool:
-        """True within the distance of two clean runs with other batches, with a margin."""
-        return self.largest < 1e-4 * self.span
+        """True where it is no larger than that between two clean runs."""
+        return self.largest < self.share * self.span
 
     @property
     def reported(self) -> float | None:
@@ -80,12 +82,15 @@ class Gap:
         return self.largest if math.isfinite(self.largest) else None
 
 
-def gap(got: Logits, wanted: Logits) -> Gap:
-    """Compare two rows of logits, shape (vocabulary,). Raises NotApplicable if the clean row is constant."""
+def gap(got: Logits, wanted: Logits, share: float = 1e-4) -> Gap:
+    """Compare two rows of logits, shape (vocabulary,); `share`: see `Gap`.
+
+    Raises NotApplicable if the clean row is constant.
+    """
     if not np.ptp(wanted):
         raise NotApplicable("the model gives no logits in this mode")
     largest = float(np.abs(got - wanted).max()) if np.isfinite(got).all() else math.inf
-    return Gap(largest, float(np.ptp(wanted)))
+    return Gap(largest, float(np.ptp(wanted)), share)
 
 
 def went_on(gap: Gap | int, said: str) -> Outcome:

@@ -209,6 +209,7 @@ def restore_over_rollback(tested: ModelUnderTest) -> Outcome:
 @probe("No memory for a restore", "llama_kv_cache::state_read")
 def restore_no_memory(tested: ModelUnderTest) -> Outcome:
     """2,000 live tokens; restore as many others with 0 and with 256 KiB left to the process; go on."""
+    tested.need_memory_limit()
     shape: dict[str, Any] = {"n_ctx": 2048, "n_batch": 2048}
     blob = tested.context(**shape).grown(2000, text=1, chunk=2000).save()
     buffer = (ctypes.c_uint8 * len(blob)).from_buffer_copy(blob)

@@ -12,7 +12,6 @@ from llamahybrid.harness.hazards.model import ModelUnderTest
 from llamahybrid.harness.hazards.outcome import (
     Outcome,
     all_sound,
-    gap,
     granted,
     refused,
     went_on,
@@ -194,7 +193,7 @@ def stale_rollback_whole_state(tested: ModelUnderTest) -> Outcome:
     return all_sound(
         went_on(found, f"saved and restored, {said}")
         for found, said in (
-            (gap(other.logits(), tested.clean(10)), "from the saved state"),
+            (tested.gap(other.logits(), tested.clean(10)), "from the saved state"),
             (context.goes_on(10), "from the live state"),
         )
     )
