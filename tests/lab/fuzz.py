@@ -46,7 +46,7 @@ def run(model: Path, seed: int, count: int, until: float, factory: Factory, rest
         Mismatch: with the seed and the shrunk history. `restarts`: see `restarted`.
     """
     total, settings = Verdict(), settings_for(model)
-    for number in range(seed, seed + count):
+    for number in range(seed, seed + count) if settings else ():
         setting, history = settings[number % len(settings)], random_history(number, length=LENGTH)
         try:
             total.add(check(restarted(history) if restarts else history, factory, model, setting))

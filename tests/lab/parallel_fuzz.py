@@ -236,7 +236,7 @@ def run(model: Path, seed: int, count: int, until: float, outcome: Outcome) -> i
     Raises Mismatch, which names the seed and the setting.
     """
     settings = comparable(model)
-    for number in range(seed, seed + count):
+    for number in range(seed, seed + count) if settings else ():
         if time.monotonic() > until:
             return number
         setting = settings[number % len(settings)]

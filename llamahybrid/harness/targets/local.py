@@ -41,6 +41,10 @@ def library_environment(lib: Path | None, kind: str) -> dict[str, str]:
     return environment | loading(lib)
 
 
+LAST_LINES = 4
+"""Lines of a dead process's stderr that are shown: CUDA names its error three lines before the last."""
+
+
 class Process:
     """A child process that answers calls."""
 
@@ -111,7 +115,7 @@ class Process:
         self._log.seek(0)
         lines = [line for line in self._log.read()[-4000:].splitlines() if line.strip()]
         return TargetError(
-            f"its process died, exit status {status}: {lines[-1] if lines else ''}".rstrip(": ")
+            f"its process died, exit status {status}: {' | '.join(lines[-LAST_LINES:])}".rstrip(": ")
         )
 
     def close(self, patience: float = 20.0) -> None:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from llama_cpp import _internals
 
 from llamahybrid.harness.report import Sameness
-from llamahybrid.harness.targets.base import LARGEST_TOLERANCE, TOLERANCE
+from llamahybrid.harness.targets.base import GPU_TOLERANCE, LARGEST_TOLERANCE, TOLERANCE
 
 Row = npt.NDArray[np.float32]
 
@@ -112,28 +112,34 @@ def compare(
     if not greedy and first is None:
         return "unknown", "sampled, and the logits are not told"
     more = answer[:-1] if greedy else ()
-    cold = rows(llm, prompt, more)
+    cold, usual = rows(llm, prompt, more), tolerance_of(llm)
     if not all(np.isfinite(row).all() and np.ptp(row) for row in cold):
         return "unknown", "a fresh context's logits tell nothing: they are all alike, or no numbers"
     if not answer:
         if llama_cpp.llama_vocab_is_eog(llama_cpp.llama_model_get_vocab(llm.model), int(cold[0].argmax())):
             return "unknown", "no token came, and none need come"
         return "different", "no token came, where a fresh context goes on"
-    fault = fault_of(answer, greedy, first, cold, TOLERANCE)
+    fault = fault_of(answer, greedy, first, cold, usual)
     if fault is None:
         tied = greedy and any(int(row.argmax()) != token for token, row in zip(answer, cold, strict=True))
         return "tie" if tied else "same", ""
     if pieces is None:
         return "different", fault
     again = rows(llm, prompt, more, pieces[: len(pieces) - (0 if greedy else len(answer) - 1)])
-    if fault_of(answer, greedy, first, again, TOLERANCE) is None:
+    if fault_of(answer, greedy, first, again, usual) is None:
         return "tie", ""
     apart = max(difference(one, other) for one, other in zip(again, cold, strict=True))
-    tolerance = max(TOLERANCE, 2 * apart)
+    tolerance = max(usual, 2 * apart)
     said = f"; two right contexts differ by {apart:.1%} here"
     if all(fault_of(answer, greedy, first, each, tolerance) for each in (cold, again)):
         return "different", f"{fault}{said}"
     return ("tie", "") if tolerance <= LARGEST_TOLERANCE else ("unknown", said.removeprefix("; "))
+
+
+def tolerance_of(llm: Any) -> float:
+    """Share of the logits' range within which two right contexts lie; with layers on a GPU it is larger."""
+    offloads = llm.model_params.n_gpu_layers and llama_cpp.llama_supports_gpu_offload()
+    return GPU_TOLERANCE if offloads else TOLERANCE
 
 
 def fault_of(
