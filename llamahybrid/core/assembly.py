@@ -176,9 +176,10 @@ def assemble(
     view.make(llm._n_ctx, llm._n_vocab, len(view.scores))
     made: list[Slot] = []
     if n_parallel > 1:
+        total = n_parallel * (profile.token_bytes * llm._n_ctx + profile.snapshot_bytes)
         logger.info(
             "%d requests at once, each of at most %d tokens: about %d MiB of context memory in all",
-            *(n_parallel, llm._n_ctx, n_parallel * profile.slot_bytes(llm._n_ctx) >> 20),
+            *(n_parallel, llm._n_ctx, total >> 20),
         )
     for seq in range(n_parallel):
         size = {"capacity": llm._n_ctx, "n_vocab": llm._n_vocab}
