@@ -298,11 +298,11 @@ class DecodeLoop:
 
     def _resume(self, request: Request) -> None:
         paused = request.task
-        if paused is None or not isinstance(paused.wanted, Reader):
-            return  # it runs already
-        if self._ended:
+        if paused is not None and self._ended:
             paused.reply.fail(self._cancelled())
             return
+        if paused is None or not isinstance(paused.wanted, Reader):
+            return  # it runs already
         request.comes()
         if request.slot is not None:
             self._tasks.advance(paused, 0)
