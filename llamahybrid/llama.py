@@ -33,10 +33,10 @@ from llamahybrid.client.sampling import sampled, sampler_for
 from llamahybrid.client.token_bytes import TokenBytes
 from llamahybrid.configuration import cache_for, current, wait_timeout
 from llamahybrid.core.assembly import ContextShape, Wish, assemble, filled_in, require_adapter, slots_for
-from llamahybrid.core.executor import Executor
 from llamahybrid.core.report import PromptProgress, RequestReport
 from llamahybrid.core.request import Request
 from llamahybrid.core.runner import Runner
+from llamahybrid.core.slot import Slot
 from llamahybrid.core.slots import Slots
 from llamahybrid.devices.offload import Offload
 from llamahybrid.errors import LlamaHybridError
@@ -183,7 +183,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     @property
     def drafts(self) -> Drafts | None:
         """The drafting between `generate` and the draft model; None without a prompt cache."""
-        return self.slots.all[0].executor.drafts if self.slots.all else None
+        return self.slots.all[0].drafts if self.slots.all else None
 
     @held
     @as_of(llama_cpp.Llama.n_ctx)
@@ -367,7 +367,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         if self.requests.loop is None:
             self._calls.run(super().eval, tokens)
         else:
-            self.requests.alone(lambda executor: executor.eval(tokens))
+            self.requests.alone(lambda slot: slot.eval(tokens))
 
     @as_of(llama_cpp.Llama.sample)
     def sample(self, *args: Any, **kwargs: Any) -> int:
@@ -383,7 +383,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         """Logits of an evaluated token, shape (n_vocab,). Raises LlamaHybridError without one."""
         view = self.requests.seen
         if index == -1 and (view.tail is None or view.tail_end != view.n_tokens):
-            self.requests.alone(Executor.bring_row)
+            self.requests.alone(Slot.bring_row)
             view = self.requests.seen
         if view.tail is None or view.tail_end != view.n_tokens or not -len(view.tail) <= index < 0:
             raise LlamaHybridError("there are no logits to sample from: eval a token first")
@@ -446,7 +446,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         elif self.requests.loop is None:
             self._calls.run(super().reset)
         else:
-            self.requests.alone(Executor.reset)
+            self.requests.alone(Slot.reset)
 
     def save_state(self) -> llama_cpp.LlamaState:
         """Return the whole context as upstream's `LlamaState`, with a checksum."""

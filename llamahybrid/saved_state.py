@@ -17,8 +17,8 @@ import numpy as np
 import xxhash
 from llama_cpp.llama_cache import BaseLlamaCache, LlamaDiskCache, LlamaRAMCache
 
-from llamahybrid.core.executor import Executor
 from llamahybrid.core.runner import Runner
+from llamahybrid.core.slot import Slot
 from llamahybrid.errors import SnapshotError
 from llamahybrid.memory.adoption import adopt_tokens
 from llamahybrid.memory.fingerprint import Computation, with_salt
@@ -120,13 +120,13 @@ def fit_scores(state: llama_cpp.LlamaState, rows: int) -> tuple[llama_cpp.LlamaS
 
 def save(llm: Any, native_save: Callable[[], llama_cpp.LlamaState]) -> llama_cpp.LlamaState:
     """Save the calling thread's sequence with upstream's `save_state`, sealed; the context must be idle."""
-    executor = llm.slots.all[0].executor
-    llm.requests.alone(Executor.bring)  # a request of another salt may have run since
+    slot = llm.slots.all[0]
+    llm.requests.alone(Slot.bring)  # a request of another salt may have run since
     state = native_save()
     if llm.offload.watch is not None:
         llm.offload.watch.check()
-    live = executor.live
-    return state if live.state.foreign else seal_state(state, live, executor.view.true_rows)
+    live = slot.live
+    return state if live.state.foreign else seal_state(state, live, slot.view.true_rows)
 
 
 def load(llm: Any, state: llama_cpp.LlamaState, native_load: Callable[[llama_cpp.LlamaState], None]) -> None:
@@ -134,10 +134,10 @@ def load(llm: Any, state: llama_cpp.LlamaState, native_load: Callable[[llama_cpp
 
     Raises as `load_into`, unless the state came from the user's own cache, which then takes it back.
     """
-    executor = llm.slots.all[0].executor
-    executor.runner.store_attention()
+    slot = llm.slots.all[0]
+    slot.runner.store_attention()
     try:
-        load_into(executor, state, native_load)
+        load_into(slot, state, native_load)
     except (SnapshotError, RuntimeError):
         cache = llm.user_cache
         if not (isinstance(cache, UsefulStates) and cache.take_back(state)):
@@ -145,13 +145,13 @@ def load(llm: Any, state: llama_cpp.LlamaState, native_load: Callable[[llama_cpp
 
 
 def load_into(
-    executor: Executor, state: llama_cpp.LlamaState, native_load: Callable[[llama_cpp.LlamaState], None]
+    slot: Slot, state: llama_cpp.LlamaState, native_load: Callable[[llama_cpp.LlamaState], None]
 ) -> None:
     """Load a saved state with upstream's `load_state`, and adopt the tokens that memory confirms.
 
     Raises as `check_state` (nothing changed), and RuntimeError if the library refuses the state.
     """
-    runner, arrays = executor.runner, executor.view
+    runner, arrays = slot.runner, slot.view
     live = runner.live
     check_state(state, live)
     state, rows = fit_scores(state, len(arrays.scores))
@@ -171,7 +171,7 @@ def load_into(
     if adopt_tokens(live, ids, foreign=seal is None) is None and live.n:
         if seal is not None and seal.logits is not None:
             live.put_logits(seal.logits)
-        executor.keep_tail()
+        slot.keep_tail()
         logits = live.row.logits()
         arrays.requires_eval = logits is None
         if live.profile.needs_checkpoints:

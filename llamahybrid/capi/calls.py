@@ -97,16 +97,6 @@ class NativeContext:
             raise RuntimeError("the context is closed")
         return self._ctx.ctx
 
-    @property
-    def has_memory(self) -> bool:
-        """The context keeps anything between batches."""
-        return self._ctx.memory is not None
-
-    @property
-    def n_ctx(self) -> int:
-        """Tokens the context takes, as padded by the library."""
-        return int(llama_cpp.llama_n_ctx(self._pointer))
-
     def decode(self, tokens: Sequence[int] | Tokens, first_position: int, outputs: Outputs) -> None:
         """Decode tokens of this sequence, as `decode_parts`."""
         self.decode_parts([(self.seq, first_position, tokens, outputs)])
@@ -190,8 +180,3 @@ class NativeContext:
         llama_cpp.llama_synchronize(context)
         data = llama_cpp.llama_perf_context(context)
         return data.n_p_eval, data.n_eval, data.t_p_eval_ms, data.t_eval_ms
-
-    def reset_counters(self) -> None:
-        """Start the library's counters and timings anew."""
-        self.synchronize()
-        llama_cpp.llama_perf_context_reset(self._pointer)

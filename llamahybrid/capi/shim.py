@@ -146,20 +146,16 @@ class Stop:
         self._block = (
             None if _shim is None else _shim.ffi.gc(_shim.lib.llh_stop_new(), _shim.lib.llh_stop_free)
         )
+        self.address: int | None = None
+        """The native ``ggml_abort_callback``; None without the shim."""
+        self.data: int | None = None
+        """The argument of the callback, valid as long as this object lives; None without the shim."""
         if _shim is not None:
             _shim.lib.llh_stop_arm(self._block, True)
+            self.address = _integer(_shim.ffi.addressof(_shim.lib, "llh_stop_poll"))
+            self.data = _integer(self._block)
         self.running = 0
         """Number of the request that runs now; 0: none."""
-
-    @property
-    def address(self) -> int | None:
-        """The native ``ggml_abort_callback``; None without the shim."""
-        return None if _shim is None else _integer(_shim.ffi.addressof(_shim.lib, "llh_stop_poll"))
-
-    @property
-    def data(self) -> int | None:
-        """The argument of the callback, valid as long as this object lives; None without the shim."""
-        return None if _shim is None else _integer(self._block)
 
     def begin(self) -> int:
         """Start the next request; its number."""

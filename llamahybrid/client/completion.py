@@ -16,11 +16,11 @@ from llamahybrid.client.native_calls import held
 from llamahybrid.client.requests import Requests
 from llamahybrid.client.sampling import RowSampler
 from llamahybrid.core.answering import answer_steps
-from llamahybrid.core.executor import Executor
 from llamahybrid.core.loop import DecodeLoop
 from llamahybrid.core.reply import Feed, Reply
 from llamahybrid.core.report import RequestReport
 from llamahybrid.core.request import Request
+from llamahybrid.core.slot import Slot
 from llamahybrid.errors import LlamaHybridError, ModelClosed, RequestCancelled, RequestSuperseded
 
 Tokens = Generator[int, Sequence[int] | None, None]
@@ -144,7 +144,7 @@ def generate(
         inner.close()
 
 
-def _done(loop: DecodeLoop, request: Request, begin: Callable[[Executor], Any]) -> Tokens:
+def _done(loop: DecodeLoop, request: Request, begin: Callable[[Slot], Any]) -> Tokens:
     """Run a task of a request to its end (see `DecodeLoop.run`); one of several yields `WAIT` until then."""
     if request.bell is None:
         loop.run(request, begin)
@@ -230,7 +230,7 @@ def _lock_step(llm: Any, request: Request, options: dict[str, Any], tokens: list
         if tokens and request.bell is None:
             llm.eval(tokens)
         elif tokens:
-            yield from _done(llm.requests.loop, request, partial(Executor.eval, tokens=tokens))
+            yield from _done(llm.requests.loop, request, partial(Slot.eval, tokens=tokens))
         while index < llm.n_tokens:
             token = llm.sample(idx=index, **arguments)
             index += 1

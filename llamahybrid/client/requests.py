@@ -19,11 +19,11 @@ from llamahybrid.client.handle import RequestHandle, advanced_for, handle_here
 from llamahybrid.client.native_calls import collecting, piece
 from llamahybrid.client.salt import SHARED
 from llamahybrid.client.thread_state import ThreadState
-from llamahybrid.core.executor import Executor
 from llamahybrid.core.loop import DecodeLoop
 from llamahybrid.core.progress import Progress
 from llamahybrid.core.report import RequestReport
 from llamahybrid.core.request import Request
+from llamahybrid.core.slot import Slot
 from llamahybrid.core.view import View
 from llamahybrid.errors import LlamaHybridError
 
@@ -209,7 +209,7 @@ class Requests:
         if self.loop is not None:
             self.loop.end(request, wait=request.begun and not collecting())
 
-    def alone(self, begin: Callable[[Executor], Result], salt: bytes | None = None) -> Any:
+    def alone(self, begin: Callable[[Slot], Result], salt: bytes | None = None) -> Any:
         """Run a single operation (eval, reset): as part of the current request, or as one of its own.
 
         `salt`: its salt; None: that of the calling context.
@@ -242,9 +242,9 @@ class Requests:
         self._limit(request)
         context, inner = copy_context(), list[Request | None]()
 
-        def begin(executor: Executor) -> tuple[Result]:
+        def begin(slot: Slot) -> tuple[Result]:
             loop.slots.empty_others()
-            executor.claim()
+            slot.claim()
             self._here.last = None
             try:
                 return (self.step(request, context.run, work),)  # a tuple: a generator would be steps

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from llamahybrid.core.batch import Reader
 from llamahybrid.core.reply import Feed
 from llamahybrid.core.request import Request
-from llamahybrid.core.slots import Slot, Slots
+from llamahybrid.core.slot import Slot
+from llamahybrid.core.slots import Slots
 from llamahybrid.errors import Busy
 from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.ladder import MIN_SPACING
@@ -191,7 +192,7 @@ class Admission:
         if request.entered:
             return LONG_PATIENCE
         costs = self.slots.all[0].runner.meter.costs()
-        tokens = 0 if request.slot is None else request.slot.executor.live.n
+        tokens = 0 if request.slot is None else request.slot.live.n
         switch = costs.snapshot_seconds + costs.restore_seconds + tokens * costs.segment_seconds
         return max(PATIENCE, PATIENT_SWITCHES * switch)
 

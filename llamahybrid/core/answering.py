@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from llamahybrid.core.batch import READER, Decode, Steps
-from llamahybrid.core.executor import Executor, SequenceChanged
 from llamahybrid.core.progress import Progress
 from llamahybrid.core.reply import Feed
 from llamahybrid.core.request import Request
+from llamahybrid.core.slot import SequenceChanged, Slot
 from llamahybrid.errors import ContextOverflow
 from llamahybrid.prompt_cache.base import Logits, Tokens
 
@@ -27,11 +27,11 @@ def answer_steps(
     assert progress is not None, "its prompt is decoded"
     while True:
         assert request.slot is not None, "a task runs in a slot"
-        executor = request.slot.executor
-        row, state = executor.live.row, executor.live.state
+        slot = request.slot
+        row, state = slot.live.row, slot.live.state
         if not row.exists_for_tip() and (state.is_invalid or not state.opaque):
             # Another request had all buffers zeroed.
-            yield from restore_answer(executor, progress, progress.said[: progress.decoded], row=True)
+            yield from restore_answer(slot, progress, progress.said[: progress.decoded], row=True)
         token = sample(row.place())
         progress.said.append(token)
         given = len(progress.said)
@@ -42,9 +42,9 @@ def answer_steps(
                 yield READER
         feed.paused = False
         assert request.slot is not None, "a task runs in a slot"
-        executor = request.slot.executor
-        live = executor.live
-        executor.runner.before_token(progress)
+        slot = request.slot
+        live = slot.live
+        slot.runner.before_token(progress)
         if live.state.n >= live.capacity:
             raise ContextOverflow(f"the context window of {live.capacity} is full")
         try:
@@ -53,29 +53,27 @@ def answer_steps(
             yield Decode(live, (token,), "last")
         except SequenceChanged:
             said = [*progress.said[: progress.decoded], token]
-            yield from restore_answer(executor, progress, said, row=True)
+            yield from restore_answer(slot, progress, said, row=True)
         progress.decoded += 1
 
 
-def restore_answer(
-    executor: Executor, progress: Progress, said: Sequence[int], row: bool = False
-) -> Steps[None]:
+def restore_answer(slot: Slot, progress: Progress, said: Sequence[int], row: bool = False) -> Steps[None]:
     """Restore the prompt and these tokens of its answer.
 
     `row`: with the row of logits of the last token.
     """
-    executor.claim()
-    executor.runner.check()
+    slot.claim()
+    slot.runner.check()
     target = np.concatenate([progress.prompt, np.asarray(said, dtype=np.int32)])
-    if not executor.live.state.holds(target) or (row and not executor.live.row.exists_for_tip()):
-        yield from _decode_anew(executor, target)
+    if not slot.live.state.holds(target) or (row and not slot.live.row.exists_for_tip()):
+        yield from _decode_anew(slot, target)
 
 
-def _decode_anew(executor: Executor, target: Tokens) -> Steps[None]:
+def _decode_anew(slot: Slot, target: Tokens) -> Steps[None]:
     while True:
-        rest = executor.begin_again(target)
+        rest = slot.begin_again(target)
         try:
-            yield from executor.runner.decode(None, rest, "last")
+            yield from slot.runner.decode(None, rest, "last")
             return
         except SequenceChanged:
             continue

@@ -13,10 +13,10 @@ from weakref import ref
 import llama_cpp
 
 from llamahybrid.core.boundaries import Boundaries
-from llamahybrid.core.executor import Executor
 from llamahybrid.core.loop import DecodeLoop
 from llamahybrid.core.runner import Runner
 from llamahybrid.core.scheduler import Scheduler
+from llamahybrid.core.slot import Slot
 from llamahybrid.core.slots import Slots
 from llamahybrid.core.stream_params import StreamParams
 from llamahybrid.engine import loaded
@@ -174,20 +174,21 @@ def assemble(
     shared = SharedContext(guarded, llm.n_batch, n_parallel)
     view = llm.requests.seen
     view.make(llm._n_ctx, llm._n_vocab, len(view.scores))
-    executors = []
+    made: list[Slot] = []
     if n_parallel > 1:
+        total = n_parallel * (profile.token_bytes * llm._n_ctx + profile.snapshot_bytes)
         logger.info(
             "%d requests at once, each of at most %d tokens: about %d MiB of context memory in all",
-            *(n_parallel, llm._n_ctx, n_parallel * profile.slot_bytes(llm._n_ctx) >> 20),
+            *(n_parallel, llm._n_ctx, total >> 20),
         )
     for seq in range(n_parallel):
         size = {"capacity": llm._n_ctx, "n_vocab": llm._n_vocab}
         live = LiveSequence(shared, profile, computation, **size, seq=seq)
         runner = Runner(live, cache, boundaries, meter, llm.n_batch)
         drafts = Drafts(live, meter, llm.n_batch)
-        executors.append(Executor(runner, drafts, view))
-    guarded.live = executors[0].live
-    slots = Slots(executors)
+        made.append(Slot(runner, drafts, view))
+    guarded.live = made[0].live
+    slots = Slots(made)
     loop = DecodeLoop(slots, shared, Scheduler(meter, llm.n_batch, _merges(llm)), llm.requests.reporter())
     if n_parallel == 1:  # else sequence 0 belongs to a slot
         guarded.outside = OutsideTokens(guarded.live, partial(_hold, ref(llm.requests)))
@@ -207,5 +208,5 @@ def _hold(requests: ref[Any], tokens: Tokens) -> bool:
     made = requests()
     if made is None or made.loop is None or made.loop.here:
         return False
-    made.alone(lambda executor: executor.hold(tokens))
+    made.alone(lambda slot: slot.hold(tokens))
     return True

@@ -19,12 +19,12 @@ from weakref import WeakSet
 
 from llamahybrid.core.admission import Admission
 from llamahybrid.core.batch import Reader
-from llamahybrid.core.executor import Executor
 from llamahybrid.core.loop_thread import LoopThread
 from llamahybrid.core.reply import Reply
 from llamahybrid.core.request import Request, Task
 from llamahybrid.core.scheduler import Scheduler
-from llamahybrid.core.slots import Slot, Slots
+from llamahybrid.core.slot import Slot
+from llamahybrid.core.slots import Slots
 from llamahybrid.core.tasks import Tasks
 from llamahybrid.errors import ModelClosed, RequestCancelled, RequestSuperseded
 from llamahybrid.memory.shared import SharedContext
@@ -87,8 +87,8 @@ class DecodeLoop:
         if self._ended:  # the thread reads no more messages
             self._refuse_rest()
 
-    def run(self, request: Request, begin: Callable[[Executor], Any]) -> Any:
-        """Run a task of a request and wait for its result; `begin(executor)` gives its steps, or the result.
+    def run(self, request: Request, begin: Callable[[Slot], Any]) -> Any:
+        """Run a task of a request and wait for its result; `begin(slot)` gives its steps, or the result.
 
         However the wait ends, the request is cancelled if the task is not through.
         """
@@ -101,7 +101,7 @@ class DecodeLoop:
         finally:
             request.awaits = False
 
-    def submit(self, request: Request, begin: Callable[[Executor], Any], reply: Reply) -> None:
+    def submit(self, request: Request, begin: Callable[[Slot], Any], reply: Reply) -> None:
         """Send a task; `reply` gets its result, or its tokens."""
         if self.closed:
             raise self._cancelled()
@@ -298,11 +298,11 @@ class DecodeLoop:
 
     def _resume(self, request: Request) -> None:
         paused = request.task
-        if paused is None or not isinstance(paused.wanted, Reader):
-            return  # it runs already
-        if self._ended:
+        if paused is not None and self._ended:
             paused.reply.fail(self._cancelled())
             return
+        if paused is None or not isinstance(paused.wanted, Reader):
+            return  # it runs already
         request.comes()
         if request.slot is not None:
             self._tasks.advance(paused, 0)

@@ -9,9 +9,9 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from llamahybrid.core.batch import Decode
-from llamahybrid.core.executor import Executor
 from llamahybrid.core.leaving import come_back, preempt
 from llamahybrid.core.request import Request
+from llamahybrid.core.slot import Slot
 from llamahybrid.core.slots import Slots
 from llamahybrid.core.stoppable import StoppableBatches
 from llamahybrid.errors import ModelClosed, RequestCancelled
@@ -35,20 +35,20 @@ class NestedRequests:
             request.cancelled = True
             self._batches.stop(request)
 
-    def run(self, request: Request, begin: Callable[[Executor], Any]) -> Any:
+    def run(self, request: Request, begin: Callable[[Slot], Any]) -> Any:
         """Run a task and return its result."""
         slot = self._slots.all[0]
-        before, view = slot.executor.request, slot.executor.view
+        before, view = slot.current, slot.view
         try:
             if before is not request:
                 if request.slot is None:
                     request.slot, request.inline = slot, True
                     self._requests.append(request)
                     request.cancelled |= slot.request is not None and slot.request.cancelled
-                slot.executor.take(request)
+                slot.take(request)
                 if request.progress is not None:  # another nested request was decoded since
-                    self._decode(request, come_back(slot.executor))
-            steps = begin(slot.executor)
+                    self._decode(request, come_back(slot))
+            steps = begin(slot)
             return self._decode(request, steps) if isinstance(steps, Generator) else steps
         except (RequestCancelled, ModelClosed):
             if request.progress is not None:
@@ -57,7 +57,7 @@ class NestedRequests:
         finally:
             if request.inline and request.progress is None:
                 request.slot = None
-                slot.executor.request, slot.executor.view = before, view
+                slot.current, slot.view = before, view
 
     def _decode(self, request: Request, steps: Generator[Any, int, Any]) -> Any:
         """Run steps to their end and return their result."""
@@ -81,8 +81,8 @@ class NestedRequests:
         for request in self._requests:
             slot = request.slot
             if not request.over and slot is not None:
-                slot.executor.request, slot.executor.view = request, request.view
-                request.park(preempt(slot.executor, request))
+                slot.current, slot.view = request, request.view
+                request.park(preempt(slot, request))
                 request.inline = False
-                slot.executor.request = request.slot = None
+                slot.current = request.slot = None
         self._requests = []

@@ -142,7 +142,7 @@ class Task:
     def __init__(self, request: Request, begin: Any, reply: Reply) -> None:
         self.request = request
         self.begin = begin
-        """Called in the loop's thread with the executor of its slot; gives the steps, or the result."""
+        """Called in the loop's thread with its slot; gives the steps, or the result."""
         self.reply = reply
         self.steps: Any = None
         self.return_steps: Any = None

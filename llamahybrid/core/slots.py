@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from operator import attrgetter
 
 from llamahybrid.core.batch import Decode
-from llamahybrid.core.executor import Executor
 from llamahybrid.core.leaving import preempt
 from llamahybrid.core.request import Request, Task
 from llamahybrid.core.runner import Runner
+from llamahybrid.core.slot import Slot
 from llamahybrid.prompt_cache.base import LiveState, Tokens
 from llamahybrid.prompt_cache.ladder import MIN_SPACING
 
@@ -22,36 +21,11 @@ PAYING_STEPS = 16
 """Steps of an answer that pay for moving a chat next to running ones: a gap makes each half as long again."""
 
 
-@dataclass(eq=False)
-class Slot:
-    """A live sequence and its executor."""
-
-    executor: Executor
-    request: Request | None = None
-    used: int = 0
-    """When a request last left; larger is later."""
-
-    @property
-    def runner(self) -> Runner:
-        """The runner of this slot."""
-        return self.executor.runner
-
-    def glimpse(self) -> tuple[str, Tokens]:
-        """Return namespace and copied ids of the live tokens, for any thread.
-
-        Empty while the slot changes to requests of another salt.
-        """
-        live = self.executor.live
-        before, name = live.identity.fingerprint, live.identity.namespace
-        tokens = live.tokens.copy()
-        return (name, tokens) if live.identity.fingerprint is before else ("", tokens[:0])
-
-
 class Slots:
     """The slots of one model; changed by its decode loop alone."""
 
-    def __init__(self, executors: list[Executor]) -> None:
-        self.all = [Slot(executor) for executor in executors]
+    def __init__(self, slots: list[Slot]) -> None:
+        self.all = slots
         self._uses = itertools.count(1)
 
     def __iter__(self) -> Iterator[Slot]:
@@ -96,7 +70,7 @@ class Slots:
         if prompt is None or not len(prompt):
             return min(free, key=lambda slot: slot.used)
         if request.rests_on is not None:
-            return max(free, key=lambda slot: slot.executor.live_prefix(prompt, salt))
+            return max(free, key=lambda slot: slot.live_prefix(prompt, salt))
         if len(free) == 1:
             return free[0]
 
@@ -104,12 +78,12 @@ class Slots:
         rows = {id(slot): _rows({*busy, number}) for number, slot in enumerate(self.all)}
 
         def merit(slot: Slot) -> tuple[int, ...]:
-            depth, live = slot.runner.checkpoints.depth(prompt, salt), slot.executor.live_prefix(prompt, salt)
+            depth, live = slot.runner.checkpoints.depth(prompt, salt), slot.live_prefix(prompt, salt)
             return depth, live, -rows[id(slot)], -slot.used
 
         best = max(free, key=merit)
         nearer = [slot for slot in free if rows[id(slot)] < rows[id(best)]]
-        if nearer and best.executor.live_prefix(prompt, salt) and _moves(best.runner):
+        if nearer and best.live_prefix(prompt, salt) and _moves(best.runner):
             best.runner.share()
             other = max(nearer, key=merit)
             best = other if merit(other)[0] >= merit(best)[0] else best
@@ -121,13 +95,13 @@ class Slots:
         prompt = request.prompt
         if len(self.all) > 1 and prompt is not None and len(prompt) and not request.whole:
             self._share(slot, prompt, request.salt)
-        slot.executor.take(request)
+        slot.take(request)
 
     def _share(self, slot: Slot, prompt: Tokens, salt: bytes) -> None:
-        there = max(self.all, key=lambda each: each.executor.live_prefix(prompt, salt))
+        there = max(self.all, key=lambda each: each.live_prefix(prompt, salt))
         if there is slot:
             return
-        held = there.executor.live_prefix(prompt, salt)
+        held = there.live_prefix(prompt, salt)
         if held >= slot.runner.checkpoints.depth(prompt, salt) + MIN_SPACING:
             there.runner.share()
 
@@ -135,13 +109,13 @@ class Slots:
         """Store and empty all slots but the first, for a request that has the whole context."""
         for slot in self.all[1:]:
             slot.runner.save_tip()
-            slot.executor.live.empty()
+            slot.live.empty()
 
     def park(self, request: Request) -> None:
         """Preempt a request, which continues later; the cache follows its tokens until then."""
         slot = request.slot
         assert slot is not None, "only a request with a slot is parked"
-        ids = preempt(slot.executor, request)
+        ids = preempt(slot, request)
         known = LiveState(lambda: ids)
         slot.runner.cache.follow(known, ids)
         request.known = known
@@ -155,8 +129,8 @@ class Slots:
             slot.used = next(self._uses)
             if slot.request is request:
                 slot.request = None
-            if slot.executor.request is request:
-                slot.executor.request = None
+            if slot.current is request:
+                slot.current = None
             request.slot = None
 
     def store_live(self) -> None:
@@ -173,7 +147,7 @@ class Slots:
         """Store the attention of answers that ended while other requests waited, once `quiet()`."""
         for slot in self.all:
             points = slot.runner.checkpoints
-            pager = slot.executor.live.profile.pager
+            pager = slot.live.profile.pager
             late = pager is not None and pager.reads_whole  # stored before the tokens go
             if points.owes_attention and not late and quiet():
                 points.owes_attention = False

@@ -16,7 +16,7 @@ class StoppableBatches:
     def __init__(self, slots: Slots) -> None:
         self._flag = Stop()
         for slot in slots:
-            slot.executor.live.native.set_stop(self._flag)
+            slot.live.native.set_stop(self._flag)
 
     def stop(self, request: Request) -> None:
         """Stop the batch that is decoded for a request, if any; from any thread, or a signal handler."""

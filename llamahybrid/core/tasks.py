@@ -10,13 +10,13 @@ from typing import Any
 
 from llamahybrid.core.admission import Admission
 from llamahybrid.core.batch import Reader
-from llamahybrid.core.executor import SequenceChanged
 from llamahybrid.core.leaving import come_back, end
 from llamahybrid.core.nested import NestedRequests
 from llamahybrid.core.reply import Reply
 from llamahybrid.core.request import Request, Task
 from llamahybrid.core.scheduler import Scheduler, Waiting
-from llamahybrid.core.slots import Slot, Slots
+from llamahybrid.core.slot import SequenceChanged, Slot
+from llamahybrid.core.slots import Slots
 from llamahybrid.core.stoppable import StoppableBatches
 from llamahybrid.errors import DecodeError, ModelClosed, RequestCancelled
 from llamahybrid.memory.shared import SharedContext
@@ -57,9 +57,9 @@ class Tasks:
         self._admission.running = request
         try:
             if request.parked:
-                task.return_steps = come_back(slot.executor)
+                task.return_steps = come_back(slot)
             elif task.steps is None:
-                task.steps = task.begin(slot.executor)
+                task.steps = task.begin(slot)
         except BaseException as error:
             self.fail(task, error)
             return
@@ -191,14 +191,14 @@ class Tasks:
             try:
                 self._admission.running = request
                 if request.slot is not None:
-                    end(request.slot.executor, request)
+                    end(request.slot, request)
                 elif request.progress is not None:
                     request.progress.over = True
             except Exception as raised:
                 error = raised
             finally:
                 if request.slot is not None:
-                    request.slot.executor.view.keep_rows(False)
+                    request.slot.view.keep_rows(False)
                 self._admission.leave(request)
                 self._admission.running = None
             try:

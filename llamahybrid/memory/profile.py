@@ -81,14 +81,6 @@ class MemoryProfile:
             return self.attention_is_all
         return self.pager is not None or not self.needs_attention
 
-    def slot_bytes(self, n_ctx: int) -> int:
-        """Approximate bytes of a sequence of `n_ctx` tokens."""
-        return self.token_bytes * n_ctx + self.snapshot_bytes
-
-    def predicted_size(self, n: int) -> int:
-        """Bytes of the attention state of n >= 1 tokens by the size rule."""
-        return self.attention_base + self.attention_per_token * n
-
     def position_fault(self, n: int, pos_min: int, pos_max: int) -> str | None:
         """Return the fault of these positions for a sound sequence of n tokens; None if there is none."""
         if pos_max != n - 1:
@@ -126,8 +118,8 @@ def probe(ctx: LlamaContext, swa_full: bool, slots: int = 1, paging: bool = True
     native = NativeContext(ctx)
     window = int(llama_cpp.llama_model_n_swa(model))
     # A stream is saved and loaded as a state, which leaves out cells behind the window.
-    prunes = window > 0 if slots > 1 else not swa_full and 0 < window < native.n_ctx
-    if not native.has_memory or llama_cpp.llama_model_has_encoder(model):
+    prunes = window > 0 if slots > 1 else not swa_full and 0 < window < llama_cpp.llama_n_ctx(ctx.ctx)
+    if ctx.memory is None or llama_cpp.llama_model_has_encoder(model):
         return NO_MEMORY
     sizes: list[tuple[int, int]] = []
     times: list[float] = []
@@ -164,7 +156,8 @@ def probe(ctx: LlamaContext, swa_full: bool, slots: int = 1, paging: bool = True
         return NO_MEMORY
     finally:
         native.clear()
-        native.reset_counters()
+        native.synchronize()
+        llama_cpp.llama_perf_context_reset(ctx.ctx)
     if whole and pager is not None:
         missed = sizes[1][0] - sizes[0][0] != pager.layout.size(TRIAL[1]) - pager.layout.size(TRIAL[0])
         pager = pager if cuttable and not missed else None

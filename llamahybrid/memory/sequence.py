@@ -121,7 +121,7 @@ class LiveSequence:
             size -= self._partial_bytes()
         elif profile.keeps_tip_only:
             size = 0
-        return size - profile.predicted_size(n)
+        return size - (profile.attention_base + profile.attention_per_token * n)
 
     def _partial_bytes(self) -> int:
         """Bytes of the PARTIAL state, which are constant in recurrent memory."""

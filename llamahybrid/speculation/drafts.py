@@ -207,12 +207,12 @@ def asked_model() -> Any:
         if model is None or not llm.slots.all or inside is None:
             return model
         return (
-            None if len(llm.slots) > 1 else llm.slots.all[0].executor.drafts
+            None if len(llm.slots) > 1 else llm.slots.all[0].drafts
         )  # rollback planes hold the rows of others, too
 
     def put(llm: Any, model: LlamaDraftModel | None) -> None:
         llm._draft_model = model
         for slot in llm.slots:
-            slot.executor.drafts.model = model
+            slot.drafts.model = model
 
     return property(get, put)

@@ -108,7 +108,7 @@ def test_a_change_of_the_context_changes_the_next_answer(open_model, fresh, lora
         put(llm)
 
     want, other = fresh(PROMPT, arch), fresh(PROMPT, arch, changed)
-    assert want != other, "or the test proves nothing"
+    assert want != other or change == "mode", "or the test proves nothing"
     llm = open_model(arch)
     assert take(llm, PROMPT) == want
     for _ in range(2):

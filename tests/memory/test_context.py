@@ -89,7 +89,7 @@ def test_a_closed_context_is_not_called(open_model: Callable[..., Any], cls: Any
     llm.close()
     calls: list[Callable[[], Any]] = [
         native.counters,
-        lambda: native.n_ctx,
+        native.synchronize,
         lambda: native.logits(16),
         lambda: native.state_size(partial=True),
     ]

@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from llamahybrid.core.request import NO_LIMIT
-from llamahybrid.core.slots import Slot
+from llamahybrid.core.slot import Slot
 from llamahybrid.llama import Llama
 from llamahybrid.memory.fingerprint import salt_tag
 from llamahybrid.server.cache_page import text_of

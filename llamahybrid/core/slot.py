@@ -1,4 +1,4 @@
-"""Executor: the operations of requests on the live sequence of one slot.
+"""Slot: a live sequence, the request that has it, and the operations of requests on it.
 
 Upstream's own code, chat handlers and users call `eval()`; each call brings the live sequence to the
 `n_tokens` of its view and decodes behind them. Operations that decode are generators which yield the tokens
@@ -36,8 +36,8 @@ class SequenceChanged(LlamaHybridError):
     """Raised into steps whose batch failed or whose memory was lost; they decode the tokens again."""
 
 
-class Executor:
-    """Decodes tokens in one slot, and updates the view of its request."""
+class Slot:
+    """Decodes tokens of requests in one live sequence, and updates their views."""
 
     def __init__(self, runner: Runner, drafts: Drafts, view: View) -> None:
         self.runner = runner
@@ -46,15 +46,29 @@ class Executor:
         """The view of the request that has the slot, or had it last."""
         self.request: Request | None = None
         """The request that has the slot."""
+        self.current: Request | None = None
+        """The request whose tokens are live: that one, or one made inside it."""
+        self.used = 0
+        """When a request last left; larger is later."""
         self.live = runner.live
         self._n_vocab = runner.live.n_vocab
         self._n_ctx = runner.live.capacity
 
     @property
     def active(self) -> Progress | None:
-        """The progress of the request that has the slot, until it is over."""
-        progress = None if self.request is None else self.request.progress
+        """The progress of the current request, until it is over."""
+        progress = None if self.current is None else self.current.progress
         return None if progress is None or progress.over else progress
+
+    def glimpse(self) -> tuple[str, Tokens]:
+        """Return namespace and copied ids of the live tokens, for any thread.
+
+        Empty while the slot changes to requests of another salt.
+        """
+        live = self.live
+        before, name = live.identity.fingerprint, live.identity.namespace
+        tokens = live.tokens.copy()
+        return (name, tokens) if live.identity.fingerprint is before else ("", tokens[:0])
 
     def live_prefix(self, prompt: Tokens, salt: bytes = b"") -> int:
         """Number of leading tokens of a prompt that are live, for a request of this salt."""
@@ -63,7 +77,7 @@ class Executor:
 
     def take(self, request: Request) -> None:
         """Give the slot to a request."""
-        self.request, self.view = request, request.view
+        self.current, self.view = request, request.view
         self.view.serve(request.salt)
         self.view.keep_rows(request.rows)
 
