@@ -79,10 +79,6 @@ class RequestHandle:
         self.outer, self.open = _handle.get(), True
         return self
 
-    def of(self, owner: Any) -> bool:
-        """The handle has requests of this model."""
-        return self._owner is owner
-
 
 _handle: ContextVar[RequestHandle | None] = ContextVar("llamahybrid.request", default=None)
 
@@ -90,7 +86,7 @@ _handle: ContextVar[RequestHandle | None] = ContextVar("llamahybrid.request", de
 def handle_here(owner: Any) -> RequestHandle | None:
     """Return the innermost handle of this context for requests of a model."""
     handle = _handle.get()
-    while handle is not None and not (handle.open and handle.of(owner)):
+    while handle is not None and not (handle.open and handle._owner is owner):
         handle = handle.outer
     return handle
 

@@ -82,7 +82,7 @@ class Started(threading.Thread):
             self._result.set_exception(error)
 
     def result(self) -> Any:
-        """What the work returned; its error is raised."""
+        """Return the result of the work, or raise its error."""
         try:
             return self._result.result(DEADLINE)
         finally:

@@ -12,16 +12,20 @@ import pytest
 
 pytestmark = [pytest.mark.xdist_group("serial")]
 
-FORKING = """
-import itertools, os, signal, sys
+OPENING = """
+import itertools, os, signal, sys, threading
 from llamahybrid import Llama
+from llamahybrid.errors import RequestSuperseded
 
-llm = Llama(
-    sys.argv[1], n_ctx=256, n_threads=2, n_threads_batch=2, n_parallel=int(sys.argv[2]), verbose=False
-)
+options = {"n_ctx": 512, "n_batch": 64, "n_threads": 2, "n_threads_batch": 2, "verbose": False}
+llm = Llama(sys.argv[1], n_parallel=int(sys.argv[2]), **options)
+
 def answer(prompt):
     return list(itertools.islice(llm.generate(prompt, temp=0.0), 12))
 
+"""
+
+STREAM = """
 one, two = range(10, 60), range(30, 70)
 expected, whole = answer(one), answer(two)
 stream = llm.generate(two, temp=0.0)
@@ -44,17 +48,8 @@ print(child(goes_on), child(lambda: stream.close() is None), goes_on(), answer(o
 """
 
 
-FORKING_HANDLER = """
-import itertools, os, signal, sys, threading
-from llamahybrid import Llama
-from llamahybrid.errors import RequestSuperseded
-
-llm = Llama(sys.argv[1], n_ctx=512, n_threads=2, n_batch=64, n_parallel=int(sys.argv[2]), verbose=False)
+HANDLER = """
 prompt = [10 + (7 * i) % 100 for i in range(400)]
-
-def answer(prompt):
-    return list(itertools.islice(llm.generate(prompt, temp=0.0), 8))
-
 child, forked = None, threading.Event()
 
 def fork(*_):
@@ -74,7 +69,7 @@ llm.on_progress = signalled
 try:
     first = answer(prompt)
 except RequestSuperseded:
-    os._exit(0 if child == 0 and len(answer(prompt[:100])) == 8 else 1)
+    os._exit(0 if child == 0 and len(answer(prompt[:100])) == 12 else 1)
 if child == 0:
     os._exit(2)
 status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -82,26 +77,18 @@ print(status, answer(prompt) == first)
 """
 
 
-def forks(script: str, model: Path, slots: int) -> list[str]:
-    """Run a script that forks, and return what it prints: exit statuses, then whether answers are equal."""
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(model), str(slots)], capture_output=True, text=True, timeout=180
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [(STREAM, ["0", "0", "True", "True"]), (HANDLER, ["0", "True"])],
+    ids=["a stream", "a signal handler in a wait"],
+)
 def test_forked_processes_and_their_parent_go_on_with_one_model(
-    tiny_model: Callable[..., Path], slots: int
+    tiny_model: Callable[..., Path], slots: int, script: str, told: list[str]
 ) -> None:
-    assert forks(FORKING, tiny_model("qwen35"), slots) == ["0", "0", "True", "True"]
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-@pytest.mark.parametrize("slots", [1, 2])
-def test_a_wait_that_a_signal_handler_forks_ends_in_the_child(
-    tiny_model: Callable[..., Path], slots: int
-) -> None:
-    assert forks(FORKING_HANDLER, tiny_model("qwen35"), slots) == ["0", "True"]
+    """A wait that is forked ends in the child."""
+    command = [sys.executable, "-c", OPENING + script, str(tiny_model("qwen35")), str(slots)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == told
