@@ -82,7 +82,7 @@ class CacheFolder:
         """All records, least recently used first."""
         there = [
             Found(item, place, path.namespace, path.ids)
-            for _, place, path in self.store.each()
+            for place, path in self.store.each()
             for item in place.items
         ]
         used = {one.item.key: self.rows.last_used(one.item.key) for one in there}

@@ -245,13 +245,13 @@ class BlockStore:
                 return Path(namespace, ids, hashes) if len(ids) == ID_BYTES * place.end else None
             texts.append(text)
 
-    def each(self) -> Iterator[tuple[bytes, Place, Path]]:
-        """The digests of all places, with places and paths, in no order. All rows are read once."""
+    def each(self) -> Iterator[tuple[Place, Path]]:
+        """All places with their paths, in no order. All rows are read once."""
         known: Known = {hash_: _sound(hash_, raw) for hash_, raw in self.rows.rows(b"n")}
         for digest, raw in self.rows.rows(b"p"):
             place = Place.unpack(digest, raw)
             if place is not None and (path := self.path_of(place, known)) is not None:
-                yield digest, place, path
+                yield place, path
 
     # -- storing -----------------------------------------------------------------------------------
 

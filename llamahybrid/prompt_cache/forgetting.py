@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.block_store import BATCH, BlockStore
-from llamahybrid.prompt_cache.blocks import Item, Place, shared
+from llamahybrid.prompt_cache.blocks import Item, Place, digest_of, shared
 from llamahybrid.prompt_cache.nodes import ids_of
 
 
@@ -28,7 +28,7 @@ def on_path(store: BlockStore, tokens: Tokens, stays: int = 0) -> Forgotten:
     """
     ids, total, forgotten = ids_of(tokens), len(tokens), Forgotten()
     near: dict[str, list[tuple[int, Place]]] = defaultdict(list)
-    for _, place, path in store.each():
+    for place, path in store.each():
         if length := shared(path.ids, ids):
             near[path.namespace].append((length, place))
     for places in near.values():
@@ -51,9 +51,9 @@ def sweep(store: BlockStore) -> None:
     rows = store.rows
     before = [key for kind in (b"r", b"p", b"n") for key in rows.keys(kind)]
     alive = set[bytes]()
-    for digest, place, path in store.each():
+    for place, path in store.each():
         alive |= {item.key for item in place.items} | {b"n" + hash_ for hash_ in path.blocks}
-        alive.add(b"p" + digest)
+        alive.add(b"p" + digest_of(place.block, place.tail))
     dead = [key for key in before if key not in alive]
     for key in dead:
         if key.startswith(b"r"):

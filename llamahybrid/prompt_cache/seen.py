@@ -62,11 +62,6 @@ class Seen:
     through: tuple[Reach, ...] = ()
     """Other attention that runs along it and leaves it."""
 
-    def checkpoint(self, position: int) -> Item | None:
-        """The checkpoint at a position; the one with logits, if there is one."""
-        there = [i for i in self.items if i.end == position and i.is_checkpoint]
-        return max(there, key=lambda item: item.kind, default=None)
-
     def along(self, end: int) -> list[Reach]:
         """Attention that the path has up to a position."""
         own = (Reach(i, i.end) for i in self.items if not i.is_checkpoint)
@@ -75,8 +70,8 @@ class Seen:
     def serves(self, position: int, *, logits: bool, attention: bool) -> bool:
         """The path can be restored at a position, by a prompt that leaves it there, too; with its logits,
         with its attention, if asked."""
-        point = self.checkpoint(position)
-        if point is None or (logits and point.kind != Kind.PROMPT):
+        kinds = [i.kind for i in self.items if i.end == position and i.is_checkpoint]
+        if not kinds or (logits and Kind.PROMPT not in kinds):
             return False
         own = (Reach(i, i.end) for i in self.items if not i.is_checkpoint)
         reaches = [r for r in (*own, *self.borrowed) if r.end <= position]

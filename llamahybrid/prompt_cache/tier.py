@@ -106,7 +106,7 @@ class Tier:
         if self._uncleared or self.reading.left():
             return None
         seconds = self._seconds(within) if self.rows.is_open() else LOCK_SECONDS
-        return self._ask(seconds, self._looked, namespace, tokens)
+        return self._ask(seconds, lambda: self.opened(self.store.look, namespace, tokens))
 
     def _ask(self, seconds: float, look: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
         """The result of reading; None where the store cannot tell within `seconds`."""
@@ -121,10 +121,6 @@ class Tier:
         except Exception as error:  # no file in a folder is worth a request
             self.failed(self.reading, error)
         return None
-
-    def _looked(self, namespace: str, tokens: Tokens) -> Seen:
-        self.rows.open()
-        return self.store.look(namespace, tokens)
 
     def _seconds(self, within: float | None) -> float:
         """The longest wait for a read that saves `within` seconds; at a folder no less than the default."""
@@ -275,13 +271,12 @@ class Tier:
         """The newest places, at most `most`, with namespaces and tokens, and the key of the record that goes
         next, if these are all places; nothing where the look takes longer than `seconds`."""
         try:
-            return self.reader.call(seconds, self._glanced, most)
+            return self.reader.call(seconds, lambda: self.opened(self._glanced, most))
         except Exception as error:  # a view is worth neither a pause of reading nor an error
             logger.debug("the %s cache was not looked at: %s", self.name, error)
             return [], b""
 
     def _glanced(self, most: int) -> tuple[list[Placed], bytes]:
-        self.rows.open()
         known: Known = {}
         found: list[Placed] = []
         for digest, raw in islice(self.rows.rows(b"p"), most):

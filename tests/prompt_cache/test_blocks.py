@@ -126,7 +126,7 @@ def test_random_histories_find_and_forget_what_a_list_would(
     for round_ in range(2):
         for prompt in prompts:
             compare(store, listed, prompt)
-        for _, place, path in store.each():
+        for place, path in store.each():
             for item in place.items:
                 assert (listed[item.key].namespace, listed[item.key].path) == (
                     path.namespace,
@@ -257,5 +257,5 @@ def test_a_damaged_row_of_a_path_is_healed_by_the_next_record_of_it() -> None:
     assert [*store.look("m", tokens).items] == []
     store.link("m", tokens, item)
     assert [each.key for each in store.look("m", tokens).items] == [item.key]
-    ((_, _, path),) = store.each()
+    ((_, path),) = store.each()
     assert path.ids == ids_of(tokens)

@@ -347,7 +347,7 @@ def test_a_view_that_fails_does_not_pause_reading(folder: Path, monkeypatch: pyt
         raise OSError(errno.EIO, "the disk does not answer")
 
     with monkeypatch.context() as patch:
-        patch.setattr(DiskRows, "keys", fail)
+        patch.setattr(DiskRows, "rows", fail)
         assert outline(cache).branches == ()
     assert planned(cache, [*A, 1]) == len(A)
     assert cache.stats().extra["disk_errors"] == 0

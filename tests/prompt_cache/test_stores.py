@@ -232,7 +232,7 @@ class OutsideContract(StoreContract):
     def test_what_is_no_record_of_a_path_is_a_miss_and_costs_no_other(
         self, store: Store, what: int | str
     ) -> None:
-        """Truncated to a length, foreign bytes, soundly sealed ones that lie (`test_records` has more)."""
+        """Truncated to a length, foreign bytes, and sealed ones that lie (`test_records` has more)."""
         ask(store.open(), C)
         store.open()
         sound = store.records()

@@ -62,9 +62,11 @@ def test_calls_behind_an_interrupted_wait_are_late_at_once(
     go_on.set()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_due_work_ends_closes_what_it_has_open(ended: threading.Event) -> None:
-    raises = [True]
+def test_a_thread_that_due_work_ends_closes_what_it_has_open(
+    ended: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raises, raised = [True], threading.Event()
+    monkeypatch.setattr(threading, "excepthook", lambda _: raised.set())
 
     def tick() -> None:
         if raises.pop() if raises else False:
@@ -74,3 +76,4 @@ def test_a_thread_that_due_work_ends_closes_what_it_has_open(ended: threading.Ev
     made.wake()
     assert ended.wait(DEADLINE)
     assert made.call(DEADLINE, lambda: 5) == 5, "another thread is there"
+    assert raised.wait(DEADLINE)
