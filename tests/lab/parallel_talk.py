@@ -11,6 +11,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -213,19 +214,9 @@ class Talk:
         self._common.count["cancelled"] += 1
 
     def _in_a_thread_that_dies(self, stream: Iterator[int]) -> int | None:
-        found: list[int | BaseException | None] = []
-
-        def run() -> None:
-            try:
-                found.append(next(stream, None))
-            except BaseException as error:
-                found.append(error)
-
-        in_a_thread(run)
         self._common.count["steps in threads that died"] += 1
-        if isinstance(found[0], BaseException):
-            raise found[0]
-        return found[0]
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(next, stream, None).result()
 
     def _completion(self) -> Iterator[None]:
         common, take = self._common, self._rng.randint(1, 16)
