@@ -82,19 +82,20 @@ bench: venv ## one client beside stock, and the gain of drafts
 gpu: venv ## with all layers on the GPU: hazards, campaigns, speed; benchmarks/results/gpu-*.json (skipped without a GPU)
 	$(BIN)/python -m benchmarks.gpu --seconds $(TIME)
 
-clean: ## remove what the other targets made here (the cache folder keeps the built wheel)
+clean: ## remove what the other targets made here (pip's cache keeps the built wheel)
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -f llamahybrid/_shim.* native/_shim.*
 
 .venv/.created:
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet "platformdirs>=4" "filelock>=3.25" "rich>=13"
+	$(BIN)/python -m pip install --quiet "platformdirs>=4" "filelock>=3.25"
 	touch $@
 
 # Each stamp is newer than all it was made from, so a second run does nothing.
 .venv/.engine: .venv/.created llamahybrid/engine/sdist.py
-	wheel=$$($(BIN)/python -m llamahybrid.engine wheel) && \
-		$(BIN)/python -m pip install --quiet --force-reinstall --no-deps "$$wheel"
+	$(BIN)/python -c "from llamahybrid.engine.sdist import PIN; print(PIN.requirement)" > .venv/engine.txt
+	$(BIN)/python -m pip install --no-deps --no-binary llama-cpp-python --require-hashes \
+		$(if $(CMAKE_ARGS),--no-cache-dir) -r .venv/engine.txt
 	touch $@
 
 .venv/.installed: .venv/.engine pyproject.toml $(SHIM)

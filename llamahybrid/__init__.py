@@ -1,8 +1,7 @@
 """Prefix reuse that works for hybrid, recurrent and sliding-window models in llama-cpp-python.
 
 Importing this package decides which engine llama_cpp will load, and is cheap: `Llama` and `PromptCache` are
-loaded when they are first asked for, so that `python -m llamahybrid.engine` can build the engine before
-llama-cpp-python is there.
+loaded when they are first asked for.
 """
 
 from __future__ import annotations

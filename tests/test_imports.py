@@ -27,9 +27,9 @@ def loaded_after(code: str) -> set[str]:
     ("code", "unwanted"),
     [
         ("import llamahybrid", {"llama_cpp", "numpy", "typer"}),
-        (  # runs when nothing but platformdirs and rich is installed
-            "import llamahybrid.engine.__main__",
-            {"llama_cpp", "numpy", "cffi", "xxhash", "typer", "diskcache"},
+        (  # runs when nothing but platformdirs and filelock is installed
+            "import llamahybrid.engine.sdist",
+            {"llama_cpp", "numpy", "cffi", "xxhash", "typer", "diskcache", "rich"},
         ),
         ("import llamahybrid.capi.shim", {"llama_cpp"}),
         ("import llamahybrid.prompt_cache.cache", {"llama_cpp"}),

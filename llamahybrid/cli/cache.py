@@ -56,7 +56,7 @@ def list_(folder: Folder = None, preview: Preview = None) -> None:
     if spell:
         table.add_column("text")  # may wrap, so that it alone is narrowed; its cells do not
     for group in sorted(conversations(found), key=lambda group: max(one.item.written for one in group)):
-        deepest = max(group, key=lambda one: one.item.end)
+        deepest = group[0]
         table.add_row(
             deepest.model[:NAME_LETTERS],
             *([escape(deepest.salt)] if salted else []),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +19,8 @@ from llamahybrid.prompt_cache.bytes_disk import SHARDS
 from llamahybrid.prompt_cache.disk import DiskRows
 from llamahybrid.prompt_cache.envelope import path_digest
 from llamahybrid.prompt_cache.folder import FOLDER
-from llamahybrid.prompt_cache.forgetting import sweep_nodes
-from llamahybrid.prompt_cache.nodes import Node, tokens_of
-from llamahybrid.prompt_cache.tree import Tree
+from llamahybrid.prompt_cache.forgetting import sweep
+from llamahybrid.prompt_cache.nodes import tokens_of
 
 NAME_LETTERS = 8
 """Letters of a model's fingerprint that are shown."""
@@ -34,8 +33,17 @@ class Found:
     item: Item
     place: Place
     namespace: str
-    tokens: Tokens
-    """The whole prefix."""
+    ids: bytes
+    """The tokens of the whole prefix, see `nodes.ids_of`."""
+
+    @property
+    def tokens(self) -> Tokens:
+        """The same as an array."""
+        return tokens_of(self.ids)
+
+    def goes_on_from(self, other: Found) -> bool:
+        """Tell whether the other's prefix begins this one's, or is the same."""
+        return self.namespace == other.namespace and self.ids.startswith(other.ids)
 
     @property
     def name(self) -> str:
@@ -73,8 +81,8 @@ class CacheFolder:
     def found(self) -> list[Found]:
         """All records, least recently used first."""
         there = [
-            Found(item, place, path.namespace, tokens_of(path.ids))
-            for place, path in self.store.each()
+            Found(item, place, path.namespace, path.ids)
+            for _, place, path in self.store.each()
             for item in place.items
         ]
         used = {one.item.key: self.rows.last_used(one.item.key) for one in there}
@@ -83,7 +91,7 @@ class CacheFolder:
     def lost(self, found: Sequence[Found]) -> list[bytes]:
         """Keys of records without a path."""
         known = {one.item.key for one in found}
-        return [key for key in self.rows.records() if key not in known]
+        return [key for key in self.rows.keys(b"r") if key not in known]
 
     def check(self, one: Found) -> RecordError | None:
         """Read a whole record and return its damage; None: sound, or unreadable now (printed and counted)."""
@@ -119,7 +127,7 @@ class CacheFolder:
 
     def tidy(self) -> int:
         """Remove nodes without records, and files of killed processes; return the number of files."""
-        sweep_nodes(self.store)
+        sweep(self.store)
         return sum(self.rows.sweep(shard) for shard in range(SHARDS))
 
     def troubles(self) -> str:
@@ -134,21 +142,14 @@ def name_of(key: bytes) -> str:
 
 
 def conversations(found: Sequence[Found]) -> list[list[Found]]:
-    """Group records by conversation, longest first; shared records belong to the first."""
-    tree, ending = Tree(), dict[Node, list[Found]]()
-    for one in found:
-        tree.insert(one.namespace, one.tokens)
-    for one in found:
-        ending.setdefault(tree.match(one.namespace, one.tokens).path[-1], []).append(one)
-    groups, taken = list[list[Found]](), set[Node]()
-    for leaf in sorted(_leaves(tree), key=lambda leaf: -leaf.end):
-        group: list[Found] = []
-        for node in leaf.path():
-            if node in taken:  # and its ancestors, too
-                break
-            taken.add(node)
-            group += sorted(ending.get(node, ()), key=lambda one: -one.item.end)
-        groups.append(group)
+    """Group records by conversation, the longest first; a shared record belongs to one of them."""
+    groups = list[list[Found]]()
+    # In this order a path follows one that it begins, if there is any.
+    for one in sorted(found, key=lambda one: (one.namespace, one.ids), reverse=True):
+        if groups and groups[-1][-1].goes_on_from(one):
+            groups[-1].append(one)
+        else:
+            groups.append([one])
     return groups
 
 
@@ -159,15 +160,6 @@ def age(written: float) -> str:
         if seconds >= length:
             return f"{seconds // length} {unit}"
     return f"{seconds} s"
-
-
-def _leaves(tree: Tree) -> Iterator[Node]:
-    nodes = [child for name in tree.namespaces() for child in tree.root(name).children.values()]
-    while nodes:
-        node = nodes.pop()
-        nodes.extend(node.children.values())
-        if not node.children:
-            yield node
 
 
 def _opened(folder: Path) -> DiskRows:

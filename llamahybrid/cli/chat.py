@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import signal
 import sys
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, ModuleType
 
 from rich.console import Console
 
-from llamahybrid.cli.chat_requests import ChatRequests, Outcome
-from llamahybrid.cli.conversation import Conversation
 from llamahybrid.cli.dialogue import ChatAction, Dialogue, Step
 from llamahybrid.cli.prompt_bar import PromptBar
+from llamahybrid.client.handle import RequestHandle
 from llamahybrid.core.report import RequestReport
 from llamahybrid.errors import RequestCancelled
 from llamahybrid.llama import Llama
@@ -65,13 +63,14 @@ class TerminalChat:
         max_tokens: int = 512,
         keep_thinking: bool = False,
     ) -> None:
-        self.dialogue = Dialogue(Conversation(system))
+        self.dialogue = Dialogue([{"role": "system", "content": system}] if system else [])
+        self._llm = llm
         self._console = console
         self._max_tokens = max_tokens
         self._keep_thinking = keep_thinking
         self._bar = PromptBar(console)
-        self._requests = ChatRequests(llm, self._bar.show)
-        self._reading = False
+        self._handle: RequestHandle | None = None
+        self._reading = self._stopped = False
         if readline is not None:  # pasted text is one message, not one for each line
             readline.parse_and_bind("set enable-bracketed-paste on")
         for stream in (sys.stdin, sys.stdout):
@@ -95,9 +94,6 @@ class TerminalChat:
     @contextmanager
     def _interrupts(self) -> Iterator[None]:
         """Let Ctrl-C cancel the request, or raise at the prompt."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
         before = signal.signal(signal.SIGINT, self._interrupted)
         try:
             yield
@@ -108,13 +104,15 @@ class TerminalChat:
         if self._reading:
             self._reading = False
             raise KeyboardInterrupt
-        self._requests.stop()
+        self._stopped = True
+        if (handle := self._handle) is not None:
+            handle.cancel()
 
     def _read(self) -> Step:
         typed: str | None = None
         try:
             self._reading = True
-            self._requests.rearm()  # after this line Ctrl-C cancels the next request
+            self._stopped = False  # after this line Ctrl-C cancels the next request
             typed = self._typed()
             self._reading = False
         except EOFError:
@@ -144,39 +142,58 @@ class TerminalChat:
 
     # -- requests and output -------------------------------------------------------------------------
 
+    def _run(self, request: Callable[[], object]) -> tuple[Exception | None, RequestReport | None]:
+        """Run a request that Ctrl-C cancels; return its error and its report, None where there is none."""
+        error = None
+        with self._bar, self._llm.request(on_progress=self._bar.show) as handle:
+            self._handle = handle
+            if self._stopped:  # the signal came before the handle existed
+                handle.cancel()
+            try:
+                request()
+            except Exception as raised:  # any failure: the chat continues
+                error = raised
+            finally:
+                self._handle = None
+            return error, self._llm.last_request if handle.reports else None
+
     def _answer(self) -> None:
         """Stream the answer to the last message, store it, and report."""
-        pieces: list[str] = []
-        with self._bar:
-            for piece in self._requests.answer(self.dialogue.conversation.messages, self._max_tokens):
+        finish, text = "", ""
+
+        def stream() -> None:
+            nonlocal finish, text
+            messages = list(self.dialogue.messages)
+            for chunk in self._llm.create_chat_completion(
+                messages=messages, max_tokens=self._max_tokens, stream=True
+            ):
+                choice = chunk["choices"][0]
+                finish = choice["finish_reason"] or finish
+                piece = choice["delta"].get("content") or ""
+                text += piece
                 self._bar.end()
-                pieces.append(piece)
                 self._console.out(piece.translate(_CONTROLS), end="", highlight=False)
-        outcome, text = self._requests.outcome, "".join(pieces)
+
+        error, report = self._run(stream)
         said = text if self._keep_thinking else without_thinking(text)
-        if outcome.finish != "stop" and not said:
+        if finish != "stop" and not said:
             said = None  # cancelled before the first token
-        self.dialogue.conversation.answered(said)
+        self.dialogue.answered(said)
         if text:
             self._console.print()
-        self._report(outcome)
+        if error is not None and not isinstance(error, RequestCancelled):
+            self._tell(Step(notice=f"{type(error).__name__}: {error}", wrong=True))
+        if report is not None:
+            how = {"cancelled": "interrupted; ", "length": "cut off at its limit; "}.get(finish, "")
+            self._tell(Step(notice=how + turn_line(report)))
         if said is None:
             self._tell(Step(notice="not answered: /retry and /edit try again, a new message replaces it"))
 
     def _prepare(self) -> None:
         """Decode the history, and report."""
-        with self._bar:
-            self._requests.prepare(self.dialogue.conversation.messages)
-        outcome = self._requests.outcome
-        if outcome.error is None:  # some templates refuse a chat that ends in an answer
-            self._report(outcome)
-
-    def _report(self, outcome: Outcome) -> None:
-        if outcome.error is not None and not isinstance(outcome.error, RequestCancelled):
-            self._tell(Step(notice=f"{type(outcome.error).__name__}: {outcome.error}", wrong=True))
-        if outcome.report is not None:
-            how = {"cancelled": "interrupted; ", "length": "cut off at its limit; "}.get(outcome.finish, "")
-            self._tell(Step(notice=how + turn_line(outcome.report)))
+        error, report = self._run(lambda: self._llm.warm(list(self.dialogue.messages)))
+        if error is None and report is not None:  # some templates refuse a chat that ends in an answer
+            self._tell(Step(notice=turn_line(report)))
 
     def _tell(self, step: Step) -> None:
         if step.notice:

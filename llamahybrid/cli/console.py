@@ -1,4 +1,4 @@
-"""Standard streams, error lines, progress and Ctrl-C of all commands."""
+"""Standard streams, error lines and Ctrl-C of all commands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -55,15 +55,6 @@ def errors_shown(*more: type[Exception]) -> Iterator[None]:
     except kinds as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from error
-
-
-@contextmanager
-def progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Show progress on stderr; called with the running step, the finished steps, and all of them."""
-    from llamahybrid.engine.process import display
-
-    with display() as show:
-        yield lambda text, done, of: show(done, of, text)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,60 +14,28 @@ Message = dict[str, str]
 LARGEST_FILE = 64 << 20
 """Bytes of the largest file of messages that is read."""
 
-
-@dataclass(frozen=True)
-class Turn:
-    """A user's message and its answer; None: not answered."""
-
-    said: str
-    answer: str | None = None
+_AFTER = {"system": ("",), "user": ("", "system", "assistant"), "assistant": ("user",)}
+"""The roles that a message of each role may follow; empty: it is the first one."""
 
 
-@dataclass
-class Conversation:
-    """A system prompt and turns; only the last turn may lack an answer."""
+def save(path: Path, messages: Sequence[Message]) -> None:
+    """Write messages as JSON, atomically.
 
-    system: str = ""
-    turns: list[Turn] = field(default_factory=list)
-
-    @property
-    def messages(self) -> list[Message]:
-        """Messages for `create_chat_completion`."""
-        found = [{"role": "system", "content": self.system}] if self.system else []
-        for turn in self.turns:
-            found.append({"role": "user", "content": turn.said})
-            if turn.answer is not None:
-                found.append({"role": "assistant", "content": turn.answer})
-        return found
-
-    def say(self, text: str) -> None:
-        """Add a user's message; it replaces an unanswered one."""
-        if self.turns and self.turns[-1].answer is None:
-            self.turns.pop()
-        self.turns.append(Turn(text))
-
-    def answered(self, text: str | None) -> None:
-        """Set the answer to the last message; None: remove it."""
-        self.turns[-1] = Turn(self.turns[-1].said, text)
-
-    def save(self, path: Path) -> None:
-        """Write the messages as JSON, atomically.
-
-        Raises:
-            ValueError: the file exists and is not a chat.
-            OSError: the file cannot be written.
-        """
-        path = path.resolve()
-        if path.exists():
-            try:
-                read(path)
-            except ValueError as error:
-                raise ValueError(f"it is there and is not a chat, so it is left alone ({error})") from error
-        text = json.dumps(self.messages, ensure_ascii=False, indent=1) + "\n"
-        write_whole(path, text.encode("utf-8"))
+    Raises:
+        ValueError: the file exists and is not a chat.
+        OSError: the file cannot be written.
+    """
+    path = path.resolve()
+    if path.exists():
+        try:
+            read(path)
+        except ValueError as error:
+            raise ValueError(f"it is there and is not a chat, so it is left alone ({error})") from error
+    text = json.dumps(messages, ensure_ascii=False, indent=1) + "\n"
+    write_whole(path, text.encode("utf-8"))
 
 
-def read(path: Path) -> Conversation:
+def read(path: Path) -> list[Message]:
     """Read a chat from a JSON file: a list of messages, or an object with `messages`.
 
     Raises:
@@ -86,26 +54,17 @@ def read(path: Path) -> Conversation:
         found = found.get("messages")
     if not isinstance(found, list):
         raise ValueError("JSON, but not a list of messages")
-    return _conversation(found)
-
-
-def _conversation(messages: list[Any]) -> Conversation:
-    chat = Conversation()
-    for number, message in enumerate(messages, 1):
+    messages, last = list[Message](), ""
+    for number, message in enumerate(found, 1):
         role, content = _parts(number, message)
-        waits = bool(chat.turns) and chat.turns[-1].answer is None
-        if role == "system" and number == 1:
-            chat.system = content
-        elif role == "user" and not waits:
-            chat.turns.append(Turn(content))
-        elif role == "assistant" and waits:
-            chat.answered(content)
-        else:
+        if last not in _AFTER[role]:
             raise ValueError(
                 f"message {number} is {role!r} at the wrong place: a system message may come first, "
                 "then user and assistant take turns"
             )
-    return chat
+        messages.append({"role": role, "content": content})
+        last = role
+    return messages
 
 
 def _parts(number: int, message: Any) -> tuple[str, str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
 
-from llamahybrid.cli.conversation import Conversation, read
+from llamahybrid.cli.conversation import Message, read, save
 
 HELP = '''\
 /undo [N]      take the last turn back, or the last N
@@ -50,7 +50,8 @@ class Step:
 class Dialogue:
     """The conversation, and the message being typed."""
 
-    conversation: Conversation = field(default_factory=Conversation)
+    messages: list[Message] = field(default_factory=list)
+    """A system prompt, if any, then user and assistant in turn; only the last one may lack an answer."""
     editing: bool = False
     """The next message replaces the last one."""
     _lines: list[str] = field(default_factory=list)
@@ -72,7 +73,13 @@ class Dialogue:
     @property
     def prefill(self) -> str:
         """The initial text of the next line."""
-        return self.conversation.turns[-1].said if self.editing and not self.unfinished else ""
+        return self.messages[self._asked()[-1]]["content"] if self.editing and not self.unfinished else ""
+
+    def answered(self, text: str | None) -> None:
+        """Set the answer to the last message; None: remove it."""
+        del self.messages[self._asked()[-1] + 1 :]
+        if text is not None:
+            self.messages.append({"role": "assistant", "content": text})
 
     def interrupt(self, now: float) -> Step:
         """Ctrl-C at the prompt, at a time in seconds: drop the typed text; a second one quits."""
@@ -119,8 +126,17 @@ class Dialogue:
             return self._edit(said) if said.strip() else Step(notice="not changed")
         if not said.strip():
             return Step()
-        self.conversation.say(said)
+        if self._waits:
+            self.messages.pop()  # it was not answered
+        return self._ask(said)
+
+    def _ask(self, text: str) -> Step:
+        self.messages.append({"role": "user", "content": text})
         return Step(ChatAction.ANSWER)
+
+    def _asked(self) -> list[int]:
+        """Indexes of the user's messages."""
+        return [i for i, message in enumerate(self.messages) if message["role"] == "user"]
 
     # -- commands ----------------------------------------------------------------------------------
 
@@ -129,79 +145,76 @@ class Dialogue:
             "/undo": self._undo,
             "/edit": self._edit,
             "/retry": self._retry,
-            "/regen": self._retry,
             "/system": self._system,
             "/save": self._save,
             "/load": self._load,
             "/help": lambda _: Step(notice=HELP),
             "/quit": lambda _: Step(ChatAction.QUIT),
-            "/exit": lambda _: Step(ChatAction.QUIT),
         }
         if name not in commands:
             return _wrong(f"no command {name}: /help lists them; a space before it makes it a message")
         return commands[name](rest.strip())
 
     def _undo(self, rest: str) -> Step:
-        turns = self.conversation.turns
+        asked = self._asked()
         if not (rest or "1").isdecimal():
             return _wrong("/undo, or /undo N for the last N turns")
         count = int(rest[:9] or 1)
-        if not 1 <= count <= len(turns):
-            return _wrong(f"{_counted(len(turns), 'turn')} to take back")
-        del turns[-count:]
-        return Step(self._prepare(), f"{_counted(count, 'turn')} taken back, {len(turns)} left")
+        if not 1 <= count <= len(asked):
+            return _wrong(f"{_counted(len(asked), 'turn')} to take back")
+        del self.messages[asked[-count] :]
+        return Step(self._prepare(), f"{_counted(count, 'turn')} taken back, {len(asked) - count} left")
 
     def _edit(self, text: str) -> Step:
-        turns = self.conversation.turns
-        if not turns:
+        asked = self._asked()
+        if not asked:
             return _wrong("there is no message to change")
         if not text:
             self.editing = True
             return Step(notice="the message as it should be; an empty line leaves it")
-        turns.pop()
-        self.conversation.say(text)
-        return Step(ChatAction.ANSWER)
+        del self.messages[asked[-1] :]
+        return self._ask(text)
 
     def _retry(self, _: str) -> Step:
-        if not self.conversation.turns:
+        if not self._asked():
             return _wrong("there is no message to answer")
-        self.conversation.answered(None)
+        self.answered(None)
         return Step(ChatAction.ANSWER)
 
     def _system(self, text: str) -> Step:
+        old = self.messages[:1] if self.messages and self.messages[0]["role"] == "system" else []
         if not text:
-            return Step(notice=f"system prompt: {self.conversation.system or 'none'}")
-        self.conversation.system = "" if text == "-" else text
+            return Step(notice=f"system prompt: {old[0]['content'] if old else 'none'}")
+        self.messages[: len(old)] = [] if text == "-" else [{"role": "system", "content": text}]
         return Step(self._prepare(), "system prompt changed" if text != "-" else "no system prompt")
 
     def _save(self, name: str) -> Step:
         if not name:
             return _wrong("/save FILE")
         try:
-            self.conversation.save(_path(name))
+            save(_path(name), self.messages)
         except (ValueError, OSError) as error:
             return _wrong(f"not saved to {name}: {_plain(error)}")
-        return Step(notice=f"{_counted(len(self.conversation.messages), 'message')} saved to {name}")
+        return Step(notice=f"{_counted(len(self.messages), 'message')} saved to {name}")
 
     def _load(self, name: str) -> Step:
         if not name:
             return _wrong("/load FILE")
         try:
-            self.conversation = read(_path(name))
+            self.messages = read(_path(name))
         except (ValueError, OSError) as error:
             return _wrong(f"{name} is not loaded: {_plain(error)}")
-        count = _counted(len(self.conversation.messages), "message")
+        count = _counted(len(self.messages), "message")
         waits = self._waits
         return Step(self._prepare(), f"{count} loaded" + ("; /retry answers the last one" if waits else ""))
 
     @property
     def _waits(self) -> bool:
-        turns = self.conversation.turns
-        return bool(turns) and turns[-1].answer is None
+        return bool(self.messages) and self.messages[-1]["role"] == "user"
 
     def _prepare(self) -> ChatAction:
         """PREPARE if the next prompt begins with the history: it has turns, and all are answered."""
-        return ChatAction.PREPARE if self.conversation.turns and not self._waits else ChatAction.READ
+        return ChatAction.PREPARE if self._asked() and not self._waits else ChatAction.READ
 
 
 def _wrong(notice: str) -> Step:

@@ -11,7 +11,8 @@ import typer
 from rich.console import Console
 
 from llamahybrid.children import ended_in_order
-from llamahybrid.cli.console import errors_shown, progress
+from llamahybrid.cli.console import errors_shown
+from llamahybrid.engine.process import Progress, display
 from llamahybrid.files import require_writable, without_home, write_so_far
 
 if TYPE_CHECKING:
@@ -168,11 +169,11 @@ def hazards(
 
 
 @contextmanager
-def running(*files: Path | None) -> Iterator[Callable[[str, int, int], None]]:
+def running(*files: Path | None) -> Iterator[Progress]:
     """Show progress and errors of a run that writes these files at its end."""
     with ended_in_order(), errors_shown(ValueError, OSError):
         require_writable(*files)
-        with progress() as told:
+        with display() as told:
             yield told
 
 

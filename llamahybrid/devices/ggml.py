@@ -99,6 +99,12 @@ def add_server(endpoint: str) -> list[Device]:
     return [Device(get(server, n), f"{endpoint}/{n}") for n in range(count)]
 
 
+def start(device: Device) -> None:
+    """Open a device. Raises DeviceError if it cannot be."""
+    if not _function("ggml_backend_dev_init", _pointer, _pointer, _text)(device.handle, None):
+        raise DeviceError(f"{device.identity} cannot be used")
+
+
 def ask(endpoint: str) -> None:
     """Send a small request to a connected server, and wait for the answer."""
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
@@ -147,13 +153,8 @@ def _named(device: int, what: str) -> str:
     return name.decode(errors="replace")
 
 
-def _rpc() -> int | None:
-    found: int | None = _function("ggml_backend_reg_by_name", _pointer, _text)(b"RPC")
-    return found
-
-
 def _by_name(name: str, result: Any, *arguments: Any) -> Any:
-    registered = _rpc()
+    registered = _function("ggml_backend_reg_by_name", _pointer, _text)(b"RPC")
     address = registered and _function("ggml_backend_reg_get_proc_address", _pointer, _pointer, _text)(
         registered, name.encode()
     )

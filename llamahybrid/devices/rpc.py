@@ -24,22 +24,12 @@ _MOST = 16  # GGML_RPC_MAX_SERVERS of ggml-rpc.h
 
 # Connections stay open to the end, so that one server under two names fails: it never answers the second one.
 _TRY = """
-import ctypes, os, sys
-pointer, text, size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
-libraries = [ctypes.CDLL(path) for path in sys.argv[1].split(os.pathsep)]
-def function(name, result, *arguments):
-    found = next(getattr(library, name) for library in libraries if hasattr(library, name))
-    found.restype, found.argtypes = result, arguments
-    return found
-rpc = function("ggml_backend_reg_by_name", pointer, text)(b"RPC")
-address = function("ggml_backend_reg_get_proc_address", pointer, pointer, text)
-add = ctypes.CFUNCTYPE(pointer, text)(address(rpc, b"ggml_backend_rpc_add_server"))
+import os, sys
+from llamahybrid.devices import ggml
+ggml.files = lambda: sys.argv[1].split(os.pathsep)
 for endpoint in sys.argv[2:]:
-    server = add(endpoint.encode())
-    if server and function("ggml_backend_reg_dev_count", size, pointer)(server):
-        device = function("ggml_backend_reg_dev_get", pointer, pointer, size)(server, 0)
-        if function("ggml_backend_dev_init", pointer, pointer, text)(device, None):
-            print(endpoint, flush=True)
+    ggml.start(ggml.add_server(endpoint)[0])
+    print(endpoint, flush=True)
 """
 
 _lock = threading.RLock()

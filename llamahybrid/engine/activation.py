@@ -26,13 +26,11 @@ logger = logging.getLogger("llamahybrid")
 
 _LLAMA, _MTMD = "LLAMA_CPP_LIB_PATH", "MTMD_CPP_LIB"
 _MODULE = "llama_cpp._ctypes_extensions"
-_NAMES = ("llama", "mtmd", "ggml")
 
 _lock = threading.RLock()
 _request: str | None = None
 """The value of ``LLAMAHYBRID_ENGINE``: a failure is an error; empty: stock is the fallback; None: llama_cpp
 searches by itself."""
-_loaded_folder: Path | None = None
 _failures: dict[Path, str] = {}
 
 
@@ -114,11 +112,8 @@ def _check(folder: Path) -> None:
     engine = installed.owner(folder)
     if engine is None:
         for path in sorted(path for path in folder.glob("*.so") if path.is_file()):
-            try:
-                if libraries.cut_short(path):
-                    raise EngineError(f"{path} is cut short: copy or build it again")
-            except OSError as error:
-                raise EngineError(f"{path} cannot be read: {error.strerror}") from error
+            if libraries.cut_short(path):
+                raise EngineError(f"{path} is cut short: copy or build it again")
         return
     if damage := engine.damage():
         raise EngineError(f"{damage}: run `llamahybrid engine build` again")
@@ -154,23 +149,21 @@ def _wrap(module: ModuleType) -> None:
         return
     if hasattr(load, "llamahybrid"):
         return
+    beside: Path | None = None
 
     @functools.wraps(load)
     def load_shared_library(lib_base_name: str, base_path: Path) -> Any:
+        nonlocal beside
         with _lock:
-            return _load(load, lib_base_name, base_path)
+            if lib_base_name == "llama":
+                beside, library = _load_first(load, base_path)
+                return library
+            # the folder of libllama is used for libmtmd and libggml, too
+            own = beside is None or lib_base_name not in ("mtmd", "ggml")
+            return load(lib_base_name, base_path if own else beside)
 
     load_shared_library.llamahybrid = True  # type: ignore[attr-defined]
     module.load_shared_library = load_shared_library  # type: ignore[attr-defined]
-
-
-def _load(load: Callable[[str, Path], Any], name: str, own: Path) -> Any:
-    """Load one library; the folder of libllama is used for libmtmd and libggml, too."""
-    global _loaded_folder
-    if name == "llama":
-        _loaded_folder, library = _load_first(load, own)
-        return library
-    return load(name, _loaded_folder if _loaded_folder is not None and name in _NAMES else own)
 
 
 def _load_first(load: Callable[[str, Path], Any], own: Path) -> tuple[Path | None, Any]:

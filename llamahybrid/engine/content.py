@@ -6,11 +6,9 @@ import json
 import logging
 import os
 import stat
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -99,35 +97,25 @@ def _read(path: Path, size: int, wanted: Callable[[], bool]) -> bytes:
 
     Reading and hashing release the GIL; memory is `THREADS` pieces.
     """
-    buffers = threading.local()
 
     def piece(start: int) -> bytes:
         if not wanted():
             raise Abandoned
-        if not hasattr(buffers, "view"):
-            buffers.view = memoryview(bytearray(min(PIECE, size)))
-            buffers.file = FileIO(path)
-            files.append(buffers.file)
-        view = buffers.view[: min(PIECE, size - start)]
-        buffers.file.seek(start)
-        done = 0
-        while done < len(view):
-            n = buffers.file.readinto(view[done:])
-            if not n:
-                raise OSError(f"{path} ends before its {size} bytes")
-            done += n
-        return xxhash.xxh3_128(view).digest()
+        length = min(PIECE, size - start)
+        with path.open("rb") as file:
+            file.seek(start)
+            data = file.read(length)
+        if len(data) < length:
+            raise OSError(f"{path} ends before its {size} bytes")
+        return xxhash.xxh3_128(data).digest()
 
-    files: list[FileIO] = []
     whole = xxhash.xxh3_128(size.to_bytes(8, "little"))
     threads = ThreadPoolExecutor(THREADS, "llamahybrid-read")
     try:
-        for one in threads.map(piece, range(0, size, PIECE)) if size > PIECE else map(piece, range(size)[:1]):
+        for one in threads.map(piece, range(0, size, PIECE)):
             whole.update(one)
     finally:
         threads.shutdown(cancel_futures=True)
-        for file in files:
-            file.close()
     return whole.digest()
 
 

@@ -41,11 +41,11 @@ class Toolkit:
         named = [os.environ.get(name) for name in ("CUDACXX", "CUDA_PATH", "CUDA_HOME", "CUDAToolkit_ROOT")]
         for place in [Path(each) for each in (*named, shutil.which("nvcc"), _USUAL) if each]:
             nvcc = place if place.is_file() else place / "bin" / "nvcc"
-            if nvcc.is_file():
-                run = subprocess.run([nvcc, "--version"], capture_output=True, text=True, errors="replace")
-                if found := re.search(r"release (\d+\.\d+)", run.stdout):
-                    return cls(nvcc.resolve().parents[1], found.group(1))
-                raise EngineError(f"{nvcc} does not say which CUDA it is of: {run.stderr.strip()}")
+            if nvcc.is_file() and (root := _root(nvcc)):
+                said = _output(nvcc, "--version")
+                if found := re.search(r"release (\d+\.\d+)", said):
+                    return cls(root, found.group(1))
+                raise EngineError(f"{nvcc} does not say which CUDA it is of: {said.strip()}")
         raise EngineError(
             "building for CUDA needs NVIDIA's toolkit: install it, and set CUDA_PATH to its folder if nvcc "
             "is not on the PATH"
@@ -61,6 +61,23 @@ class Toolkit:
         """Tell whether a library, or a stub of it to link with, is included."""
         places = (path for folder in self.folders for path in (folder, folder / "stubs"))
         return any((path / library).exists() for path in places)
+
+
+def _root(nvcc: Path) -> Path | None:
+    """The folder of nvcc's toolkit; None: no headers are there.
+
+    nvcc itself may be a script that starts the toolkit's, whose place `--dryrun` prints.
+    """
+    told = re.search(r"^#\$ TOP=(.+)$", _output(nvcc, "--dryrun", "-x", "cu", os.devnull), re.MULTILINE)
+    root = Path(told.group(1)).resolve() if told else nvcc.resolve().parents[1]
+    return root if (root / "include" / "cuda_runtime.h").is_file() else None
+
+
+def _output(nvcc: Path, *arguments: str) -> str:
+    run = subprocess.run(
+        [nvcc, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    )
+    return run.stdout
 
 
 def cmake_args(architecture: str | None = None) -> str:
@@ -160,6 +177,7 @@ def joined(toolkit: Toolkit, blas: Path) -> Path:
 
 
 def _link(at: Path, to: Path) -> None:
+    """Link to a file that exists: `untrusted` refuses a folder with links to nothing."""
     at.parent.mkdir(parents=True, exist_ok=True)
-    if not at.is_symlink():
+    if not at.is_symlink() and (at.parent / to).exists():
         at.symlink_to(to)

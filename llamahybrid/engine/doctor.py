@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 from llamahybrid import upstream
-from llamahybrid.engine import activation, bindings, choice, installed, libraries, loaded, sdist
+from llamahybrid.engine import activation, bindings, choice, installed, libraries, loaded, sdist, series
 from llamahybrid.engine.choice import InstalledBindings
 from llamahybrid.engine.installed import Engine
 
-_UNVERIFIED = ("cuda", "hip", "musa", "metal", "vulkan", "sycl", "cann", "opencl", "blas")
-"""Backends without a recorded run of the test suite."""
-_SHOWN = {"cuda": "CUDA", "blas": "BLAS", "hip": "HIP", "sycl": "SYCL", "cann": "CANN", "opencl": "OpenCL"}
-_COMPARE = "`llamahybrid check --on ours --model MODEL --n-gpu-layers -1` tests it"
+_VERIFIED = {"cpu", "rpc"}
+"""Backends with a recorded run of the test suite."""
 Gpus: TypeAlias = Callable[[], Sequence[str]]
 
 
@@ -28,6 +25,13 @@ class Finding:
     text: str
     advice: str = ""
     """The next step; empty: none."""
+
+
+_NO_SHIM = Finding(
+    "native shim",
+    "missing: stops take effect between decodes only",
+    "install a C++ compiler, then llamahybrid again",
+)
 
 
 def examine(load: Callable[[], Collection[str]], shim: bool, gpus: Gpus) -> list[Finding]:
@@ -53,30 +57,33 @@ def examine(load: Callable[[], Collection[str]], shim: bool, gpus: Gpus) -> list
         engine = next((e for e in installed.engines() if e.libraries.resolve() == folder), None)
         found = [_engine(folder, engine, site), *_foreign_libraries(folder), _mtmd(folder)]
         own, use = _private_names(), ", ".join(gpus()) or "no GPU in use"
+    has = (f"{name}: {'yes' if name in functions else 'no'}" for name in upstream.OPTIONAL)
     return [
         _version(version),
         *found,
         _built(engine, site),
-        _functions(functions),
+        Finding("optional functions", ", ".join(has)),
         *own,
-        _shim(shim),
+        Finding("native shim", "present") if shim else _NO_SHIM,
         *_backends(folder, use),
     ]
 
 
 def _version(version: str) -> Finding:
     """Structures passed to libllama change from release to release, and ctypes does not check them."""
-    numbers, least = (
-        [int(number) for number in re.findall(r"\d+", text.partition("+")[0])[:3]]
-        for text in (version, sdist.PIN.version)
-    )
-    advice = "" if numbers >= least else f"too old: {sdist.PIN.version} is the first that is known to work"
+    least = sdist.PIN.version
+    known = series.order(version.partition("+")[0]) >= series.order(least)
+    advice = "" if known else f"too old: {least} is the first that is known to work"
     return Finding("llama-cpp-python", version, advice)
 
 
 def _load_advice(error: str) -> str:
     if "libcuda.so" in error:
         return "the NVIDIA driver is missing: install it, or a llama-cpp-python without CUDA"
+    if "libcublas" in error or "libcudart" in error:
+        return (
+            "install the CUDA toolkit of that version, or set LD_LIBRARY_PATH to the folder of this library"
+        )
     return "install llama-cpp-python again, or choose LLAMAHYBRID_ENGINE=stock"
 
 
@@ -143,11 +150,6 @@ def _built(loaded: Engine | None, site: InstalledBindings) -> Finding:
     )
 
 
-def _functions(names: Collection[str]) -> Finding:
-    shown = (f"{name}: {'yes' if name in names else 'no'}" for name in upstream.OPTIONAL)
-    return Finding("optional functions", ", ".join(shown))
-
-
 def _private_names() -> list[Finding]:
     """Undocumented names of llama_cpp that llamahybrid uses."""
     found = upstream.differences()
@@ -157,23 +159,11 @@ def _private_names() -> list[Finding]:
     return [Finding("private names", str(difference), advice) for difference in found]
 
 
-def _shim(present: bool) -> Finding:
-    if present:
-        return Finding("native shim", "present")
-    return Finding(
-        "native shim",
-        "missing: stops take effect between decodes only",
-        "install a C++ compiler, then llamahybrid again",
-    )
-
-
 def _backends(folder: Path | None, use: str) -> list[Finding]:
     names = libraries.backends(folder)
     text = "cannot be told from its files" if names is None else ", ".join(sorted(names))
     findings = [Finding("backends", f"{text}; {use}")]
-    for name in sorted((names or frozenset()) & set(_UNVERIFIED)):
-        shown = _SHOWN.get(name, name.capitalize())
-        findings.append(Finding(shown, f"{shown}: built, not verified", _COMPARE))
-    if "rpc" in (names or ()):
-        findings.append(Finding("RPC", "layers can lie on other machines", "Llama(rpc_servers=...)"))
+    if unverified := sorted((names or set()) - _VERIFIED):
+        how = "`llamahybrid check --on ours --model MODEL --n-gpu-layers -1` tests them"
+        findings.append(Finding("not verified", ", ".join(unverified), how))
     return findings

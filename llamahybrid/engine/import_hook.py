@@ -30,7 +30,7 @@ def after_import(name: str, then: Then) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds one module by the other finders, and wraps its loader."""
+    """Finds one module by the other finders, and adds to what its loader executes."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -43,23 +43,13 @@ class _Finder(importlib.abc.MetaPathFinder):
         found = (finder.find_spec(name, path, target) for finder in others)
         spec = next((spec for spec in found if spec is not None), None)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self.thens)
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                if module.__name__ == self.name:  # an archive has one loader for all modules
+                    for then in self.thens:
+                        then(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
-
-
-class _Loader(importlib.abc.Loader):
-    def __init__(self, loader: Any, thens: list[Then]) -> None:
-        self._loader = loader
-        self._thens = thens
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        module: ModuleType | None = self._loader.create_module(spec)
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__loader__ = self._loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        for then in self._thens:
-            then(module)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ class Engine:
     """The checkout it was built from; empty: the pinned sdist with `patches`."""
     built: str
     """UTC, ISO 8601."""
-    files: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    files: Mapping[str, tuple[int, str]]
     """Name of each library to its bytes and sha256."""
 
     @property
@@ -52,9 +52,6 @@ class Engine:
         Args:
             thorough: hash large files, too.
         """
-        for name in ("llama", "mtmd"):
-            if library(self.libraries, name) is None:
-                return "its libraries are gone"
         for name, (size, digest) in self.files.items():
             path = self.libraries / name
             try:
@@ -98,7 +95,7 @@ def read(folder: Path) -> Engine:
         content: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
         recipe = content["recipe"]
         for pairs in ("options", "compilers"):
-            recipe[pairs] = tuple((name, value) for name, value in recipe.get(pairs, ()))
+            recipe[pairs] = tuple((name, value) for name, value in recipe[pairs])
         texts = {name: content[name] for name in ("version", "source", "built")}
         if odd := [name for name, text in texts.items() if not isinstance(text, str)]:
             raise TypeError(f"{', '.join(odd)}: no text")
@@ -106,7 +103,7 @@ def read(folder: Path) -> Engine:
             folder=folder,
             recipe=Recipe(**recipe),
             patches=dict(content["patches"]),
-            files={name: (size, digest) for name, (size, digest) in content.get("files", {}).items()},
+            files={name: (size, digest) for name, (size, digest) in content["files"].items()},
             **texts,
         )
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

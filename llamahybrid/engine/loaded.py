@@ -12,7 +12,7 @@ import xxhash
 
 from llamahybrid.engine import installed, series
 from llamahybrid.engine.bindings import loaded_from
-from llamahybrid.engine.content import Signature, digest
+from llamahybrid.engine.content import digest
 
 _OURS = re.compile(r"(lib)?(llama|ggml)[^/\\]*\.(so|dylib|dll)[.\d]*")
 _DELETED = " (deleted)"
@@ -41,28 +41,16 @@ def engine_digest() -> bytes:
     found = libraries()
     if not found:
         raise OSError("the libraries of llama.cpp cannot be found")
-    signatures = [(path, Signature.of(path)) for path in found]
-    known = _known.get(tuple(signatures))
-    if known is not None:
-        return known
-    hasher = xxhash.xxh3_128()
-    for name in sorted(map(digest, found)):
-        hasher.update(name)
-    if all(signature.settled for _, signature in signatures):
-        _known[tuple(signatures)] = hasher.digest()
-    return hasher.digest()
+    return xxhash.xxh3_128_digest(b"".join(sorted(map(digest, found))))
 
 
 def patches() -> frozenset[str]:
     """The numbers of the loaded engine's patches; empty if it was not built here, or is damaged."""
     folder = loaded_from()
     engine = installed.owner(folder) if folder else None
-    if engine is None or not engine.files or engine.damage():
+    if engine is None or engine.damage():
         return frozenset()
     return frozenset(map(series.number, engine.patches))
-
-
-_known: dict[tuple[tuple[Path, Signature], ...], bytes] = {}
 
 
 def _mapped() -> Iterator[str]:

@@ -51,10 +51,10 @@ def make(
     again = force or source is not None
     if not again and (engine := _complete(home)):
         return engine
-    with storage.locked_build_dir(home, lambda: progress(0, 0, build.WAITING)) as scratch:
+    with storage.locked_build_dir(home, lambda: progress(build.WAITING, 0, 0)) as scratch:
         if not again and (engine := _complete(home)):  # another process built it
             return engine
-        progress(0, 0, "Unpacking")
+        progress("Unpacking", 0, 0)
         tree = _tree(scratch / "tree", source, release, chosen)
         version = version_of(tree)
         build.run(tree, scratch / "wheel", progress, home.parent / f"{home.name}.log", CMAKE_ARGS)

@@ -16,8 +16,8 @@ from typing import TypeAlias
 
 from llamahybrid.errors import EngineError
 
-Progress: TypeAlias = Callable[[int, int, str], None]
-"""Called with the steps done, the number of steps (0: unknown) and a description."""
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Called with the running step, the number of finished ones, and of all (0: unknown)."""
 
 MANY = 200
 """Steps of which not each has a line."""
@@ -52,12 +52,35 @@ def run(
         OSError: the log cannot be written.
     """
     lines: deque[str] = deque(maxlen=20)
+    full = False
     try:
-        full, code = _follow(command, progress, log, environment, lines)
+        with (
+            log.open("w", encoding="utf-8") as record,
+            subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                encoding="utf-8",  # in any locale: compilers print typographic quotes
+                errors="replace",
+                start_new_session=True,  # a group of its own, to end pip, ninja and compilers together
+            ) as process,
+        ):
+            try:
+                for line in process.stdout or ():
+                    record.write(line)
+                    lines.append(line)
+                    full = full or bool(_FULL.search(line))
+                    if step := _step(line):
+                        progress(*step)
+            except BaseException:
+                _end(process)
+                raise
     except KeyboardInterrupt:
         log.unlink(missing_ok=True)
         raise
-    if code or not made():
+    if process.returncode or not made():
         if full:
             failure = "the disk is full: free a few GiB, or set LLAMAHYBRID_CACHE_DIR to a folder on another"
         raise EngineError(f"{failure}; the whole log is {log}. Its end:\n{''.join(lines)}")
@@ -80,8 +103,8 @@ def display() -> Iterator[Progress]:
     )
     with progress.Progress(*columns, console=console, transient=True) as bars:
         task = bars.add_task("starting", total=None)
-        yield lambda done, total, text: bars.update(
-            task, completed=done, total=total or None, description=text[:60]
+        yield lambda text, done, of: bars.update(
+            task, completed=done, total=of or None, description=text[:60]
         )
 
 
@@ -89,57 +112,23 @@ def _lines() -> Progress:
     """Print a line for a step that begins, unless the last line has the same step, or the same tenth."""
     last: object = None
 
-    def show(done: int, total: int, text: str) -> None:
+    def show(text: str, done: int, of: int) -> None:
         nonlocal last
-        now = (text if not total else done) if total <= MANY else done * 10 // total
-        if now != last and (done < total or not total):
+        now = (text if not of else done) if of <= MANY else done * 10 // of
+        if now != last and (done < of or not of):
             last = now
-            print(f"[{done + 1}/{total}] {text}" if total else text, file=sys.stderr, flush=True)
+            print(f"[{done + 1}/{of}] {text}" if of else text, file=sys.stderr, flush=True)
 
     return show
 
 
-def _step(line: str) -> tuple[int, int, str] | None:
+def _step(line: str) -> tuple[str, int, int] | None:
     """Parse ninja's ``[3/120] Building ...``, make's ``[ 42%] Building ...`` and pip's phases."""
     if found := re.match(r"\s*\[\s*(\d+)(?:/(\d+)|%)\]\s*(.*)", line):
         done, total, text = found.groups()
-        return int(done), int(total or 100), text
+        return text, int(done), int(total or 100)
     phase = next((phase for phase in _PHASES if phase in line), None)
-    return (0, 0, phase) if phase else None
-
-
-def _follow(
-    command: Sequence[str],
-    progress: Progress,
-    log: Path,
-    environment: Mapping[str, str] | None,
-    lines: deque[str],
-) -> tuple[bool, int]:
-    """Run the command and keep its last lines; return whether the disk was full, and the exit status."""
-    full = False
-    with log.open("w", encoding="utf-8") as record:
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            encoding="utf-8",  # in any locale: compilers print typographic quotes
-            errors="replace",
-            start_new_session=True,  # a process group of its own, to end pip, ninja and compilers together
-        )
-        with process:
-            try:
-                for line in process.stdout or ():
-                    record.write(line)
-                    lines.append(line)
-                    full = full or bool(_FULL.search(line))
-                    if step := _step(line):
-                        progress(*step)
-            except BaseException:
-                _end(process)
-                raise
-    return full, process.returncode
+    return (phase, 0, 0) if phase else None
 
 
 def _end(process: subprocess.Popen[str]) -> None:

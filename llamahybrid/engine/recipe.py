@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import hashlib
 import json
 import os
@@ -15,7 +14,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -26,23 +25,14 @@ CMAKE_ARGS = "-DGGML_RPC=ON -DGGML_RPC_RDMA=OFF"
 """Default options of every engine; the environment's CMAKE_ARGS override them. RPC is a small separate
 library and opens no connection by itself; RDMA would depend on packages of the build machine."""
 
-# Read by CMake (cmake-env-variables), scikit-build-core, the compilers, and the CMakeLists of the sdist.
 _NAMES = """
-    CC CXX OBJC OBJCXX ASM CPP AR LD CFLAGS CXXFLAGS CPPFLAGS LDFLAGS OBJCFLAGS OBJCXXFLAGS ASMFLAGS
-    CPATH C_INCLUDE_PATH CPLUS_INCLUDE_PATH LIBRARY_PATH GCC_EXEC_PREFIX COMPILER_PATH PKG_CONFIG_PATH
-    CL _CL_ INCLUDE LIB VCToolsInstallDir ARCHFLAGS MACOSX_DEPLOYMENT_TARGET SDKROOT DEVELOPER_DIR
-    CUDACXX CUDAARCHS CUDAFLAGS CUDAHOSTCXX CUDA_PATH CUDA_HOME CUDAToolkit_ROOT NVCC_PREPEND_FLAGS
-    NVCC_APPEND_FLAGS NVCC_CCBIN NCCL_ROOT HIPCXX HIPFLAGS HIPARCHS HIPHOSTCXX HIP_PATH HIP_PLATFORM
-    ROCM_PATH MUSA_PATH VULKAN_SDK ONEAPI_ROOT MKLROOT ASCEND_TOOLKIT_HOME HEXAGON_SDK_ROOT
-    HEXAGON_TOOLS_ROOT RISCV_ROOT_PATH ZENDNN_ROOT BLAS_ROOT OpenBLAS_HOME OpenMP_ROOT FORCE_CMAKE
-    PIP_CONFIG_SETTINGS SOURCE_DATE_EPOCH
+    CMAKE_ARGS CMAKE_BUILD_TYPE CMAKE_GENERATOR CMAKE_PREFIX_PATH CMAKE_TOOLCHAIN_FILE SKBUILD_CMAKE_ARGS
+    SKBUILD_CMAKE_DEFINE FORCE_CMAKE CC CXX CFLAGS CXXFLAGS CPPFLAGS LDFLAGS CPATH LIBRARY_PATH ARCHFLAGS
+    MACOSX_DEPLOYMENT_TARGET SDKROOT CUDACXX CUDAARCHS CUDAFLAGS CUDAHOSTCXX CUDA_PATH CUDAToolkit_ROOT
+    NVCC_PREPEND_FLAGS NVCC_APPEND_FLAGS HIPCXX HIPFLAGS HIPARCHS ROCM_PATH MUSA_PATH VULKAN_SDK ONEAPI_ROOT
 """
-_FAMILIES = ("CMAKE_", "SKBUILD_")
-_WITHOUT_EFFECT = """
-    CMAKE_BUILD_PARALLEL_LEVEL CMAKE_INSTALL_PARALLEL_LEVEL CMAKE_COLOR_DIAGNOSTICS CMAKE_NO_VERBOSE
-    CMAKE_EXPORT_COMPILE_COMMANDS CMAKE_C_COMPILER_LAUNCHER CMAKE_CXX_COMPILER_LAUNCHER
-    CMAKE_CUDA_COMPILER_LAUNCHER SKBUILD_LOGGING_LEVEL SKBUILD_BUILD_VERBOSE SKBUILD_CMAKE_VERBOSE
-"""
+"""Variables of a build's environment that make another engine; after a change of others, `--force` builds."""
+
 # CMake's defaults.
 _COMPILERS = {
     "C": ("CC", ("cc", "gcc", "cl", "clang")),
@@ -55,7 +45,7 @@ _COMPILERS = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """The inputs of a build; equal recipes make interchangeable wheels."""
+    """The inputs of a build; equal recipes make interchangeable libraries."""
 
     sdist: str
     options: tuple[tuple[str, str], ...]
@@ -82,12 +72,7 @@ class Recipe:
     @staticmethod
     def options_here() -> tuple[tuple[str, str], ...]:
         """The environment variables that shape a build."""
-        return tuple((name, _value(name)) for name in sorted(os.environ) if _shapes(name))
-
-    @property
-    def key(self) -> str:
-        """A short name for the content."""
-        return short_name(asdict(self))
+        return tuple((name, os.environ[name]) for name in sorted(_NAMES.split()) if os.environ.get(name))
 
     def runs_here(self) -> bool:
         """Tell whether its builds run on this machine: another CPU may lack instructions."""
@@ -99,7 +84,7 @@ def compilers(options: dict[str, str]) -> tuple[tuple[str, str], ...]:
 
     Compilers for GPUs count only if an option names their backend.
     """
-    text = " ".join(value for name, value in options.items() if name.startswith(_FAMILIES))
+    text = " ".join(value for name, value in options.items() if name.startswith(("CMAKE_", "SKBUILD_")))
     found = []
     for language, (variable, usual) in _COMPILERS.items():
         if language not in ("C", "CXX") and language not in text.upper():
@@ -113,7 +98,8 @@ def compilers(options: dict[str, str]) -> tuple[tuple[str, str], ...]:
 def cpu() -> str:
     """A digest of the CPU features that the compiler's ``-march=native`` depends on."""
     if sys.platform == "darwin":
-        return _digest(" ".join(map(_sysctl, ("machdep.cpu.brand_string", "hw.cpufamily"))))
+        command = ["sysctl", "-n", "machdep.cpu.brand_string", "hw.cpufamily"]
+        return _digest(subprocess.run(command, capture_output=True, text=True).stdout)
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -133,16 +119,6 @@ def short_name(content: object) -> str:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _shapes(name: str) -> bool:
-    named = name in _NAMES.split() or name.startswith(_FAMILIES)
-    return bool(named and name not in _WITHOUT_EFFECT.split() and os.environ[name])
-
-
-def _value(name: str) -> str:
-    # ggml checks only whether it is set, and then does not tune for this CPU
-    return "set" if name == "SOURCE_DATE_EPOCH" else os.environ[name]
 
 
 @cache
@@ -167,16 +143,3 @@ def identity(command: str) -> str:
 def _words(command: str) -> Sequence[str]:
     """Split a compiler with arguments (``ccache gcc``), but not a path with spaces."""
     return [command] if shutil.which(command) else shlex.split(command)
-
-
-def _sysctl(name: str) -> str:
-    """A value of macOS' sysctl in hex; empty if there is none."""
-    try:
-        read = ctypes.CDLL(None).sysctlbyname
-        size = ctypes.c_size_t(256)
-        value = ctypes.create_string_buffer(size.value)
-        if read(name.encode(), value, ctypes.byref(size), None, ctypes.c_size_t(0)):
-            return ""
-        return value.raw[: size.value].hex()
-    except (OSError, AttributeError):
-        return ""

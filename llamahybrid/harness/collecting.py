@@ -8,9 +8,6 @@ from dataclasses import dataclass, field, replace
 from llamahybrid.harness.report import Report, TargetFigures, Verdict, WorkloadFigures
 from llamahybrid.harness.targets.base import ModelFile, Target
 
-Progress = Callable[[str, int, int], None]
-"""Called with the running step, the number of finished steps, and of all."""
-
 QUICKLY = 1.0
 """Seconds that processes have to end after Ctrl-C."""
 

@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from llamahybrid.cli.console import ctrl_c_kept, prepare_streams, progress
+from llamahybrid.cli.console import ctrl_c_kept, prepare_streams
+from llamahybrid.engine.process import display
 
 
 @pytest.mark.parametrize(
@@ -54,11 +55,11 @@ def test_an_ignored_ctrl_c_stays_ignored() -> None:
 
 
 def test_progress_without_a_terminal_has_a_line_a_step(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress() as told:
+    with display() as told:
         for text, done, of in (("unpacking", 0, 0), ("one", 0, 2), ("one", 0, 2), ("two", 1, 2), ("", 2, 2)):
             told(text, done, of)
     assert capsys.readouterr().err.splitlines() == ["unpacking", "[1/2] one", "[2/2] two"]
-    with progress() as told:
+    with display() as told:
         for done in range(1000):
             told(f"object {done}", done, 1000)
     assert len(capsys.readouterr().err.splitlines()) == 10

@@ -9,21 +9,22 @@ from pathlib import Path
 import pytest
 
 from llamahybrid.cli import conversation
-from llamahybrid.cli.conversation import Conversation, Turn, read
+from llamahybrid.cli.conversation import Message, read, save
+
+TEXTS = {"system": "Be brief.", "user": "Hé\nthere", "assistant": "[/] \x1b \u2028"}
 
 
-def chat() -> Conversation:
-    return Conversation("Be brief.", [Turn("Hé\nthere", "[/] \x1b \u2028"), Turn("And?", "")])
+def chat(*roles: str) -> list[Message]:
+    return [{"role": role, "content": TEXTS[role]} for role in roles or ("system", "user", "assistant")]
 
 
-@pytest.mark.parametrize("turns", [chat().turns, [*chat().turns, Turn("open")], []])
-def test_saved_chat_is_read_as_it_was(tmp_path: Path, turns: list[Turn]) -> None:
-    saved = Conversation("Be brief.", list(turns))
-    saved.save(tmp_path / "c.json")
-    assert read(tmp_path / "c.json") == saved
-    assert json.loads((tmp_path / "c.json").read_bytes()) == saved.messages
-    Conversation("", saved.turns).save(tmp_path / "c.json")
-    assert read(tmp_path / "c.json").system == ""
+@pytest.mark.parametrize("last", [(), ("user",), ("user", "assistant")])
+@pytest.mark.parametrize("first", [(), ("system",), ("system", "user", "assistant"), ("user", "assistant")])
+def test_saved_chat_is_read_as_it_was(tmp_path: Path, first: tuple[str, ...], last: tuple[str, ...]) -> None:
+    messages = [message for role in (*first, *last) for message in chat(role)]
+    for _ in range(2):  # over its own file, too
+        save(tmp_path / "c.json", messages)
+    assert read(tmp_path / "c.json") == json.loads((tmp_path / "c.json").read_bytes()) == messages
     assert os.listdir(tmp_path) == ["c.json"]
 
 
@@ -55,7 +56,7 @@ def test_files_without_messages_are_refused(tmp_path: Path, content: object, sai
     with pytest.raises(ValueError, match=said):
         read(file)
     with pytest.raises(ValueError, match="left alone"):
-        chat().save(file)
+        save(file, chat())
     assert file.read_bytes() == before
 
 
@@ -64,20 +65,20 @@ def test_folders_pipes_and_missing_files_are_refused(tmp_path: Path, monkeypatch
     for name in ("pipe", ".", "absent"):
         with pytest.raises(ValueError, match=r"file"):
             read(tmp_path / name)
-    chat().save(tmp_path / "c.json")
+    save(tmp_path / "c.json", chat())
     monkeypatch.setattr(conversation, "LARGEST_FILE", 20)
     with pytest.raises(ValueError, match="larger"):
         read(tmp_path / "c.json")
 
 
 def test_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chat().save(tmp_path / "c.json")
+    save(tmp_path / "c.json", chat())
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OSError, match="No space"):
-        Conversation().save(tmp_path / "c.json")
+        save(tmp_path / "c.json", [])
     assert os.listdir(tmp_path) == ["c.json"]
     assert read(tmp_path / "c.json") == chat()

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from llamahybrid.cli.conversation import Turn
 from llamahybrid.cli.dialogue import ChatAction, Dialogue, Step
 
 
@@ -16,12 +15,12 @@ def typed(dialogue: Dialogue, *lines: str) -> Step:
     for line in lines:
         step = dialogue.line(line)
         if step.do is ChatAction.ANSWER:
-            dialogue.conversation.answered(dialogue.conversation.turns[-1].said.upper())
+            dialogue.answered(dialogue.messages[-1]["content"].upper())
     return step
 
 
 def said(dialogue: Dialogue) -> list[str]:
-    return [turn.said for turn in dialogue.conversation.turns]
+    return [message["content"] for message in dialogue.messages if message["role"] == "user"]
 
 
 @pytest.fixture
@@ -67,7 +66,8 @@ def test_undo_removes_turns(two: Dialogue) -> None:
 
 def test_edit_changes_the_last_message(two: Dialogue) -> None:
     assert typed(two, "/edit  2 apples\\", "and more").do is ChatAction.ANSWER
-    assert two.conversation.turns == [Turn("one", "ONE"), Turn("2 apples\nand more", "2 APPLES\nAND MORE")]
+    contents = [message["content"] for message in two.messages]
+    assert contents == ["one", "ONE", "2 apples\nand more", "2 APPLES\nAND MORE"]
 
 
 def test_edit_without_text_offers_the_last_message(two: Dialogue) -> None:
@@ -103,10 +103,10 @@ def test_impossible_commands_are_refused(line: str) -> None:
 
 def test_system_prompt_is_set_shown_and_removed(two: Dialogue) -> None:
     assert typed(two, "/system Be brief.\\", "Always.").do is ChatAction.PREPARE
-    assert two.conversation.messages[0] == {"role": "system", "content": "Be brief.\nAlways."}
+    assert two.messages[0] == {"role": "system", "content": "Be brief.\nAlways."}
     assert "Always." in typed(two, "/system").notice
     typed(two, "/system -")
-    assert two.conversation.messages[0]["role"] == "user"
+    assert two.messages[0]["role"] == "user"
     assert Dialogue().line("/system x").do is ChatAction.READ, "there is nothing yet to go on from"
 
 

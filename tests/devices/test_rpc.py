@@ -89,4 +89,4 @@ class TestConnecting:
 
         other = f"localhost:{rpc.port}"
         with pytest.raises(DeviceError, match=f"{other} does not answer in time; it serves one program"):
-            connect([rpc.address, other], seconds=6)
+            connect([rpc.address, other], seconds=10)

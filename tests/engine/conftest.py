@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import pytest
 
-from llamahybrid.engine import bindings, choice, installed, recipe, sdist, series, storage
+from llamahybrid.engine import bindings, choice, installed, sdist, series, storage
 from llamahybrid.engine.installed import Engine
 from llamahybrid.engine.recipe import Recipe
 from tests.engine.fake_pip import FILES, Index
@@ -100,6 +100,5 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
     index = Index(packed.getvalue())
     monkeypatch.setattr(sdist, "PIN", sdist.Pin("9.9.9", hashlib.sha256(index.content).hexdigest()))
     monkeypatch.setattr(subprocess, "run", index.run)
-    monkeypatch.setattr(recipe, "identity", lambda command: command)
     monkeypatch.setenv("LLAMAHYBRID_CACHE_DIR", str(tmp_path / "cache"))
     return index

@@ -1,13 +1,10 @@
-"""Fakes of pip: an index with a small sdist, and a build by a script."""
+"""A fake package index with a small sdist."""
 
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-
-import pytest
 
 from llamahybrid.engine import sdist
 
@@ -35,27 +32,3 @@ class Index:
 
 def litter(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.name.startswith(".part-")]
-
-
-def pip_that(monkeypatch: pytest.MonkeyPatch, script: str) -> list[subprocess.Popen[str]]:
-    """Replace `pip wheel` by a short Python script; its argument is the wheel folder."""
-    start, started = subprocess.Popen, []
-
-    def popen(command: list[str], **options: object) -> subprocess.Popen[str]:
-        out = command[command.index("--wheel-dir") + 1]
-        started.append(start([sys.executable, "-c", script, out], **options))  # type: ignore[call-overload]
-        return started[-1]
-
-    monkeypatch.setattr(subprocess, "Popen", popen)
-    return started
-
-
-BUILDS = """
-import pathlib, sys
-sys.stdout.buffer.write(b"no \\xff text\\n")
-print("  [1/2] one", flush=True)
-print("  [2/2] two", flush=True)
-out = pathlib.Path(sys.argv[1])
-out.mkdir()
-(out / "llama_cpp_python-9.9.9-py3-none-any.whl").write_text("wheel")
-"""

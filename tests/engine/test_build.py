@@ -1,71 +1,90 @@
-"""The stock wheel: built once for each set of options, atomically."""
+"""A build by pip: its options, its steps, and what a failed one leaves."""
 
 from __future__ import annotations
 
 import os
 import select
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from llamahybrid.engine import build, sdist
+from llamahybrid.engine import build
+from llamahybrid.engine.process import Progress
 from llamahybrid.errors import EngineError
-from tests.engine.fake_pip import BUILDS, Index, litter, pip_that
+
+BUILDS = """
+import pathlib, sys
+sys.stdout.buffer.write(b"no \\xff text\\n")
+print("  [1/2] one", flush=True)
+print("  [2/2] two", flush=True)
+out = pathlib.Path(sys.argv[1])
+out.mkdir()
+(out / "llama_cpp_python-9.9.9-py3-none-any.whl").write_text("wheel")
+"""
 
 
-def test_the_wheel_is_built_once_for_each_set_of_options(
-    index: Index, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def pip_that(monkeypatch: pytest.MonkeyPatch, script: str) -> list[subprocess.Popen[str]]:
+    """Replace `pip wheel` by a short Python script; its argument is the wheel folder."""
+    start, started = subprocess.Popen, []
+
+    def popen(command: list[str], **options: object) -> subprocess.Popen[str]:
+        out = command[command.index("--wheel-dir") + 1]
+        started.append(start([sys.executable, "-c", script, out], **options))  # type: ignore[call-overload]
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    return started
+
+
+def run(folder: Path, progress: Progress = lambda *step: None, cmake_args: str = "") -> None:
+    (folder / "a").mkdir()
+    build.run(folder, folder / "a" / "out", progress, folder / "log", cmake_args)
+
+
+def test_progress_follows_the_steps_of_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pip_that(monkeypatch, BUILDS)
-    steps: list[tuple[int, int, str]] = []
-    plain = build.wheel(lambda *step: steps.append(step))
-    assert plain.read_text() == "wheel"
-    assert steps == [(1, 2, "one"), (2, 2, "two")]
-    assert build.wheel(lambda *step: steps.append(step)) == plain
-    assert len(steps) == 2
-    monkeypatch.setenv("CMAKE_ARGS", "-DGGML_CUDA=on")
-    assert build.wheel(lambda *step: None) != plain
-    assert not litter(sdist.cache_dir())
-    assert not list(sdist.cache_dir().rglob("*.log"))
+    steps: list[tuple[str, int, int]] = []
+    run(tmp_path, lambda *step: steps.append(step))
+    assert steps == [("one", 1, 2), ("two", 2, 2)]
+    assert len(list(tmp_path.rglob("*.whl"))) == 1
+    assert not (tmp_path / "log").exists()
 
 
-def test_failed_build_names_its_log_and_leaves_nothing(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    pip_that(monkeypatch, "import os, sys; print('no compiler', os.environ['TMPDIR']); sys.exit(1)")
-    with pytest.raises(EngineError, match="no compiler") as caught:
-        build.wheel(lambda *step: None)
-    (log,) = (sdist.cache_dir() / "wheels").iterdir()
-    assert str(log) in str(caught.value)
-    said, temporary = log.read_text().strip().rsplit(maxsplit=1)
-    assert said == "no compiler"
-    assert sdist.cache_dir() in Path(temporary).parents, "what it leaves behind would stay"
-
-
-def test_environment_overrides_cmake_args(
-    index: Index, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    said = "import os; print(os.environ['CMAKE_ARGS'])"
-    pip_that(monkeypatch, said)
+def test_failed_build_names_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment's CMAKE_ARGS are last, and override; temporary files are removed with the build."""
+    script = (
+        "import os, sys; print('no compiler', os.environ['TMPDIR'], os.environ['CMAKE_ARGS']); sys.exit(1)"
+    )
+    pip_that(monkeypatch, script)
     monkeypatch.setenv("CMAKE_ARGS", "-DGGML_RPC=off")
-    (tmp_path / "a").mkdir()
-    log = tmp_path / "log"
-    with pytest.raises(EngineError):
-        build.run(tmp_path, tmp_path / "a" / "out", lambda *step: None, log, "-DGGML_RPC=ON")
-    assert log.read_text().strip() == "-DGGML_RPC=ON -DGGML_RPC=off"
+    with pytest.raises(EngineError, match="no compiler") as caught:
+        run(tmp_path, cmake_args="-DGGML_RPC=ON")
+    assert str(tmp_path / "log") in str(caught.value)
+    log = (tmp_path / "log").read_text().strip()
+    assert log == f"no compiler {tmp_path / 'a' / 'tmp'} -DGGML_RPC=ON -DGGML_RPC=off"
 
 
-@pytest.mark.parametrize("script", ["", BUILDS + "sys.exit(3)"])
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("", "did not build"),
+        (BUILDS + "sys.exit(3)", "did not build"),
+        ("print('fatal error: x.o: No space left on device'); raise SystemExit(1)", "the disk is full"),
+    ],
+)
 def test_build_succeeds_with_a_wheel_and_status_0_only(
-    index: Index, monkeypatch: pytest.MonkeyPatch, script: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str
 ) -> None:
     pip_that(monkeypatch, script)
-    with pytest.raises(EngineError, match="did not build"):
-        build.wheel(lambda *step: None)
-    assert not list(sdist.cache_dir().rglob("*.whl"))
+    with pytest.raises(EngineError, match=said):
+        run(tmp_path)
 
 
-def test_interrupted_build_ends_its_children_and_leaves_no_wheel(
-    index: Index, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_interrupted_build_ends_its_children_and_leaves_no_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The build and its child hold a pipe open, which is closed when both are gone."""
     pipe = tmp_path / "pipe"
@@ -78,23 +97,9 @@ def test_interrupted_build_ends_its_children_and_leaves_no_wheel(
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        build.wheel(interrupt)
-    assert not list((sdist.cache_dir() / "wheels").iterdir()), "no log either"
+        run(tmp_path, interrupt)
+    assert not (tmp_path / "log").exists()
     assert [process.poll() for process in started] == [-signal.SIGTERM]
     assert select.select([held], [], [], 60)[0], "the child lives on"
     assert os.read(held, 1) == b""
     os.close(held)
-
-
-def test_full_disk_is_named(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    pip_that(monkeypatch, "print('fatal error: x.o: No space left on device'); raise SystemExit(1)")
-    with pytest.raises(EngineError, match="the disk is full"):
-        build.wheel(lambda *step: None)
-
-
-def test_wheel_that_others_can_write_is_refused(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    pip_that(monkeypatch, BUILDS)
-    wheel = build.wheel(lambda *step: None)
-    wheel.chmod(0o666)
-    with pytest.raises(EngineError, match="can be written by others"):
-        build.wheel(lambda *step: None)

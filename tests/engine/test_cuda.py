@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -36,7 +37,7 @@ def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
         root = tmp_path / "cuda"
         said = f"Cuda compilation tools, release {release}, V{release}.88"
         put(root / "bin" / "nvcc", f"#!/bin/sh\necho {said!r}\n")
-        for file in ("include/cuda.h", "lib64/libcudart.so.13", "nvvm/bin/cicc", *files):
+        for file in ("include/cuda_runtime.h", "lib64/libcudart.so.13", "nvvm/bin/cicc", *files):
             put(root / file)
         monkeypatch.setenv("CUDA_PATH", str(root))
         return root
@@ -71,7 +72,7 @@ def test_toolkit_and_cublas_are_joined_once(toolkit: Make, package: Path) -> Non
     root = toolkit()
     found = cuda.joined(cuda.Toolkit.find(), cuda.cublas("13.0"))
     assert (found / "bin" / "nvcc").resolve() == root / "bin" / "nvcc"
-    assert (found / "include" / "cuda.h").resolve() == root / "include" / "cuda.h"
+    assert (found / "include" / "cuda_runtime.h").resolve() == root / "include" / "cuda_runtime.h"
     assert (found / "include" / "cublas_v2.h").resolve() == package / "include" / "cublas_v2.h"
     target = found / "targets" / f"{os.uname().machine}-linux" / "lib"
     for library in ("libcublas.so", "libcublas.so.13", "libcudart.so"):
@@ -81,6 +82,30 @@ def test_toolkit_and_cublas_are_joined_once(toolkit: Make, package: Path) -> Non
     assert f"-DCMAKE_CUDA_COMPILER={found / 'bin' / 'nvcc'}" in said
     assert f"-DCMAKE_CUDA_FLAGS=-I{found / 'include'}" in said
     assert "-DGGML_CUDA_NO_VMM=on" in said, "there is nothing of the driver to link with"
+
+
+def test_script_on_the_path_that_starts_nvcc_leads_to_its_toolkit(
+    toolkit: Make, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in containers whose nvcc is `exec /usr/local/cuda-13.0/bin/nvcc "$@"`."""
+    root = toolkit()
+    real = put(root / "bin" / "nvcc", f"#!/bin/sh\necho '#$ TOP={root}/bin/..' >&2\necho release 13.0,\n")
+    script = put(tmp_path / "local" / "bin" / "nvcc", f'#!/bin/sh\nexec {real} "$@"\n')
+    monkeypatch.delenv("CUDA_PATH")
+    monkeypatch.setenv("PATH", str(script.parent), prepend=os.pathsep)
+    assert cuda.Toolkit.find().root == root
+    assert cuda.cmake_args("90") == cuda.cmake_args("90"), "the second build takes the joined folder"
+
+    put(real, "#!/bin/sh\necho release 13.0,\n")  # names no toolkit
+    monkeypatch.setattr(cuda, "_USUAL", root)
+    assert cuda.Toolkit.find().root == root, "a folder without headers is no toolkit; the usual one is"
+
+
+def test_joined_folder_has_no_link_to_nothing(toolkit: Make, package: Path) -> None:
+    root = toolkit()
+    shutil.rmtree(root / "nvvm")
+    (root / "lib64" / "libgone.so").symlink_to("nowhere")
+    assert cuda.cmake_args("90") == cuda.cmake_args("90"), "the second build takes the joined folder"
 
 
 def test_missing_cublas_error_names_the_package(toolkit: Make, monkeypatch: pytest.MonkeyPatch) -> None:

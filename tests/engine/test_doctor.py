@@ -10,7 +10,6 @@ import pytest
 
 from llamahybrid.capi import shim as native
 from llamahybrid.engine import bindings, doctor
-from tests.engine.compiled import shared
 from tests.engine.conftest import Build, Wheel
 
 Load: TypeAlias = Callable[[], Collection[str]]
@@ -33,7 +32,7 @@ def test_doctor_inspects_files_that_cannot_be_loaded(
         raise RuntimeError("libcuda.so.1: cannot open shared object file")
 
     folder = wheel_with("cpu", "cuda")
-    shared(folder / "libllama.so", "void llama_n_rs_seq(void){}")
+    (folder / "libllama.so").write_bytes(b"\0llama_n_rs_seq\0")
     monkeypatch.setattr(bindings, "loaded_from", lambda: None)
     built("1", ("cpu", "cuda"))
     assert "libcuda.so.1" in found("engine", fail).text
@@ -72,18 +71,12 @@ def test_doctor_detects_the_loaded_patched_engine(
 
 
 def test_doctor_names_gpus_and_backends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    stub = shared(tmp_path / "stubs" / "libstub.so", "void f(void){}", "-Wl,-soname,libcudart.so.13")
-    folder = tmp_path / "lib"
-    code = "void f(void); void ggml_backend_cuda_reg(void){f();}"
-    shared(folder / "libggml-cuda.so", code, str(stub), "-Wl,--no-as-needed")
-    for name in ("cpu", "vulkan", "rpc"):
-        (folder / f"libggml-{name}.so").touch()
-    monkeypatch.setattr(bindings, "loaded_from", lambda: folder)
+    for name in ("cpu", "cuda", "vulkan", "rpc"):
+        (tmp_path / f"libggml-{name}.so").touch()
+    monkeypatch.setattr(bindings, "loaded_from", lambda: tmp_path)
     findings = {f.topic: f for f in doctor.examine(load, True, lambda: ["CUDA0: a GPU"])}
     assert findings["backends"].text == "cpu, cuda, rpc, vulkan; CUDA0: a GPU"
-    assert findings["CUDA"].text == "CUDA: built, not verified"
-    assert findings["Vulkan"].text == "Vulkan: built, not verified"
-    assert findings["RPC"].text == "layers can lie on other machines"
+    assert findings["not verified"].text == "cuda, vulkan"
     assert found("backends").text == "cpu, cuda, rpc, vulkan; no GPU in use"
 
 

@@ -216,7 +216,7 @@ def test_concurrent_builds_share_one_build(fake: Build) -> None:
         started.set()
         assert go_on.wait(60)
 
-    def second_progress(done: int, total: int, what: str) -> None:
+    def second_progress(what: str, done: int, of: int) -> None:
         said.append(what)
         go_on.set()  # it waits: let the first one finish
 

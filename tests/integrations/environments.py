@@ -3,7 +3,8 @@
     python -m tests.integrations.environments [NAME ...]
 
 An environment holds the package at a pinned version, with whatever it asks for, the pinned llama-cpp-python
-(the wheel that `make venv` has built) and what llamahybrid depends on; llamahybrid itself is this checkout.
+(pip has the wheel in its cache since `make venv`) and what llamahybrid depends on; llamahybrid itself is this
+checkout.
 They lie in the cache folder and are made once, anew when a pin changes.
 """
 
@@ -18,8 +19,7 @@ import venv
 from importlib import metadata
 from pathlib import Path
 
-from llamahybrid.engine import build, sdist
-from llamahybrid.engine.process import display
+from llamahybrid.engine import sdist
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,11 +56,12 @@ def interpreter(home: Path) -> Path:
     return home / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
 
 
-def make(name: str, folder: Path, wheel: Path) -> Path:
+def make(name: str, folder: Path) -> Path:
     """The environment of a package, made unless it is there as it should be; its Python."""
     home = folder / name
     python, stamp = interpreter(home), home / "pins.txt"
-    wanted = [str(wheel), *dependencies(), *ALWAYS, *PACKAGES[name]]
+    engine = ["--no-binary", "llama-cpp-python", f"llama-cpp-python=={sdist.PIN.version}"]
+    wanted = [*engine, *dependencies(), *ALWAYS, *PACKAGES[name]]
     if not (stamp.is_file() and stamp.read_text(encoding="utf-8") == "\n".join(wanted)):
         venv.create(home, clear=True, with_pip=True)
         subprocess.run([python, "-m", "pip", "install", "--quiet", *wanted], check=True)
@@ -77,12 +78,10 @@ def main() -> int:
     asked = parser.parse_args()
     if unknown := set(asked.names) - set(PACKAGES):
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
-    with display() as progress:
-        wheel = build.wheel(progress)
     failed = []
     for name in asked.names or PACKAGES:
         clock = time.monotonic()
-        python = make(name, asked.folder, wheel)
+        python = make(name, asked.folder)
         print(f"{name}: environment after {time.monotonic() - clock:.0f} s", flush=True)
         if asked.make_only:
             continue

@@ -148,7 +148,7 @@ def stored(folder: Path) -> tuple[BlockStore, dict[bytes, tuple[Item, Place]]]:
     rows = DiskRows(folder)
     rows.open()
     store = BlockStore(rows)
-    named = {item.key: (item, place) for place, _ in store.each() for item in place.items}
+    named = {item.key: (item, place) for _, place, _ in store.each() for item in place.items}
     there = rows.has([*named])
     return store, {key: found for key, found in named.items() if key in there}
 

@@ -26,6 +26,7 @@ from llamahybrid.prompt_cache.base import (
 from llamahybrid.prompt_cache.ladder import MIN_SPACING
 from llamahybrid.prompt_cache.nodes import LONGEST_TAIL
 from llamahybrid.prompt_cache.placement import prefill_cuts
+from llamahybrid.prompt_cache.store import CONTINUED
 
 Path = tuple[int, ...]
 
@@ -40,6 +41,7 @@ class NaivePromptCache:
         self._paths: set[tuple[str, Path]] = set()
         self._followed: list[LiveState] = []
         self._tails: dict[str, int] = {}
+        self._continued: dict[str, int] = {}
         self._hits = self._misses = self._saved = 0
 
     def follow(self, state: LiveState, prompt: Tokens) -> bool:
@@ -61,10 +63,10 @@ class NaivePromptCache:
         parted = matched > 0 and len(followers) > 1
         cuts: tuple[int, ...] = ()
         if view.needs_checkpoints:
-            self._tails[view.namespace] = tail = self._tail(
-                view.namespace, prompt, matched
-            ) or self._tails.get(view.namespace, 0)
-            outline = Outline(len(prompt), cached, matched, tuple(boundaries), None, parted, tail)
+            tail = self._tail(view.namespace, prompt, matched)
+            keeps = self._keeps_asking(view.namespace, prompt, tail)
+            self._tails[view.namespace] = tail = tail or self._tails.get(view.namespace, 0)
+            outline = Outline(len(prompt), cached, matched, tuple(boundaries), None, parted, tail, keeps)
             cuts = prefill_cuts(outline, costs)
         kept = min(_shared(prompt, live), cached)
         segments: tuple[Segment, ...] = ()
@@ -219,6 +221,17 @@ class NaivePromptCache:
             if self._checkpoints[namespace, path].logits is not None:
                 return len(path) - matched if len(path) - matched <= LONGEST_TAIL else 0
         return 0
+
+    def _keeps_asking(self, namespace: str, prompt: Path, tail: int) -> bool:
+        """See `RamStore`."""
+        on_path = (self._checkpoints.get((namespace, prompt[:c])) for c in range(1, len(prompt)))
+        known = self._continued.get(namespace, 0)
+        if tail:
+            known = -1
+        elif known >= 0:
+            known += any(c is not None and c.logits is not None for c in on_path)
+        self._continued[namespace] = known
+        return known >= CONTINUED
 
     def _attended(self, prefix: Path, live: Path, view: LiveView) -> bool:
         """Attention of every token of a prefix is live or stored."""

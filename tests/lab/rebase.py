@@ -136,7 +136,7 @@ def carry(target: Target, base: str, progress: Progress, keep: Path | None = Non
         raise EngineError("merging patches needs `git`; install it and try again")
     require_empty(keep)
     with tempfile.TemporaryDirectory(prefix="llamahybrid-rebase-") as scratch:
-        progress(0, 0, f"Unpacking {base} and {target.name}")
+        progress(f"Unpacking {base} and {target.name}", 0, 0)
         git = _Git(keep or Path(scratch, "tree"))
         git("init", "--quiet")
         for name, value in _CONFIGURATION.items():
@@ -153,7 +153,7 @@ def carry(target: Target, base: str, progress: Progress, keep: Path | None = Non
         git("reset", "--quiet", "--hard", new)
         carried = []
         for number, name in enumerate(names):
-            progress(number, len(names), f"Merging {name}")
+            progress(f"Merging {name}", number, len(names))
             carried.append(_pick(git, name))
         return carried
 

@@ -1,9 +1,9 @@
 """Builds llama-server from the pinned sdist, stock and patched, on libraries that are built anyway.
 
-The stock wheel and the patched engine hold libllama; only the code above it (``common``, ``tools/server``) is
-compiled, once as it is, then, in the same folder, what the patches change. No web interface, no TLS, no
-network. ``CMAKE_ARGS`` shapes the libraries, and this build too. ``python -m tests.lab.server_build`` makes
-both and prints where they lie.
+The installed llama-cpp-python and the patched engine hold libllama; only the code above it (``common``,
+``tools/server``) is compiled, once as it is, then, in the same folder, what the patches change. No web
+interface, no TLS, no network. ``CMAKE_ARGS`` shapes this build, too. ``python -m tests.lab.server_build``
+makes both and prints where they lie.
 """
 
 from __future__ import annotations
@@ -12,17 +12,15 @@ import os
 import shlex
 import shutil
 import sys
-import zipfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from llamahybrid.engine import build, patched, process, sdist, series, storage
+from llamahybrid.engine import bindings, build, patched, process, sdist, series, storage
 from llamahybrid.engine.process import Progress, display
 from llamahybrid.engine.recipe import CMAKE_ARGS, Recipe, short_name
 from llamahybrid.errors import EngineError
 
 _LLAMA_CPP = "vendor/llama.cpp"
-_LIBRARIES = "llama_cpp/lib/"
 _PROGRAM = "llama-server.exe" if sys.platform == "win32" else "llama-server"
 
 # llama.cpp's own CMakeLists would build libllama again. This one takes what stands above it.
@@ -83,16 +81,19 @@ def make(progress: Progress) -> Servers:
         sdist.cache_dir() / "servers" / key(Recipe.here(), series.patches(sdist.PIN.version, series.SERVER))
     )
     if not home.is_dir():
-        wheel, engine = build.wheel(progress), patched.make(progress)
-        with storage.locked_build_dir(home, lambda: progress(0, 0, build.WAITING)) as scratch:
+        engine = patched.make(progress)
+        with storage.locked_build_dir(home, lambda: progress(build.WAITING, 0, 0)) as scratch:
             if not home.is_dir():
-                _make(wheel, engine.libraries, home, scratch, progress)
+                _make(engine.libraries, home, scratch, progress)
     return Servers(home / "stock" / _PROGRAM, home / "patched" / _PROGRAM)
 
 
-def _make(wheel: Path, libraries: Path, home: Path, scratch: Path, progress: Progress) -> None:
+def _make(libraries: Path, home: Path, scratch: Path, progress: Progress) -> None:
     new = scratch / "new"
-    _libraries(wheel, new / "stock")
+    stock = bindings.stock()
+    if stock is None or str(bindings.version()).partition("+")[0] != sdist.PIN.version:
+        raise EngineError(f"llama-server is built on llama-cpp-python {sdist.PIN.version}: `make venv`")
+    shutil.copytree(stock, new / "stock")
     shutil.copytree(libraries, new / "patched", symlinks=True)
     tree = sdist.unpack(scratch / "tree") / _LLAMA_CPP
     _build(tree, new / "stock", progress, home.parent / f"{home.name}.log")
@@ -111,14 +112,6 @@ def key(recipe: Recipe, patches: dict[str, str]) -> str:
     return short_name([asdict(recipe), patches, CMAKE_ARGS, _PROJECT, _OPTIONS])
 
 
-def _libraries(wheel: Path, dest: Path) -> None:
-    dest.mkdir(parents=True)
-    with zipfile.ZipFile(wheel) as archive:
-        for name in archive.namelist():
-            if name.startswith(_LIBRARIES) and not name.endswith("/"):
-                (dest / name.removeprefix(_LIBRARIES)).write_bytes(archive.read(name))
-
-
 def _build(tree: Path, dest: Path, progress: Progress, log: Path) -> None:
     """Compile what changed since the last call for this tree, link with `dest`'s libraries, copy there."""
     project = tree.parent / "server"
@@ -133,7 +126,7 @@ def _build(tree: Path, dest: Path, progress: Progress, log: Path) -> None:
         options += ["-GNinja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
     out = project / "build"
     custom = shlex.split(os.environ.get("CMAKE_ARGS", ""))
-    progress(0, 0, f"Configuring llama-server, {dest.name}")
+    progress(f"Configuring llama-server, {dest.name}", 0, 0)
     configure = [cmake, "-S", str(project), "-B", str(out), *options, *custom]
     jobs = str(os.cpu_count() or 1)
     for step in (configure, [cmake, "--build", str(out), "--target", "llama-server", "--parallel", jobs]):
