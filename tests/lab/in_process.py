@@ -151,7 +151,6 @@ def ask(llm: llama_cpp.Llama, request: Request, records: Sequence[Record]) -> tu
 
 
 def converse(llm: llama_cpp.Llama, conversation: Conversation) -> list[Record]:
-    """Run a conversation to its end."""
     with heard(llm, DecodeCounter(llm)) as records:
         return list(played(conversation, lambda request: ask(llm, request, records)))
 

@@ -38,7 +38,6 @@ class Said(differential.Said):
     salt: str = ""
 
     def options(self) -> dict[str, Any]:
-        """Arguments of a greedy request that is watched."""
         return {"logits_processor": LogitsProcessorList([self.watch])}
 
     def require_own(self, reports: Sequence[RequestReport], known: Sequence[Said]) -> None:
@@ -145,7 +144,6 @@ class Talk:
         return tokens
 
     def _any_salt(self) -> str:
-        """Mostly that of this conversation."""
         return self._choice.choice((self._salt, self._salt, self._salt, *self._common.salts))
 
     def _ask(self) -> Iterator[None]:

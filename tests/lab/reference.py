@@ -49,7 +49,6 @@ RPC = "LLAMAHYBRID_TEST_RPC"
 
 
 def _place(factory: Factory) -> dict[str, Any]:
-    """Return the arguments that place layers as the environment says."""
     place: dict[str, Any] = {}
     if layers := os.environ.get(LAYERS):
         place["n_gpu_layers"] = int(layers)
@@ -158,7 +157,6 @@ class Reference:
         return np.stack(rows)
 
     def close(self) -> None:
-        """Free the model."""
         self._llama.close()
 
 

@@ -100,7 +100,6 @@ class Footprint:
 
     @classmethod
     def of(cls, server: ServerProcess) -> Footprint:
-        """As it is now."""
         held = server.metrics()['llamahybrid:cache_bytes{tier="ram"}']
         process, now = Path(f"/proc/{server.process.pid}"), resident(server.process.pid)
         assert now is not None
