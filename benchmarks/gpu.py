@@ -20,8 +20,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -43,11 +44,7 @@ from tests.lab.reference import LAYERS, RPC
 
 PARAMETERS = 100_000_000
 PROMPT, ANSWER, ROUNDS = 4096, 128, 5
-CAMPAIGNS = {
-    "histories": ("tests.lab.fuzz",),
-    "drafts": ("tests.lab.draft_fuzz",),
-    "parallel": ("tests.lab.parallel_fuzz",),
-}
+CAMPAIGNS = {"histories": "fuzz", "drafts": "draft_fuzz", "parallel": "parallel_fuzz"}
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -60,16 +57,11 @@ def right(seconds: float, place: dict[str, str], rpc: str) -> dict[str, Any]:
     jobs = "1" if rpc else "4"
     hazards = ("llamahybrid", "hazards", "--n-gpu-layers", "-1", "--rpc", rpc, "--jobs", jobs)
     commands: dict[str, tuple[str, ...]] = {"hazards": hazards}
-    commands |= {name: (*command, "--seconds", str(seconds)) for name, command in CAMPAIGNS.items()}
+    commands |= {name: (f"tests.lab.{each}", "--seconds", str(seconds)) for name, each in CAMPAIGNS.items()}
 
     def result(command: tuple[str, ...]) -> dict[str, Any]:
-        run = subprocess.run(
-            [sys.executable, "-m", *command],
-            env=environment,
-            capture_output=True,
-            text=True,
-            errors="replace",
-        )
+        program = [sys.executable, "-m", *command]
+        run = subprocess.run(program, env=environment, capture_output=True, text=True, errors="replace")
         known = run.returncode == 1 and command is hazards and not library().optional  # stock has some
         printed = [line for line in (run.stdout + run.stderr).splitlines() if line.strip()]
         return {
@@ -95,49 +87,47 @@ def fast(place: dict[str, Any], device: ggml.Device) -> dict[str, float]:
         found: dict[str, list[float]] = {}
         with closing(Llama(model, **shape, **place)) as ours:
             stock = None if place else llama_cpp.Llama(model, **shape)
-            speech = Speech(ours, 1)
-            with closing(Plain(device.handle, _state_size(ours))) as plain:
+            speech, runner = Speech(ours, 1), ours.runner
+            assert runner is not None
+            native = runner.live.native
+            with closing(Plain(device.handle, native.state_size(partial=True))) as plain:
                 for _ in range(ROUNDS + 1):
                     prompt = speech.words(PROMPT)
                     for name, llm in (("stock", stock), ("ours", ours)):
                         if llm is not None:
                             _request(found, name, llm, prompt)
-                    _states(found, ours)
+                    _states(found, native)
                     plain.copy(found)
             if stock is not None:
                 stock.close()
     return {name: statistics.median(times[1:]) for name, times in found.items()}
 
 
+@contextmanager
+def timed(found: dict[str, list[float]], name: str) -> Iterator[None]:
+    """Note the seconds of the body."""
+    started = time.perf_counter()
+    yield
+    found.setdefault(name, []).append(time.perf_counter() - started)
+
+
 def _request(found: dict[str, list[float]], name: str, llm: Any, prompt: list[int]) -> None:
-    started = time.perf_counter()
-    answer = llm.generate(prompt, temp=0.0)
-    next(answer)
-    _note(found, f"{name} prefill", started)
-    started = time.perf_counter()
-    list(islice(answer, ANSWER))
-    _note(found, f"{name} decode", started)
-    answer.close()
+    with closing(llm.generate(prompt, temp=0.0)) as answer:
+        with timed(found, f"{name} prefill"):
+            next(answer)
+        with timed(found, f"{name} decode"):
+            list(islice(answer, ANSWER))
 
 
-def _states(found: dict[str, list[float]], llm: Llama) -> None:
-    """The PARTIAL state out and back in, and as many bytes in one piece, from a tensor of the device."""
-    assert llm.runner is not None
-    native = llm.runner.live.native
-    state = np.empty(_state_size(llm), dtype=np.uint8)
+def _states(found: dict[str, list[float]], native: Any) -> None:
+    """The PARTIAL state out and back in."""
+    state = np.empty(native.state_size(partial=True), dtype=np.uint8)
     found.setdefault("snapshot bytes", []).append(state.nbytes)
-    started = time.perf_counter()
-    saved = native.save_partial(state)
-    _note(found, "snapshot", started)
-    started = time.perf_counter()
-    if saved is None or not native.load_partial(state):
-        raise RuntimeError("a state was refused")
-    _note(found, "restore", started)
-
-
-def _state_size(llm: Llama) -> int:
-    assert llm.runner is not None
-    return llm.runner.live.native.state_size(partial=True)
+    with timed(found, "snapshot"):
+        saved = native.save_partial(state)
+    with timed(found, "restore"):
+        if saved is None or not native.load_partial(state):
+            raise RuntimeError("a state was refused")
 
 
 class Plain:
@@ -168,10 +158,9 @@ class Plain:
             ("copy out", "ggml_backend_tensor_get"),
             ("copy in", "ggml_backend_tensor_set"),
         ):
-            started = time.perf_counter()
             size = ctypes.c_size_t(self._size)
-            self._call(function, None, self._tensor, self._host, ctypes.c_size_t(0), size)
-            _note(found, name, started)
+            with timed(found, name):
+                self._call(function, None, self._tensor, self._host, ctypes.c_size_t(0), size)
 
     def _call(self, name: str, result: Any, *arguments: Any) -> Any:
         function = getattr(self._library, name)
@@ -186,10 +175,6 @@ class _Memory(ctypes.Structure):
 
 
 _I8 = ctypes.c_int(24)  # GGML_TYPE_I8
-
-
-def _note(found: dict[str, list[float]], name: str, started: float) -> None:
-    found.setdefault(name, []).append(time.perf_counter() - started)
 
 
 def main(seconds: float, rpc: str, out: Path | None) -> int:

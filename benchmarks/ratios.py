@@ -29,8 +29,7 @@ from llamahybrid.harness.workloads.tokens import Workload, long_prompt, raw
 from llamahybrid.tiny import make
 from tests.lab.campaign import silence
 from tests.lab.costs import with_costs
-from tests.lab.in_process import WORKLOADS, Stock, side
-from tests.lab.subjects import SUBJECTS
+from tests.lab.in_process import SUBJECTS, WORKLOADS, Stock, side
 
 ENGINE = "stock" if loaded_from() == stock() else "patched"
 

@@ -13,8 +13,7 @@ from llamahybrid import Llama
 from llamahybrid.harness.oracle import least_decodes
 from llamahybrid.harness.workloads.tokens import long_prompt, raw
 from tests.lab.costs import DEAR, with_costs
-from tests.lab.in_process import CLIENTS, WORKLOADS, crowd, side
-from tests.lab.subjects import SUBJECTS
+from tests.lab.in_process import CLIENTS, SUBJECTS, WORKLOADS, crowd, side
 
 TinyModel = Callable[..., Path]
 PROMISED = {

@@ -316,11 +316,22 @@ def compare(
     return rows
 
 
-def shortfall(reference: Reference, prompt: list[int], answer: list[int], tolerance: float = 1e-3) -> float:
-    """Return how far greedy tokens lie under a fresh context's best, as a share of the range."""
-    rows = reference.logits(prompt, answer[:-1])
-    chosen = rows[np.arange(len(answer)), answer]
-    worst = float(((rows.max(axis=1) - chosen) / np.ptp(rows, axis=1)).max())
+def shortfall(
+    reference: Reference,
+    prompt: list[int],
+    answer: list[int],
+    ends: Sequence[int] = (),
+    tolerance: float = 1e-3,
+) -> float:
+    """Return how far greedy tokens lie under a fresh context's best, as a share of the range.
+
+    `ends`: the tokens of which one ended the answer, if it ended by itself. Raises Mismatch.
+    """
+    rows = reference.logits(prompt, answer)
+    short = rows.max(axis=1)
+    short[:-1] -= rows[np.arange(len(answer)), answer]
+    short[-1] -= rows[-1][list(ends)].max() if ends else short[-1]
+    worst = float((short / np.ptp(rows, axis=1)).max())
     if worst > tolerance:
         raise Mismatch(f"an answer lies {worst:.3f} of the logits' range under the best; prompt {prompt}")
     return worst

@@ -68,7 +68,6 @@ def split(segment: Segment, path: Tokens, at: int) -> tuple[Segment, Segment]:
 
 
 def view_of(tokens: Tokens) -> LiveView:
-    """A hybrid context that holds these tokens."""
     return LiveView(NAMESPACE, tokens, len(tokens), True, True, True, split=split)
 
 
@@ -144,7 +143,6 @@ def start(folder: Path, seed: int, seconds: float, disk_bytes: int) -> subproces
 
 
 def stored(folder: Path) -> tuple[BlockStore, dict[bytes, tuple[Item, Place]]]:
-    """The records of a folder, by key."""
     rows = DiskRows(folder)
     rows.open()
     store = BlockStore(rows)

@@ -40,7 +40,6 @@ class FakeAttention:
     namespace: str = "model"
 
     def of(self, before: Sequence[int], tokens: Sequence[int]) -> Segment:
-        """A segment of tokens behind others."""
         words = np.zeros((len(tokens) + 1, self.token_bytes // 8), np.int64)
         words[0, 0] = zlib.crc32(np.array(before, np.int32).tobytes())
         words[1:, 0] = tokens

@@ -122,7 +122,6 @@ def in_a_process(model: Path, snapshots: int, conversations: int, seed: int) -> 
 
 
 def made(arch: str, folder: Path) -> Path:
-    """A model to run on."""
     return tiny.make(arch, folder / f"{arch}.gguf", **MODELS[arch])  # type: ignore[arg-type]
 
 

@@ -63,10 +63,8 @@ class Life:
 
     histories: int = 0
     verdict: Verdict = field(default_factory=Verdict)
-    warm_bytes: int = 0
-    """Resident memory after the warm-up, less the bytes of the prompt cache."""
     growth: int = 0
-    """Bytes by which that memory grew since."""
+    """Bytes by which resident memory, less the prompt cache's, grew after the warm-up."""
 
 
 def one_life(model: Path, until: float, seed: int) -> Life:
@@ -75,7 +73,7 @@ def one_life(model: Path, until: float, seed: int) -> Life:
     Raises:
         Mismatch: an answer or a report is wrong; the message names the seed of the history.
     """
-    life, setting = Life(), SETTINGS[0]
+    life, setting, warm = Life(), SETTINGS[0], 0
     with closing(Reference(model, setting)) as reference, closing(setting.open(Llama, model)) as llm:
         while life.histories <= WARM_UP or time.monotonic() < until:
             number = seed + life.histories
@@ -85,9 +83,8 @@ def one_life(model: Path, until: float, seed: int) -> Life:
                 raise Mismatch(f"history of seed {number} on a used Llama: {mismatch}") from mismatch
             life.histories += 1
             held = (resident(os.getpid()) or peak_memory()) - int(llm.prompt_cache.stats().bytes_ram)
-            if life.histories == WARM_UP:
-                life.warm_bytes = held
-            life.growth = held - life.warm_bytes
+            warm = held if life.histories <= WARM_UP else warm
+            life.growth = held - warm
     return life
 
 

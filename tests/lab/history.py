@@ -96,12 +96,10 @@ class Chat:
     earlier: list[list[int]] = field(default_factory=list)
 
     def asked(self, prompt: list[int], answer: list[int]) -> None:
-        """Note a request."""
         self.prompt, self.answer = prompt, answer
         self.earlier.append(prompt)
 
     def next(self, prompt: Prompt, vocabulary: Vocabulary) -> list[int]:
-        """The tokens of the next prompt."""
         whole = self.prompt + self.answer
         match prompt:
             case Append(new, seed):

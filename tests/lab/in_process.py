@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -41,6 +41,30 @@ class Stock(llama_cpp.Llama):  # type: ignore[misc]
     """Upstream's class on the engine that llamahybrid chose; `llamahybrid.install` leaves it alone."""
 
     llamahybrid_install = False
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model that ratios are promised for: one of each kind of memory."""
+
+    arch: str
+    making: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of `tiny.make`."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of `Llama`."""
+
+
+_WINDOW = {"window": 16}
+_PRUNED = {"swa_full": False, "n_ubatch": 32}
+"""A windowed cache has room for the window and one batch, padded to 256: more are needed to lose any."""
+_PLAIN = ("qwen35", "qwen35moe", "qwen3next", "jamba", "falcon-h1", "granitehybrid", "mamba", "llama")
+
+SUBJECTS: Mapping[str, Subject] = {
+    **{arch: Subject(arch) for arch in _PLAIN},
+    **{arch: Subject(arch, _WINDOW, _PRUNED) for arch in ("lfm2", "gemma3", "gpt-oss")},
+    **{f"{arch}-full": Subject(arch, _WINDOW) for arch in ("gemma3", "gpt-oss")},
+}
+"""By name; with windows of full size attention is all of its state."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +151,6 @@ def ask(llm: llama_cpp.Llama, request: Request, records: Sequence[Record]) -> tu
 
 
 def converse(llm: llama_cpp.Llama, conversation: Conversation) -> list[Record]:
-    """Run a conversation to its end."""
     with heard(llm, DecodeCounter(llm)) as records:
         return list(played(conversation, lambda request: ask(llm, request, records)))
 

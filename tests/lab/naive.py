@@ -246,7 +246,6 @@ def _lost(where: tuple[str, Path], name: str, gone: Path, stays: int) -> bool:
 
 
 def _shared(a: Path, b: Path) -> int:
-    """Length of the common prefix, token by token."""
     n = 0
     while n < min(len(a), len(b)) and a[n] == b[n]:
         n += 1

@@ -74,43 +74,24 @@ class Outcome:
     count: Counter[str] = field(default_factory=Counter)
 
 
-@dataclass(frozen=True)
 class Plan:
     """Parameters of a history, drawn from its seed."""
 
-    n_parallel: int
-    talks: int
-    threads: int
-    """Conversations played in threads of their own; the others take turns in the main thread."""
-    n_ctx: int
-    wait: bool | float
-    patience: float
-    disk: bool
-    longest: int
-    """Tokens of a prompt: some have room for one such alone."""
-    paging: bool
-    salts: tuple[str, ...] = ("",)
-    """Of the conversations, in turn: only those of one salt share anything."""
-    models: int = 1
-    """Models of one prompt cache, which the conversations use in turn."""
-
-    @classmethod
-    def draw(cls, rng: random.Random, seed: int) -> Plan:
-        """Draw a plan at random."""
-        talks, n_ctx = rng.randint(2, 4), rng.choice(CONTEXTS)
-        return cls(
-            n_parallel=rng.randint(2, 4),
-            talks=talks,
-            threads=rng.choice((0, talks, talks, rng.randint(0, talks))),
-            n_ctx=n_ctx,
-            wait=rng.choice((True, True, True, True, 0.05, False)),
-            patience=rng.choice((0.0, 0.01, 0.05, 1.0)),
-            disk=rng.random() < 0.25,
-            longest=rng.choice((LONGEST, LONGEST, min(2 * LONGEST, n_ctx))),
-            paging=rng.random() < 0.8,
-            salts=random.Random(f"salts {seed}").choice(SALTS),
-            models=random.Random(f"models {seed}").choice((1, 1, 2)),
-        )
+    def __init__(self, rng: random.Random, seed: int) -> None:
+        self.talks, self.n_ctx = rng.randint(2, 4), rng.choice(CONTEXTS)
+        self.n_parallel = rng.randint(2, 4)
+        self.threads = rng.choice((0, self.talks, self.talks, rng.randint(0, self.talks)))
+        """Conversations played in threads of their own; the others take turns in the main thread."""
+        self.wait: bool | float = rng.choice((True, True, True, True, 0.05, False))
+        self.patience = rng.choice((0.0, 0.01, 0.05, 1.0))
+        self.disk = rng.random() < 0.25
+        self.longest = rng.choice((LONGEST, LONGEST, min(2 * LONGEST, self.n_ctx)))
+        """Tokens of a prompt: some have room for one such alone."""
+        self.paging = rng.random() < 0.8
+        self.salts = random.Random(f"salts {seed}").choice(SALTS)
+        """Of the conversations, in turn: only those of one salt share anything."""
+        self.models = random.Random(f"models {seed}").choice((1, 1, 2))
+        """Models of one prompt cache, which the conversations use in turn."""
 
 
 def play(model: Path, setting: Setting, seed: int, outcome: Outcome) -> None:
@@ -121,7 +102,7 @@ def play(model: Path, setting: Setting, seed: int, outcome: Outcome) -> None:
         Exception: the error of a conversation.
     """
     rng = random.Random(f"parallel {seed}")
-    plan = Plan.draw(rng, seed)
+    plan = Plan(rng, seed)
     arguments = {"n_ctx": plan.n_ctx, **setting.arguments}
     setting = Setting(setting.name, arguments, setting.tolerance, setting.batch_sensitive)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:

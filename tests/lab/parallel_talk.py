@@ -11,6 +11,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,7 +38,6 @@ class Said(differential.Said):
     salt: str = ""
 
     def options(self) -> dict[str, Any]:
-        """Arguments of a greedy request that is watched."""
         return {"logits_processor": LogitsProcessorList([self.watch])}
 
     def require_own(self, reports: Sequence[RequestReport], known: Sequence[Said]) -> None:
@@ -144,7 +144,6 @@ class Talk:
         return tokens
 
     def _any_salt(self) -> str:
-        """Mostly that of this conversation."""
         return self._choice.choice((self._salt, self._salt, self._salt, *self._common.salts))
 
     def _ask(self) -> Iterator[None]:
@@ -213,19 +212,9 @@ class Talk:
         self._common.count["cancelled"] += 1
 
     def _in_a_thread_that_dies(self, stream: Iterator[int]) -> int | None:
-        found: list[int | BaseException | None] = []
-
-        def run() -> None:
-            try:
-                found.append(next(stream, None))
-            except BaseException as error:
-                found.append(error)
-
-        in_a_thread(run)
         self._common.count["steps in threads that died"] += 1
-        if isinstance(found[0], BaseException):
-            raise found[0]
-        return found[0]
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(next, stream, None).result()
 
     def _completion(self) -> Iterator[None]:
         common, take = self._common, self._rng.randint(1, 16)

@@ -33,7 +33,6 @@ class PretendSpeech(Speech):
         self.marked, self._longer = marked, longer
 
     def message(self, n: int, role: str = "user") -> list[int]:
-        """A message of `n` times `longer` tokens."""
         return super().message(n * self._longer, role)
 
     def starts(self, prompt: Sequence[int]) -> list[int]:
@@ -42,7 +41,6 @@ class PretendSpeech(Speech):
         return np.flatnonzero(np.isin(ids, (OPENING, THINK)))[1:].tolist() if self.marked else []
 
     def user_starts(self, prompt: Sequence[int]) -> list[int]:
-        """Return the starts of users' messages."""
         head = self._roles["user"]
         return [i for i in [0, *self.starts(prompt)] if self.marked and list(prompt[i : i + 3]) == head]
 
@@ -94,7 +92,6 @@ class Ours:
         )
 
     def ask(self, speech: PretendSpeech, prompt: Sequence[int], answer: Sequence[int]) -> int:
-        """Tokens decoded for a prompt and its answer."""
         before = self.engine.prefilled
         self.engine.request(prompt, speech.starts(prompt), answer[:-1])
         return self.engine.prefilled - before + len(answer) - 1
@@ -108,7 +105,6 @@ class Server:
         self.rules = ServerRules(scale.sizes, max(0, rest), checkpoints)
 
     def ask(self, speech: PretendSpeech, prompt: Sequence[int], answer: Sequence[int]) -> int:
-        """Tokens decoded for a prompt and its answer."""
         return self.rules.request(prompt, speech.user_starts(prompt), answer)
 
 

@@ -79,7 +79,6 @@ class Carried:
 
     @property
     def outcome(self) -> str:
-        """A few words for the table."""
         if self.conflicts:
             places = sum(self.conflicts.values())
             return f"{places} conflict{'s' * (places != 1)} in {', '.join(self.conflicts)}"
@@ -202,7 +201,6 @@ class _Git:
         return run.stdout
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run a git command that may fail."""
         return subprocess.run(
             ["git", *arguments],
             cwd=self.tree,

@@ -58,7 +58,6 @@ RPC = "LLAMAHYBRID_TEST_RPC"
 
 
 def _place(factory: Factory) -> dict[str, Any]:
-    """Return the arguments that place layers as the environment says."""
     place: dict[str, Any] = {}
     if layers := os.environ.get(LAYERS):
         place["n_gpu_layers"] = int(layers)
@@ -130,7 +129,12 @@ class Reference:
         context = _internals.LlamaContext(model=llama._model, params=llama.context_params, verbose=False)
         adapter = llama._lora_adapter
         if adapter is not None:
-            _set_lora(context, adapter, llama.lora_scale)
+            adapters, scales = (
+                (llama_cpp.llama_adapter_lora_p_ctypes * 1)(adapter),
+                (ctypes.c_float * 1)(llama.lora_scale),
+            )
+            if llama_cpp.llama_set_adapters_lora(context.ctx, adapters, 1, scales):
+                raise RuntimeError("the reference context refused the LoRA adapter")
         rows: list[Logits] = []
         try:
             step = llama.n_batch
@@ -152,7 +156,6 @@ class Reference:
         return np.stack(rows)
 
     def close(self) -> None:
-        """Free the model."""
         self._llama.close()
 
 
@@ -161,12 +164,6 @@ def output_row(ctx: Any, index: int, size: int) -> Logits:
     return np.array(
         np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(ctx, index), (size,)), dtype=np.float32
     )
-
-
-def _set_lora(context: Any, adapter: Any, scale: float) -> None:
-    adapters = (llama_cpp.llama_adapter_lora_p_ctypes * 1)(adapter)
-    if llama_cpp.llama_set_adapters_lora(context.ctx, adapters, 1, (ctypes.c_float * 1)(scale)):
-        raise RuntimeError("the reference context refused the LoRA adapter; check the adapter's architecture")
 
 
 def difference(ours: Logits, reference: Logits) -> float:

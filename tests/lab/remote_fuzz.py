@@ -62,7 +62,6 @@ BLOWS = ("pause", "pause", "kill", "kill", "flush", "damage", "drop")
 
 
 def strike(server: RedisServer, rng: random.Random) -> str:
-    """Do something to the server."""
     client: Any = server.client()
     how = rng.choice(BLOWS)
     if how == "pause":

@@ -37,7 +37,6 @@ class RpcServer:
         return listens(self.port)
 
     def kill(self) -> None:
-        """End it at once, as a crash would."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()

@@ -12,7 +12,6 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -118,7 +117,8 @@ def _build(tree: Path, dest: Path, progress: Progress, log: Path) -> None:
     project = tree.parent / "server"
     project.mkdir(exist_ok=True)
     (project / "CMakeLists.txt").write_text(_PROJECT)
-    cmake, ninja = _tool("cmake"), _tool("ninja")
+    beside = str(Path(sys.executable).parent)  # a virtual environment need not be active
+    cmake, ninja = (shutil.which(name, path=beside) or shutil.which(name) for name in ("cmake", "ninja"))
     if cmake is None:
         raise EngineError("building llama-server needs CMake; `pip install cmake ninja` and try again")
     options = [f"-D{option}" for option in (*_OPTIONS, f"LLAMA_CPP={tree}", f"LIBRARIES={dest}")]
@@ -127,20 +127,11 @@ def _build(tree: Path, dest: Path, progress: Progress, log: Path) -> None:
     out = project / "build"
     custom = shlex.split(os.environ.get("CMAKE_ARGS", ""))
     progress(f"Configuring llama-server, {dest.name}", 0, 0)
-    _run([cmake, "-S", str(project), "-B", str(out), *options, *custom], progress, log)
+    configure = [cmake, "-S", str(project), "-B", str(out), *options, *custom]
     jobs = str(os.cpu_count() or 1)
-    _run([cmake, "--build", str(out), "--target", "llama-server", "--parallel", jobs], progress, log)
+    for step in (configure, [cmake, "--build", str(out), "--target", "llama-server", "--parallel", jobs]):
+        process.run(step, progress, log, "llama-server did not build")
     shutil.copy2(next(path for path in out.rglob(_PROGRAM) if path.is_file()), dest)
-
-
-def _tool(name: str) -> str | None:
-    """A program beside this Python (a virtual environment need not be active) or on the PATH."""
-    return shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
-
-
-def _run(command: Sequence[str], progress: Progress, log: Path) -> None:
-    """Run a step of the build; the log of a failed one is kept."""
-    process.run(command, progress, log, "llama-server did not build")
 
 
 if __name__ == "__main__":

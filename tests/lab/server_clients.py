@@ -170,7 +170,6 @@ def hang_up(client: httpx.Client, path: str, asked: dict[str, Any], chance: rand
 
 
 def embed(client: httpx.Client, texts: list[str]) -> list[Any]:
-    """Return the vectors of texts. Raises AssertionError."""
     answer = client.post("/v1/embeddings", json={"input": texts})
     assert answer.status_code == 200, answer.text
     return [each["embedding"] for each in answer.json()["data"]]

@@ -23,14 +23,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import llama_cpp
-import numpy as np
 import typer
 from rich.console import Console
 
 from llamahybrid import tiny
 from llamahybrid.harness.targets.child import resident
 from tests.lab.campaign import reported, silence
-from tests.lab.differential import Mismatch
+from tests.lab.differential import Mismatch, shortfall
 from tests.lab.in_process import heard
 from tests.lab.reference import Reference, Setting
 from tests.lab.server_clients import (
@@ -40,7 +39,6 @@ from tests.lab.server_clients import (
     PLAIN,
     TEXT,
     Load,
-    Said,
     ask,
     embed,
     request,
@@ -71,24 +69,13 @@ def judge(model: Path, load: Load, every: int = 1) -> None:
                 continue
             if not tokens:
                 raise Mismatch(f"no answer, where a fresh context has one: {said.asked}")
-            load.worst = max(load.worst, _tie(reference, list(calls[0].prompt), said, tokens, ends))
+            whole = said.asked["max_tokens"]
+            wrong = said.tokens != whole if said.finish == "length" else said.tokens >= whole
+            if said.finish and (wrong or len(tokens) != said.tokens):
+                raise Mismatch(f"{said.tokens} tokens, ended by {said.finish!r}, are not of {said}")
+            own = shortfall(reference, list(calls[0].prompt), tokens, ends if said.finish == "stop" else ())
+            load.worst = max(load.worst, own)
             load.ties += 1
-
-
-def _tie(reference: Reference, prompt: list[int], said: Said, tokens: list[int], ends: list[int]) -> float:
-    """Return the distance of an answer's tokens and end from a fresh context's best; see `Load.worst`."""
-    whole = said.asked["max_tokens"]
-    wrong = said.tokens != whole if said.finish == "length" else said.tokens >= whole
-    if said.finish and (wrong or len(tokens) != said.tokens):
-        raise Mismatch(f"{said.tokens} tokens, ended by {said.finish!r}, are not {said.text!r}: {said.asked}")
-    rows = reference.logits(prompt, tokens)
-    short = rows.max(axis=1)
-    short[:-1] -= rows[np.arange(len(tokens)), tokens]
-    short[-1] -= rows[-1][ends].max() if said.finish == "stop" else short[-1]
-    worst = float((short / np.ptp(rows, axis=1)).max())
-    if worst > SETTING.tolerance:
-        raise Mismatch(f"an answer lies {worst:.3f} of the logits' range under the best: {said}")
-    return worst
 
 
 def settle(server: ServerProcess) -> None:
@@ -113,7 +100,6 @@ class Footprint:
 
     @classmethod
     def of(cls, server: ServerProcess) -> Footprint:
-        """As it is now."""
         held = server.metrics()['llamahybrid:cache_bytes{tier="ram"}']
         process, now = Path(f"/proc/{server.process.pid}"), resident(server.process.pid)
         assert now is not None

@@ -55,7 +55,6 @@ class _Prompt:
     checkpoints: list[_Checkpoint] = field(default_factory=list)
 
     def nbytes(self, sizes: Sizes) -> int:
-        """Its whole state and its checkpoints, saved."""
         return sizes.snapshot * (1 + len(self.checkpoints)) + sizes.token * len(self.tokens)
 
 
