@@ -98,12 +98,6 @@ def outcome(target: TargetFigures) -> Outcome:
     return "bad" if target.error is not None else overall(verdicts(target))
 
 
-def faults(workload: WorkloadFigures) -> str:
-    """Return the outcome of a workload, with the names of bad verdicts."""
-    names = [verdict.name for verdict in workload.verdicts if verdict.outcome == "bad"]
-    return f"bad: {', '.join(names)}" if names else overall(workload.verdicts)
-
-
 def tabled(target: TargetFigures) -> list[WorkloadFigures]:
     """Return the workloads of tables: those that ran, and of directed probes the bad ones."""
     ran = [w for w in target.workloads if not any(verdict.name == "runs" for verdict in w.verdicts)]
