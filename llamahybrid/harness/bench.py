@@ -18,12 +18,13 @@ from statistics import median
 from llamahybrid.errors import LlamaHybridError
 from llamahybrid.harness import figures
 from llamahybrid.harness.collecting import LATE, Collector, Progress, left_out
-from llamahybrid.harness.conversation import Conversation, Request
+from llamahybrid.harness.conversation import Request
 from llamahybrid.harness.plan import Cost, Speed, cost_of, fitting
 from llamahybrid.harness.plan import measured as measured_speed
 from llamahybrid.harness.report import Report, RequestFigures, Saving, Times, WorkloadFigures
 from llamahybrid.harness.runner import WorkloadRunner, suits
 from llamahybrid.harness.targets.base import ModelFile, Session, Shape, Target
+from llamahybrid.harness.workloads.multi_user import four_users
 from llamahybrid.harness.workloads.speech import Speech
 from llamahybrid.harness.workloads.tokens import (
     Workload,
@@ -42,17 +43,8 @@ RESTARTING = ("ours",)
 """Kinds of targets that keep conversations for the next process."""
 
 
-def four_users(speech: Speech) -> Conversation:
-    """Four chats of 800 tokens and more take turns."""
-    histories = [speech.message(800, "system") for _ in range(4)]
-    for _ in range(4):
-        for i, history in enumerate(histories):
-            history += speech.message(50) + speech.reply()
-            answer = yield Request(40, list(history), chat=str(i))
-            history += answer.tokens
-
-
 LONG_CHAT = partial(thinking_stripped, system=3500, turns=10, answer=60, thinking=30)
+USERS = partial(four_users, system=800, turns=4, answer=40, thinking=0)
 
 ALONE = (
     Workload("thinking stripped, 10 turns from 3,500 tokens", LONG_CHAT, n_ctx=8192),
@@ -61,7 +53,7 @@ ALONE = (
         "a question in the middle edited",
         partial(edit_middle, system=500, turns=4, message=300, edited=2),
     ),
-    Workload("four users in turn", four_users, n_ctx=8192),
+    Workload("four users in turn", USERS, n_ctx=8192),
 )
 
 
@@ -151,13 +143,12 @@ class Bench:
             self.progress(f"{target.name}: {name}", done, len(steps))
             measured = every[name, target.name]
             if not measured.failed:
-                try:
+                measured.failed = True
+                with self._results.errors(target, name):
                     step(measured)
+                    measured.failed = False
                     if measured != _Measured():
                         self._results.put(target, measured.figures(name, self._scale))
-                except LlamaHybridError as error:
-                    measured.failed = True
-                    self._results.fail(target, f"{name}: {error}")
             target.close()  # each step has a process of its own, so that memory is measured from its start
         return True
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llamahybrid.errors import EngineError
-from llamahybrid.harness.check import KINDS, Check, models
+from llamahybrid.harness.check import Check, models
 from llamahybrid.harness.conversation import Request
 from llamahybrid.harness.report import PROBE, Report, TargetFigures, Verdict
 from llamahybrid.harness.targets.base import ModelFile, Shape, Target
@@ -104,7 +104,7 @@ def test_workloads_are_shortened_to_fit_into_the_time() -> None:
 
 def test_temporary_models_are_removed() -> None:
     with models([]) as made:
-        assert [each.name for each in made] == [kind.arch for kind in KINDS]
+        assert [each.name for each in made] == ["qwen35", "gemma3", "llama"]
         assert all(each.path.is_file() for each in made)
         assert [each.options.get("swa_full") for each in made] == [None, False, None]
     assert not any(each.path.exists() for each in made)

@@ -7,14 +7,17 @@ from llamahybrid.harness.workloads.speech import Speech
 from llamahybrid.harness.workloads.tokens import Workload
 
 
-def four_users(speech: Speech) -> Conversation:
-    """Four chats with system prompts of their own take turns, thinking stripped from each history."""
-    histories = [speech.message(150, "system") for _ in range(4)]
-    for _ in range(5):
+def four_users(
+    speech: Speech, system: int = 150, turns: int = 5, answer: int = 60, thinking: int = 30
+) -> Conversation:
+    """Four chats with system prompts of their own take turns; thinking is stripped from each history."""
+    histories = [speech.message(system, "system") for _ in range(4)]
+    for _ in range(turns):
         for i in range(4):
             histories[i] += speech.message(50)
-            answer = yield Request(60, histories[i] + speech.reply(thinking=True), chat=str(i))
-            histories[i] += speech.reply() + speech.spoken(answer.tokens[speech.size(30) :])
+            said = yield Request(answer, histories[i] + speech.reply(thinking=thinking > 0), chat=str(i))
+            kept = speech.spoken(said.tokens[speech.size(thinking) :]) if thinking else said.tokens
+            histories[i] += [*speech.reply(), *kept]
 
 
 def shared_system_prompt(speech: Speech) -> Conversation:
