@@ -168,7 +168,7 @@ class Bench:
     def _seconds(self, speed: Speed, scale: float) -> float:
         """Return the seconds of a round on one target."""
         workloads = [*self.alone, *map(together, self.clients)]
-        states = Cost(2 * RESTART_TOKENS + SAVED_TOKENS, 32).at(scale)
+        states = Cost(round((2 * RESTART_TOKENS + SAVED_TOKENS) * scale), 32)
         return sum(map(speed.seconds, [*(cost_of(each, scale) for each in workloads), states]))
 
     def _steps(self) -> Iterator[tuple[str, Target, Step]]:

@@ -18,9 +18,8 @@ from llamahybrid.harness.plan import Cost, Plan, Speed, longest_scale, measured
 from llamahybrid.harness.report import Report, Verdict, WorkloadFigures
 from llamahybrid.harness.runner import RequestResult, WorkloadRunner, suits
 from llamahybrid.harness.targets.base import ModelFile, Session, Shape, Target
-from llamahybrid.harness.workloads.agents import AGENTS
-from llamahybrid.harness.workloads.chats import CHAT_WORKLOADS
-from llamahybrid.harness.workloads.multi_user import CROWDS, four_users
+from llamahybrid.harness.workloads.chats import CHAT_AGENTS, CHAT_WORKLOADS
+from llamahybrid.harness.workloads.multi_user import AGENTS, CROWDS, four_users
 from llamahybrid.harness.workloads.tokens import TOKEN_WORKLOADS, Workload, long_prompt, thinking_stripped
 
 PARALLEL_BOUND = 1.5
@@ -34,8 +33,9 @@ PARALLEL = (
 WORKLOADS: tuple[Workload, ...] = (
     *(w for w in TOKEN_WORKLOADS if w.start is not long_prompt),
     *CROWDS,
-    *CHAT_WORKLOADS,
     *AGENTS,
+    *CHAT_WORKLOADS,
+    *CHAT_AGENTS,
     *PARALLEL,
 )
 

@@ -52,10 +52,6 @@ class Cost:
     prompt: int
     answer: int
 
-    def at(self, scale: float) -> Cost:
-        """Return the cost of prompts and answers that are shorter."""
-        return Cost(round(self.prompt * scale), round(self.answer * scale))
-
 
 @dataclass(frozen=True)
 class Plan:

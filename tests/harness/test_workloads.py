@@ -14,7 +14,7 @@ import pytest
 from llamahybrid.harness.conversation import Answer, Conversation, Request
 from llamahybrid.harness.oracle import common_prefix
 from llamahybrid.harness.targets.child import WORDS
-from llamahybrid.harness.workloads import agents, chats, tokens
+from llamahybrid.harness.workloads import chats, tokens
 from llamahybrid.harness.workloads.speech import Speech, Vocabulary
 from tests.conftest import TinyModel
 from tests.lab.in_process import played
@@ -72,7 +72,7 @@ def test_published_prompts_have_their_lengths() -> None:
 
 
 def test_reminder_stands_before_the_last_question_alone() -> None:
-    for (before, answer), (after, _) in pairwise(requests(agents.reminded_chat)):
+    for (before, answer), (after, _) in pairwise(requests(chats.reminded_chat)):
         *history, reminder, question = before.messages
         assert after.messages[-2] == reminder
         said = {"role": "assistant", "content": answer.text()}
