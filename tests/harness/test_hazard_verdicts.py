@@ -128,14 +128,9 @@ def test_stopped_run_reports_what_it_found(finding: Callable[..., None], tmp_pat
     assert [each.name for each in report.targets[0].hazards] == [f"hazard:{NAMES[0]}"]
 
 
-@pytest.mark.parametrize("option", ["--json", "--junit"])
-def test_unwritable_report_is_refused_first_and_never_loses_the_run(
-    finding: Callable[..., None], tmp_path: Path, option: str
-) -> None:
-    code, said = hazards(option, tmp_path / "none" / "x", "--lib", tmp_path)
-    assert (code, "nothing can be written there" in said) == (1, True)
+def test_unwritable_junit_report_never_loses_the_run(finding: Callable[..., None]) -> None:
     finding(Verdict.WRONG)
-    code, said = hazards(option, "/dev/full")
+    code, said = hazards("--junit", "/dev/full")
     assert (code, said.splitlines()[-1].startswith("error: ")) == (1, True)
     assert "2 of 2 hazards" in said
 

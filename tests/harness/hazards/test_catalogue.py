@@ -53,13 +53,3 @@ def test_known_outcomes_are_those_of_the_probes() -> None:
     exact = Known(Verdict.WRONG, Verdict.EXACT, "the decode returned 2, 0 tokens left")
     names = {model.name: known for model, known in probe.known.items()}
     assert names == {"qwen35": refused, "jamba": refused, "lfm2": refused, "mamba": exact}
-
-
-def test_model_name_has_its_sizes() -> None:
-    models = {
-        "llama": Model("llama"),
-        "falcon-h1": Model("falcon-h1"),
-        "gemma3-window16": Model("gemma3", 16),
-    }
-    assert {name: Model.named(name) for name in models} == models
-    assert [model.name for model in models.values()] == list(models)
