@@ -14,7 +14,7 @@ from llamahybrid.cli.main import app
 from llamahybrid.harness import hazard_verdicts
 from llamahybrid.harness.hazard_verdicts import verdict
 from llamahybrid.harness.hazards import runner
-from llamahybrid.harness.hazards.case import Model, Probe
+from llamahybrid.harness.hazards.case import Probe
 from llamahybrid.harness.hazards.catalogue import PROBES, find
 from llamahybrid.harness.hazards.outcome import Outcome, Verdict
 from llamahybrid.harness.hazards.runner import Library, Result
@@ -27,7 +27,7 @@ CHOSEN = [word for name in NAMES for word in ("--probe", name)]
 
 
 def made(found: Verdict, detail: str = "no /home/ada/x [red]", probe: Probe = MENDED) -> Result:
-    return Result(probe, Model("qwen35"), Outcome(found, detail, 0.25))
+    return Result(probe, "qwen35", Outcome(found, detail, 0.25))
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from llamahybrid.engine.bindings import stock
 from llamahybrid.harness.hazards import runner
 from llamahybrid.harness.hazards.catalogue import PROBES
 
-Results: TypeAlias = Mapping[tuple[str, object], runner.Result]
+Results: TypeAlias = Mapping[tuple[str, str], runner.Result]
 
 
 @pytest.fixture(scope="session")

@@ -44,10 +44,10 @@ def _marks(probe: Probe) -> Collection[pytest.MarkDecorator]:
 @pytest.mark.parametrize(
     ("probe", "model"),
     [
-        pytest.param(probe, model, id=f"{probe.id}-{model.name}", marks=_marks(probe))
+        pytest.param(probe, model, id=f"{probe.id}-{model}", marks=_marks(probe))
         for probe in PROBES
         for model in probe.known
     ],
 )
-def test_probe_has_its_known_outcome(results: Results, probe: Probe, model: object) -> None:
+def test_probe_has_its_known_outcome(results: Results, probe: Probe, model: str) -> None:
     assert surprise(results[probe.id, model], PATCHED) is None
