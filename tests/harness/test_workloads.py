@@ -90,4 +90,6 @@ def test_speech_uses_the_vocabulary_that_a_process_hands_over(tiny_model: TinyMo
     assert (len(message), len(reply)) == (20, 5)
     assert reply[0] != reply[3], "thinking has a mark of its own"
     assert not {*speech.words(5000), *message, *reply} & {llm.token_bos(), llm.token_eos()}
+    few = Speech(Vocabulary.of(llm, 6))
+    assert few.spoken([*known.words, *known.unspoken]) == list(known.words), "text is more than its words"
     llm.close()

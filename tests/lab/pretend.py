@@ -33,7 +33,7 @@ class PretendSpeech(Speech):
         self._longer = longer
         self.marked = marked
         self._words = list(range(FIRST_WORD, FIRST_WORD + WORDS))
-        self._ordinary = frozenset(self._words)
+        self._unspoken = frozenset((OPENING, THINK))
         opening, self._think = (OPENING, THINK) if marked else self._words[4:6]
         self._roles = {r: [opening, *self._words[i : i + 2]] for i, r in enumerate(("system", "user"))}
         self._reply = [opening, *self._words[2:4]]
