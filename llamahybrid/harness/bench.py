@@ -127,7 +127,7 @@ class Bench:
         self._results = Collector(self.targets, [self.model], self.found, settings)
         return self._results.run(self._measure)
 
-    def _measure(self) -> bool:
+    def _measure(self) -> None:
         until = None if self.minutes is None else time.monotonic() + 60 * self.minutes
         steps = list(self._steps())
         every: dict[tuple[str, str], _Measured] = defaultdict(_Measured)
@@ -139,7 +139,7 @@ class Bench:
                 for late, other, _ in steps[done:]:
                     if (late, other.name) not in every:
                         self._results.put(other, left_out(late, LATE))
-                return True
+                return
             self.progress(f"{target.name}: {name}", done, len(steps))
             measured = every[name, target.name]
             if not measured.failed:
@@ -150,7 +150,6 @@ class Bench:
                     if measured != _Measured():
                         self._results.put(target, measured.figures(name, self._scale))
             target.close()  # each step has a process of its own, so that memory is measured from its start
-        return True
 
     def _fitting(self, seconds: float) -> float:
         """Return the longest scale that fits into `seconds`, by the first target that opens."""

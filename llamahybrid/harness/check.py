@@ -133,14 +133,13 @@ class Check:
         self._end = None if self.minutes is None else time.monotonic() + 60 * self.minutes
         return self._results.run(self._targets)
 
-    def _targets(self) -> bool:
+    def _targets(self) -> None:
         for target in self.targets:
             for model in self._models_of(target):
                 self._on_model(target, model)
             with self._results.errors(target, "hazards"):
                 self._results.put_hazards(target, self.hazards(target))
             target.close()
-        return True
 
     def _models_of(self, target: Target) -> Sequence[ModelFile | None]:
         return self.models if target.needs_model else (None,)
@@ -211,6 +210,8 @@ class Check:
         played = player.converse(workload, plan.scale)
         decoded = session.decoded()
         self.progress(f"{name}, comparing answers", self._steps - 1, self._of)
+        if not played:  # the model was opened too late
+            return left_out(workload.name, LATE, workload.bound)
         found = judged(session, workload.name, played, until=plan.compare_until)
         return workload_figures(
             workload.name,

@@ -79,15 +79,15 @@ class Collector:
         ]
         return Report.now(figures, [model.name for model in self.models], complete, self._settings)
 
-    def run(self, steps: Callable[[], bool]) -> Report:
-        """Call `steps`, which returns False if it ended early; return the report.
+    def run(self, steps: Callable[[], None]) -> Report:
+        """Call `steps` and return the report.
 
         KeyboardInterrupt and SystemExit end the steps and the targets' processes, and give the report so far.
         """
         try:
-            complete = steps()
+            steps()
         except (KeyboardInterrupt, SystemExit):
-            complete = False
             for target in self.targets:
                 target.close(QUICKLY)
-        return self.report(complete)
+            return self.report(complete=False)
+        return self.report(complete=True)

@@ -53,7 +53,7 @@ def replay(
         for name in traces
     ]
 
-    def play() -> bool:
+    def play() -> None:
         for number, (target, model, name) in enumerate(steps):
             on = f"{model.name}: " if model is not None and len(models) > 1 else ""
             title = f"{target.name}: {on}{name}"
@@ -67,7 +67,6 @@ def replay(
                 results.put(target, played(session, name, traces[name], told), model)
             if number + 1 == len(steps) or steps[number + 1][0] is not target:
                 target.close()
-        return True
 
     return results.run(play)
 
