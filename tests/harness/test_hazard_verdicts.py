@@ -71,6 +71,9 @@ def test_result_becomes_a_verdict_that_names_its_cure(found: Verdict, outcome: s
     assert (verdict_.name, verdict_.outcome) == (f"hazard:{MENDED.id}", outcome)
     assert verdict_.detail.startswith(f"{MENDED.title}: {found.value}; qwen35: no /home/ada/x [red]")
     assert ("cured by the set server (0001 0020)" in verdict_.detail) is not found.sound
+    assert verdict_.detail.endswith(
+        "our patches: exact, the rollback was refused, snapshot and cut were granted."
+    )
 
 
 def test_hazard_that_the_library_has_no_patch_for_is_no_fault() -> None:
