@@ -69,7 +69,7 @@ class Collector:
             TargetFigures(
                 target.name,
                 target.kind,
-                target.versions(),
+                target.versions,
                 tuple(self._workloads[target.name].values()),
                 self._hazards.get(target.name, ()),
                 "; ".join(self._errors[target.name]) or None,

@@ -281,9 +281,8 @@ class UrlTarget(Target):
     needs_model = False
 
     def __init__(self, name: str, url: str, key: str | None = None) -> None:
-        self.name, self.kind = name, "url"
+        super().__init__(name, "url")
         self._client = Client(url, key)
-        self._versions: dict[str, str] = {}
 
     @contextmanager
     def open(self, model: ModelFile | None, shape: Shape) -> Iterator[Session]:
@@ -296,15 +295,11 @@ class UrlTarget(Target):
     def _native(self) -> bool:
         """Tell whether the server has llama-server's interface."""
         with suppress(TargetError, KeyError, TypeError):
-            self._versions["llama-server"] = str(self._client.json("/props")["build_info"])
-        return "llama-server" in self._versions
+            self.versions["llama-server"] = str(self._client.json("/props")["build_info"])
+        return "llama-server" in self.versions
 
     def _model(self) -> str:
         """Return the name of its first model."""
         with suppress(TargetError, KeyError, IndexError, TypeError):
             return str(self._client.json("/v1/models")["data"][0]["id"])
         return ""
-
-    def versions(self) -> dict[str, str]:
-        """Return the versions that the server reports."""
-        return self._versions

@@ -168,8 +168,8 @@ class LocalTarget(Target):
     """`stock`, `stock+ram`, `stock+disk`, `ours`, `class:FILE:NAME`."""
 
     def __init__(self, name: str, kind: str, lib: Path | None = None) -> None:
-        self.name, self.kind, self._lib = name, kind, lib
-        self._versions: dict[str, str] = {}
+        super().__init__(name, kind)
+        self._lib = lib
         self.library = ""
         """Path of the loaded libllama, once a session was open."""
         self._process: Process | None = None
@@ -186,7 +186,7 @@ class LocalTarget(Target):
             opened = process.call(
                 "open", kind=kind, model=path, options=options, n_ctx=shape.n_ctx, parallel=shape.parallel
             )
-            self._versions = self._versions or process.call("versions")
+            self.versions = self.versions or process.call("versions")
             self.library = self.library or process.call("library")
             yield _LocalSession(process, opened)
             if self.kind.startswith("class:"):  # the class or its module may keep state
@@ -199,10 +199,6 @@ class LocalTarget(Target):
     def _environment(self) -> dict[str, str]:
         kept = {} if self.kept_in is None else {DISK: self.kept_in}
         return library_environment(self._lib, self.kind) | kept
-
-    def versions(self) -> dict[str, str]:
-        """Return versions of llama-cpp-python and of this package, and name and digest of the library."""
-        return self._versions
 
     def close(self, patience: float = 20.0) -> None:
         """End the process; kill it after `patience` seconds."""

@@ -39,10 +39,9 @@ class ServerTarget(Target):
     def __init__(self, name: str, program: Path, options: Sequence[str] = ()) -> None:
         if not program.is_file() or not os.access(program, os.X_OK):
             raise TargetError(f"{program} is no program")
-        self.name, self.kind = name, "llama-server"
+        super().__init__(name, "llama-server")
         self._program, self._options = program, options
         self._known: dict[Path, Session] = {}
-        self._versions: dict[str, str] = {}
 
     @contextmanager
     def open(self, model: ModelFile | None, shape: Shape) -> Iterator[Session]:
@@ -65,7 +64,7 @@ class ServerTarget(Target):
             client = Client(f"http://127.0.0.1:{port}")
             try:
                 _await(client, process)
-                self._versions["llama-server"] = str(client.json("/props").get("build_info", ""))
+                self.versions["llama-server"] = str(client.json("/props").get("build_info", ""))
                 session = _ServerSession(process.pid, client, about.vocabulary, shape.parallel)
                 session.takes_chats, session.state_bytes = about.takes_chats, about.state_bytes
                 yield session
@@ -89,10 +88,6 @@ class ServerTarget(Target):
             finally:
                 about.close()
         return self._known[model.path]
-
-    def versions(self) -> dict[str, str]:
-        """Return the version of the program."""
-        return self._versions
 
 
 def _await(client: Client, process: subprocess.Popen[bytes]) -> None:

@@ -86,7 +86,7 @@ def test_llama_server_runs_for_one_session(
     assert " -fa off " in command
     assert command.endswith("--of-the-model --of-the-user")
     assert not [name for name in told["environment"] if name.startswith("LLAMA_")]
-    assert target.versions() == {"llama-server": "b1"}
+    assert target.versions == {"llama-server": "b1"}
     with pytest.raises(ProcessLookupError):
         os.kill(told["pid"], 0)
 
