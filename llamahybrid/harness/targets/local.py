@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, TimeoutError
+from concurrent.futures import Future, TimeoutError  # not yet the builtin one in Python 3.10
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path

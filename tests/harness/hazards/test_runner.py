@@ -61,9 +61,9 @@ def test_missing_or_malformed_library_is_a_typed_error(tmp_path: Path) -> None:
         runner.library(tmp_path / "libllama.so")
 
 
-def test_unknown_architecture_is_a_typed_error(stock_library: runner.Library) -> None:
+def test_unknown_architecture_is_a_typed_error() -> None:
     with pytest.raises(UnknownArchitecture):
-        runner.run(PROBES[:1], stock_library, arch="nonsense")
+        runner.run(PROBES[:1], runner.Library("", "", os.environ), arch="nonsense")
 
 
 def test_results_come_in_the_order_of_the_probes_on_the_models_asked_for(
