@@ -19,12 +19,13 @@ from llamahybrid.engine.process import Progress
 from llamahybrid.errors import LlamaHybridError
 from llamahybrid.harness import figures
 from llamahybrid.harness.collecting import LATE, Collector, left_out
-from llamahybrid.harness.conversation import Conversation, Request
+from llamahybrid.harness.conversation import Request
 from llamahybrid.harness.plan import Cost, Speed, cost_of, fitting
 from llamahybrid.harness.plan import measured as measured_speed
 from llamahybrid.harness.report import Report, RequestFigures, Saving, Times, WorkloadFigures
 from llamahybrid.harness.runner import WorkloadRunner, suits
 from llamahybrid.harness.targets.base import ModelFile, Session, Shape, Target
+from llamahybrid.harness.workloads.multi_user import four_users
 from llamahybrid.harness.workloads.speech import Speech
 from llamahybrid.harness.workloads.tokens import (
     Workload,
@@ -43,17 +44,8 @@ RESTARTING = ("ours",)
 """Kinds of targets that keep conversations for the next process."""
 
 
-def four_users(speech: Speech) -> Conversation:
-    """Four chats of 800 tokens and more take turns."""
-    histories = [speech.message(800, "system") for _ in range(4)]
-    for _ in range(4):
-        for i, history in enumerate(histories):
-            history += speech.message(50) + speech.reply()
-            answer = yield Request(40, list(history), chat=str(i))
-            history += answer.tokens
-
-
 LONG_CHAT = partial(thinking_stripped, system=3500, turns=10, answer=60, thinking=30)
+USERS = partial(four_users, system=800, turns=4, answer=40, thinking=0)
 
 ALONE = (
     Workload("thinking stripped, 10 turns from 3,500 tokens", LONG_CHAT, n_ctx=8192),
@@ -62,7 +54,7 @@ ALONE = (
         "a question in the middle edited",
         partial(edit_middle, system=500, turns=4, message=300, edited=2),
     ),
-    Workload("four users in turn", four_users, n_ctx=8192),
+    Workload("four users in turn", USERS, n_ctx=8192),
 )
 
 
@@ -136,7 +128,7 @@ class Bench:
         self._results = Collector(self.targets, [self.model], self.found, settings)
         return self._results.run(self._measure)
 
-    def _measure(self) -> bool:
+    def _measure(self) -> None:
         until = None if self.minutes is None else time.monotonic() + 60 * self.minutes
         steps = list(self._steps())
         every: dict[tuple[str, str], _Measured] = defaultdict(_Measured)
@@ -148,19 +140,17 @@ class Bench:
                 for late, other, _ in steps[done:]:
                     if (late, other.name) not in every:
                         self._results.put(other, left_out(late, LATE))
-                return True
+                return
             self.progress(f"{target.name}: {name}", done, len(steps))
             measured = every[name, target.name]
             if not measured.failed:
-                try:
+                measured.failed = True
+                with self._results.errors(target, name):
                     step(measured)
+                    measured.failed = False
                     if measured != _Measured():
                         self._results.put(target, measured.figures(name, self._scale))
-                except LlamaHybridError as error:
-                    measured.failed = True
-                    self._results.fail(target, f"{name}: {error}")
             target.close()  # each step has a process of its own, so that memory is measured from its start
-        return True
 
     def _fitting(self, seconds: float) -> float:
         """Return the longest scale that fits into `seconds`, by the first target that opens."""
@@ -178,7 +168,7 @@ class Bench:
     def _seconds(self, speed: Speed, scale: float) -> float:
         """Return the seconds of a round on one target."""
         workloads = [*self.alone, *map(together, self.clients)]
-        states = Cost(2 * RESTART_TOKENS + SAVED_TOKENS, 32).at(scale)
+        states = Cost(round((2 * RESTART_TOKENS + SAVED_TOKENS) * scale), 32)
         return sum(map(speed.seconds, [*(cost_of(each, scale) for each in workloads), states]))
 
     def _steps(self) -> Iterator[tuple[str, Target, Step]]:

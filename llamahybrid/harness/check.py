@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from llamahybrid.engine.process import Progress
-from llamahybrid.errors import LlamaHybridError
 from llamahybrid.files import distinct_names
 from llamahybrid.harness import directed
 from llamahybrid.harness.collecting import LATE, Collector, left_out
@@ -20,9 +19,8 @@ from llamahybrid.harness.plan import Cost, Plan, Speed, longest_scale, measured
 from llamahybrid.harness.report import Report, Verdict, WorkloadFigures
 from llamahybrid.harness.runner import RequestResult, WorkloadRunner, suits
 from llamahybrid.harness.targets.base import ModelFile, Session, Shape, Target
-from llamahybrid.harness.workloads.agents import AGENTS
-from llamahybrid.harness.workloads.chats import CHAT_WORKLOADS
-from llamahybrid.harness.workloads.multi_user import CROWDS, four_users
+from llamahybrid.harness.workloads.chats import CHAT_AGENTS, CHAT_WORKLOADS
+from llamahybrid.harness.workloads.multi_user import AGENTS, CROWDS, four_users
 from llamahybrid.harness.workloads.tokens import TOKEN_WORKLOADS, Workload, long_prompt, thinking_stripped
 
 PARALLEL_BOUND = 1.5
@@ -36,8 +34,9 @@ PARALLEL = (
 WORKLOADS: tuple[Workload, ...] = (
     *(w for w in TOKEN_WORKLOADS if w.start is not long_prompt),
     *CROWDS,
-    *CHAT_WORKLOADS,
     *AGENTS,
+    *CHAT_WORKLOADS,
+    *CHAT_AGENTS,
     *PARALLEL,
 )
 
@@ -48,30 +47,6 @@ def workloads_called(names: Sequence[str]) -> tuple[Workload, ...]:
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"no workload called {', '.join(unknown)}; there are: {', '.join(known)}")
     return tuple(known[name] for name in names) if names else WORKLOADS
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of memory, and the tiny model with it."""
-
-    arch: str
-    window: int | None = None
-    chats: bool = False
-
-    def make(self, folder: Path) -> ModelFile:
-        """Write the model."""
-        from llamahybrid import tiny
-
-        path = tiny.make(self.arch, folder / f"{self.arch}.gguf", window=self.window)
-        if self.window is None:
-            return ModelFile(self.arch, path, chats=self.chats)
-        # a windowed cache has room for the window and one batch, padded to 256: more are needed to lose any
-        options = {"swa_full": False, "n_ubatch": 32}
-        return ModelFile(self.arch, path, options, ("-ub", "32"), self.chats)
-
-
-KINDS = (Kind("qwen35", chats=True), Kind("gemma3", 16), Kind("llama"))
-"""Hybrid, sliding window, plain attention."""
 
 
 @contextmanager
@@ -90,7 +65,23 @@ def models(
         ]
         return
     with tempfile.TemporaryDirectory(prefix="llamahybrid-check-") as folder:
-        yield [kind.make(Path(folder)) for kind in KINDS]
+        yield _tiny_models(Path(folder))
+
+
+def _tiny_models(folder: Path) -> list[ModelFile]:
+    """Write a model with a hybrid memory, one with a sliding window, and one with plain attention."""
+    from llamahybrid import tiny
+
+    def made(arch: str, window: int | None = None) -> Path:
+        return tiny.make(arch, folder / f"{arch}.gguf", window=window)
+
+    # a windowed cache has room for the window and one batch, padded to 256: more are needed to lose any
+    small = {"swa_full": False, "n_ubatch": 32}
+    return [
+        ModelFile("qwen35", made("qwen35")),
+        ModelFile("gemma3", made("gemma3", 16), small, ("-ub", "32"), chats=False),
+        ModelFile("llama", made("llama"), chats=False),
+    ]
 
 
 def model_file(name: str, path: Path, gpu_layers: int = 0, threads: int | None = None) -> ModelFile:
@@ -143,16 +134,13 @@ class Check:
         self._end = None if self.minutes is None else time.monotonic() + 60 * self.minutes
         return self._results.run(self._targets)
 
-    def _targets(self) -> bool:
+    def _targets(self) -> None:
         for target in self.targets:
             for model in self._models_of(target):
                 self._on_model(target, model)
-            try:
+            with self._results.errors(target, "hazards"):
                 self._results.put_hazards(target, self.hazards(target))
-            except LlamaHybridError as error:
-                self._results.fail(target, f"hazards: {error}")
             target.close()
-        return True
 
     def _models_of(self, target: Target) -> Sequence[ModelFile | None]:
         return self.models if target.needs_model else (None,)
@@ -160,12 +148,9 @@ class Check:
     def _on_model(self, target: Target, model: ModelFile | None) -> None:
         """Run everything on one model; an error is reported and ends it."""
         steps = self._steps
-        try:
+        with self._results.errors(target, model.name if model and len(self.models) > 1 else ""):
             for figures in self._figures(target, model):
                 self._results.put(target, figures, model)
-        except LlamaHybridError as error:
-            several = model is not None and len(self.models) > 1
-            self._results.fail(target, f"{model.name}: {error}" if model and several else str(error))
         self._pairs_left -= 1
         self._steps = steps + self._steps_a_model
 
@@ -226,6 +211,8 @@ class Check:
         played = player.converse(workload, plan.scale)
         decoded = session.decoded()
         self.progress(f"{name}, comparing answers", self._steps - 1, self._of)
+        if not played:  # the model was opened too late
+            return left_out(workload.name, LATE, workload.bound)
         found = judged(session, workload.name, played, until=plan.compare_until)
         return workload_figures(
             workload.name,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 
+from llamahybrid.errors import LlamaHybridError
 from llamahybrid.harness.report import Report, TargetFigures, Verdict, WorkloadFigures
 from llamahybrid.harness.targets.base import ModelFile, Target
 
@@ -20,25 +23,20 @@ def left_out(name: str, why: str, bound: float | None = None) -> WorkloadFigures
     return WorkloadFigures(name, bound=bound, verdicts=(verdict,))
 
 
-@dataclass
-class _Found:
-    workloads: dict[str, WorkloadFigures] = field(default_factory=dict)
-    hazards: tuple[Verdict, ...] = ()
-    errors: list[str] = field(default_factory=list)
-
-
-@dataclass
 class Collector:
     """Figures of each target by workload; `found` is called with the report so far after each change."""
 
-    targets: Sequence[Target]
-    models: Sequence[ModelFile]
-    found: Callable[[Report], None] = field(default=lambda report: None)
-    settings: dict[str, str] = field(default_factory=dict)
-    _by_target: dict[str, _Found] = field(default_factory=dict, init=False)
-
-    def _of(self, target: Target) -> _Found:
-        return self._by_target.setdefault(target.name, _Found())
+    def __init__(
+        self,
+        targets: Sequence[Target],
+        models: Sequence[ModelFile],
+        found: Callable[[Report], None] = lambda report: None,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        self.targets, self.models, self._found, self._settings = targets, models, found, settings
+        self._workloads: dict[str, dict[str, WorkloadFigures]] = defaultdict(dict)
+        self._hazards: dict[str, tuple[Verdict, ...]] = {}
+        self._errors: dict[str, list[str]] = defaultdict(list)
 
     def put(self, target: Target, figures: WorkloadFigures, model: ModelFile | None = None) -> None:
         """Add a workload or replace it; with several models its name begins with `model`'s."""
@@ -46,43 +44,47 @@ class Collector:
             name = f"{model.name}: {figures.workload}"
             requests = tuple(replace(each, workload=name) for each in figures.requests)
             figures = replace(figures, workload=name, requests=requests)
-        self._of(target).workloads[figures.workload] = figures
-        self.found(self.report(complete=False))
-
-    def fail(self, target: Target, error: str) -> None:
-        """Add the reason why a target did not run to its end."""
-        self._of(target).errors.append(error)
+        self._workloads[target.name][figures.workload] = figures
+        self._found(self.report(complete=False))
 
     def put_hazards(self, target: Target, hazards: Sequence[Verdict]) -> None:
         """Set the verdicts on a target's library."""
-        self._of(target).hazards = tuple(hazards)
+        self._hazards[target.name] = tuple(hazards)
+
+    @contextmanager
+    def errors(self, target: Target, where: str = "") -> Iterator[None]:
+        """Report an error in the body, with the place in words, as a reason why the target stopped."""
+        try:
+            yield
+        except LlamaHybridError as error:
+            self._errors[target.name].append(f"{where}: {error}" if where else str(error))
 
     def report(self, complete: bool) -> Report:
         """Return the report of the targets that were started."""
-        begun: Mapping[str, _Found] = self._by_target
+        begun = self._workloads.keys() | self._hazards.keys() | self._errors.keys()
         figures = [
             TargetFigures(
                 target.name,
                 target.kind,
-                target.versions(),
-                tuple(found.workloads.values()),
-                found.hazards,
-                "; ".join(found.errors) or None,
+                target.versions,
+                tuple(self._workloads[target.name].values()),
+                self._hazards.get(target.name, ()),
+                "; ".join(self._errors[target.name]) or None,
             )
             for target in self.targets
-            if (found := begun.get(target.name)) is not None
+            if target.name in begun
         ]
-        return Report.now(figures, [model.name for model in self.models], complete, self.settings)
+        return Report.now(figures, [model.name for model in self.models], complete, self._settings)
 
-    def run(self, steps: Callable[[], bool]) -> Report:
-        """Call `steps`, which returns False if it ended early; return the report.
+    def run(self, steps: Callable[[], None]) -> Report:
+        """Call `steps` and return the report.
 
         KeyboardInterrupt and SystemExit end the steps and the targets' processes, and give the report so far.
         """
         try:
-            complete = steps()
+            steps()
         except (KeyboardInterrupt, SystemExit):
-            complete = False
             for target in self.targets:
                 target.close(QUICKLY)
-        return self.report(complete)
+            return self.report(complete=False)
+        return self.report(complete=True)

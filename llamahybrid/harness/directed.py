@@ -15,7 +15,7 @@ from typing import TypeAlias
 from llamahybrid.harness import figures
 from llamahybrid.harness.conversation import Conversation, Request
 from llamahybrid.harness.figures import UNKNOWN_BEFORE, Judged
-from llamahybrid.harness.report import PROBE, Outcome, Sameness, Verdict, WorkloadFigures
+from llamahybrid.harness.report import PROBE, Outcome, Verdict, WorkloadFigures
 from llamahybrid.harness.runner import WorkloadRunner
 from llamahybrid.harness.targets.base import Session, Shape
 from llamahybrid.harness.workloads.speech import Speech
@@ -24,21 +24,10 @@ from llamahybrid.harness.workloads.tokens import Workload
 SHAPE = Shape(2048)
 
 
-@dataclass(frozen=True)
-class Found:
-    """The requests of a probe, for its judge."""
-
-    requests: Sequence[Judged]
-    bad: Set[str]
-    """Verdicts of earlier probes that were bad."""
-
-    def first(self, same: Sameness, since: int = 0) -> str | None:
-        """Return the words on the first answer from request `since` on that compares so; None: none does."""
-        return next((each.said for each in self.requests[since:] if each.same == same), None)
-
-
 Judgement: TypeAlias = tuple[Outcome, str]
 """Outcome and detail of a verdict."""
+Judge: TypeAlias = Callable[[Sequence[Judged], Set[str]], Judgement]
+"""Judges the requests of a probe, beside the names of earlier verdicts that were bad."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +38,7 @@ class Probe:
     """Name of the verdict."""
     about: str
     script: Callable[[Speech], Conversation]
-    judge: Callable[[Found], Judgement]
+    judge: Judge
     ids: bool = False
     """Needs token ids."""
 
@@ -66,8 +55,8 @@ def hits(speech: Speech) -> Conversation:
     yield Request(12, [*head, *answer.tokens, *speech.words(20)])
 
 
-def _judge_hits(found: Found) -> Judgement:
-    total, cached = found.requests[0].figures.total, found.requests[1].reused
+def _judge_hits(found: Sequence[Judged], _: Set[str]) -> Judgement:
+    total, cached = found[0].figures.total, found[1].reused
     if cached is None or total is None:
         return "cannot tell", "the target does not say what it reused"
     said = f"a prompt of {total} tokens went on: {cached} of them were reused"
@@ -82,8 +71,8 @@ def beside(speech: Speech) -> Conversation:
     yield Request(12, speech.words(8) + half + rest, chat="1")
 
 
-def _judge_beside(found: Found) -> Judgement:
-    verdict = figures.prefix_verdict(found.requests)
+def _judge_beside(found: Sequence[Judged], _: Set[str]) -> Judgement:
+    verdict = figures.prefix_verdict(found)
     return verdict.outcome, verdict.detail
 
 
@@ -113,17 +102,18 @@ def interleaved(speech: Speech) -> Conversation:
     yield Request(12, [*second, *two.tokens, *speech.words(16)], chat="b")
 
 
-def _exact(right: str, blamed: str = "") -> Callable[[Found], Judgement]:
+def _exact(right: str, blamed: str = "") -> Judge:
     """Return a judge of all answers but the first; `blamed`: a fault that explains this one, too."""
 
-    def judge(found: Found) -> Judgement:
-        if wrong := found.first("different", 1):
-            if any(each.over for each in found.requests):
+    def judge(found: Sequence[Judged], bad: Set[str]) -> Judgement:
+        first = {each.same: each.said for each in reversed(found[1:])}
+        if wrong := first.get("different"):
+            if any(each.over for each in found):
                 return "cannot tell", f"more was reused than there was in common; {wrong}"
-            if blamed in found.bad:
+            if blamed in bad:
                 return "cannot tell", f"{blamed!r} is bad, which shows here, too; {wrong}"
             return "bad", wrong
-        if unknown := found.first("unknown", 1):
+        if unknown := first.get("unknown"):
             return "cannot tell", unknown
         return "ok", right
 
@@ -142,8 +132,8 @@ def salted(speech: Speech) -> Conversation:
 _APART = "salts are not kept apart, or cache_salt is not known"
 
 
-def _judge_salted(found: Found) -> Judgement:
-    same, other = found.requests[1].reused, found.requests[2].reused
+def _judge_salted(found: Sequence[Judged], _: Set[str]) -> Judgement:
+    same, other = found[1].reused, found[2].reused
     if same is None or other is None:
         return "cannot tell", "the target does not say what it reused"
     if other > UNKNOWN_BEFORE:
@@ -161,13 +151,13 @@ def reported(speech: Speech) -> Conversation:
     yield Request(12, other, chat="1")
 
 
-def _judge_reported(found: Found) -> Judgement:
-    requests = [each.figures for each in found.requests]
+def _judge_reported(found: Sequence[Judged], _: Set[str]) -> Judgement:
+    requests = [each.figures for each in found]
     for number, each in enumerate(requests[:2]):
         if each.matched is None and each.cached is not None and each.cached > UNKNOWN_BEFORE:
             said = f"{each.cached} of {each.total} tokens reused of a prompt that nobody had asked before"
             return "bad", f"request {number}: {said}"
-    verdict = figures.reports_verdict(found.requests)
+    verdict = figures.reports_verdict(found)
     known = all(each.matched is None and each.cached is not None for each in requests)
     if verdict.outcome == "cannot tell" and known:
         return "cannot tell", "nothing for prompts that are new; beyond that it cannot be checked"
@@ -210,7 +200,7 @@ def run(session: Session, probe: Probe, bad: Set[str], scale: float = 1.0) -> Wo
     name, judgement = probe.workload.name, _unsuited(session, probe)
     if judgement is None:
         found = figures.judged(session, name, WorkloadRunner(session).converse(probe.workload, scale))
-        judgement = probe.judge(Found(found, bad))
+        judgement = probe.judge(found, bad)
     requests = tuple(each.figures for each in found)
     return WorkloadFigures(name, requests, verdicts=(Verdict(probe.name, *judgement),), scale=scale)
 

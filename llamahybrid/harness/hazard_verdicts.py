@@ -36,7 +36,7 @@ def verdict(result: Result, patches: frozenset[str] | None) -> Verdict:
     outcome: Outcome = "cannot tell" if unknown else "ok" if found.verdict.sound else "bad"
     said = [f"{probe.title}: {found.verdict.value}"]
     if found.detail:
-        said.append(f"{result.model.name}: {found.detail}")
+        said.append(f"{result.model}: {found.detail}")
     if found.difference and not found.verdict.sound:
         said.append(f"logits off by {found.difference:.2g}")
     if not found.verdict.sound and probe.patches:
@@ -56,7 +56,7 @@ def report_of(results: Sequence[Result], under_test: Library, complete: bool = T
     path = without_home(under_test.path)
     found = tuple(verdict(result, under_test.patches) for result in results)
     versions = {"library": path, "system": under_test.system}
-    models = dict.fromkeys(result.model.name for result in results)
+    models = dict.fromkeys(result.model for result in results)
     target = TargetFigures("libllama", "libllama", versions, hazards=found, error=error)
     return Report.now([target], models, complete, {"library": path})
 

@@ -1,8 +1,8 @@
 """Length of workloads for a given time.
 
-A model's speed is measured by a few short requests. The cost of each script and workload is known from a run
-on a pretended session: every prompt decoded from its beginning, every answer, and both once more for the
-comparison with a context that reused nothing. All targets of a model get the same lengths.
+A model's speed is measured by a few short requests. The cost of each script and workload is known from a
+conversation with made-up answers: every prompt decoded from its beginning, every answer, and both once more
+for the comparison with a context that reused nothing. All targets of a model get the same lengths.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from llamahybrid.harness import directed
-from llamahybrid.harness.conversation import Request
-from llamahybrid.harness.report import Sameness
-from llamahybrid.harness.runner import WorkloadRunner
+from llamahybrid.harness.conversation import Answer, Request
 from llamahybrid.harness.targets.base import Reply, Session
 from llamahybrid.harness.traces.trace import rendered
 from llamahybrid.harness.workloads.speech import Speech, Vocabulary
@@ -31,6 +29,8 @@ COMPARED = 2
 """Each answer is computed twice, once for the comparison."""
 
 LETTERS_A_TOKEN = 4
+
+PRETENDED = Vocabulary(tuple(range(16, 1016)), 1, 2)
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,6 @@ class Cost:
 
     prompt: int
     answer: int
-
-    def at(self, scale: float) -> Cost:
-        """Return the cost of prompts and answers that are shorter."""
-        return Cost(round(self.prompt * scale), round(self.answer * scale))
 
 
 @dataclass(frozen=True)
@@ -137,29 +133,17 @@ def fitting(seconds_at: Callable[[float], float], seconds: float) -> float:
 @cache
 def cost_of(workload: Workload, scale: float) -> Cost:
     """Return the cost of a workload at a scale."""
-    asked = [each.request for each in WorkloadRunner(_Pretended()).converse(workload, scale)]
-    prompt = sum(len(each.tokens) or len(rendered(each)) // LETTERS_A_TOKEN for each in asked)
-    return Cost(prompt, sum(each.max_tokens for each in asked))
-
-
-PRETENDED = Vocabulary(tuple(range(16, 1016)), 1, 2)
-
-
-class _Pretended(Session):
-    """A session that answers at once with `max_tokens` tokens."""
-
-    takes_chats = True
-    vocabulary = PRETENDED
-
-    def ask(self, request: Request) -> Reply:
-        """Return an answer of as many tokens as were asked for."""
-        tokens = PRETENDED.words[: request.max_tokens]
-        return Reply("", 0.0, tokens=tokens, total=len(request.tokens))
-
-    def sameness(self, request: Request, reply: Reply) -> tuple[Sameness, str]:
-        """Return that nothing is known."""
-        return "unknown", "pretended"
-
-    def spell(self, tokens: Sequence[int], special: bool = True) -> str:
-        """Return a text of about as many tokens."""
-        return "word" * len(tokens)
+    prompt = answered = 0
+    for number in range(workload.clients):
+        speech = Speech(PRETENDED, seed=number, marked=workload.marked, scale=scale)
+        conversation = workload.start(speech)
+        request = next(conversation, None)
+        while request is not None:
+            n = speech.size(request.max_tokens)
+            prompt += len(request.tokens) or len(rendered(request)) // LETTERS_A_TOKEN
+            answered += n
+            try:
+                request = conversation.send(Answer(PRETENDED.words[:n], lambda tokens: "word" * len(tokens)))
+            except StopIteration:
+                break
+    return Cost(prompt, answered)

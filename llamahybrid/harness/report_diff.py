@@ -45,28 +45,12 @@ class Change:
     text: str
 
 
-@dataclass(frozen=True)
-class Changes:
-    """All differences between two reports, in the order of the newer one."""
-
-    every: Sequence[Change]
-
-    def of(self, kind: Kind) -> list[Change]:
-        """Return the changes of a kind."""
-        return [change for change in self.every if change.kind == kind]
-
-    @property
-    def regressed(self) -> bool:
-        """True if there is a change for the worse."""
-        return bool(self.of("worse"))
-
-
-def changes(old: Report, new: Report, *, strict: bool = False) -> Changes:
-    """Compare two reports, target by target and workload by workload, by their names.
+def changes(old: Report, new: Report, *, strict: bool = False) -> list[Change]:
+    """Return all differences, target by target and workload by workload, in the order of the newer report.
 
     With `strict`, results that NEW lacks are worse, otherwise a note.
     """
-    return Changes(list(_changes(old, new, "worse" if strict else "note")))
+    return list(_changes(old, new, "worse" if strict else "note"))
 
 
 def _changes(old: Report, new: Report, missing: Kind) -> Iterator[Change]:

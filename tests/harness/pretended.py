@@ -40,12 +40,11 @@ class PretendSession(Session):
 class PretendTarget(Target):
     """Fails on models called "bad"."""
 
-    kind = "pretend"
-
     def __init__(
         self, needs_model: bool = True, asked: Callable[[Request], object] = lambda ask: None
     ) -> None:
-        self.name, self.needs_model, self.asked = "pretend", needs_model, asked
+        super().__init__("pretend", "pretend")
+        self.needs_model, self.asked = needs_model, asked
         self.opened: list[tuple[str | None, Shape]] = []
         self.closed = 0
         self.takes_tokens = True
@@ -59,10 +58,6 @@ class PretendTarget(Target):
         session = PretendSession(self.asked)
         session.takes_tokens = self.takes_tokens
         yield session
-
-    def versions(self) -> dict[str, str]:
-        """None."""
-        return {}
 
     def close(self, patience: float = 20.0) -> None:
         """Count it."""

@@ -26,16 +26,16 @@ SHORT = Workload("thinking stripped", thinking_stripped)
 class Dying(Target):
     """A target that does not open."""
 
-    name, kind, opened = "dying", "ours", 0
+    opened = 0
+
+    def __init__(self) -> None:
+        super().__init__("dying", "ours")
 
     @contextmanager
     def open(self, model: ModelFile | None, shape: Shape) -> Iterator[Session]:
         type(self).opened += 1
         raise TargetError("it does not open")
         yield
-
-    def versions(self) -> dict[str, str]:
-        return {}
 
 
 def test_bench_measures_each_target_on_each_workload(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from llamahybrid.errors import EngineError
-from llamahybrid.harness.check import KINDS, Check, models
+from llamahybrid.harness.check import Check, models
 from llamahybrid.harness.conversation import Request
 from llamahybrid.harness.report import PROBE, Report, TargetFigures, Verdict
-from llamahybrid.harness.targets.base import ModelFile, Shape, Target
+from llamahybrid.harness.targets.base import ModelFile, Session, Shape, Target
 from llamahybrid.harness.workloads.tokens import Workload, exact_append, regenerate
 from tests.harness.pretended import PretendTarget
 from tests.harness.reports import verdict
@@ -91,6 +93,19 @@ def test_workloads_that_do_not_fit_into_the_time_are_named() -> None:
     assert found.error is None
 
 
+def test_workload_whose_model_opens_too_late_did_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(PretendTarget):
+        def open(self, model: ModelFile | None, shape: Shape) -> AbstractContextManager[Session]:
+            if shape.n_ctx == 512:
+                monkeypatch.setattr(time, "monotonic", lambda: float("inf"))
+            return super().open(model, shape)
+
+    late = Workload("late", exact_append, n_ctx=512)
+    (found,) = Check([Slow()], [model("one")], (late,), minutes=0.6, probes=False).run().targets
+    (verdict,) = found.workloads[0].verdicts
+    assert (verdict.name, verdict.outcome) == ("runs", "cannot tell")
+
+
 def test_workloads_are_shortened_to_fit_into_the_time() -> None:
     target = PretendTarget()
     full, short = (
@@ -104,7 +119,7 @@ def test_workloads_are_shortened_to_fit_into_the_time() -> None:
 
 def test_temporary_models_are_removed() -> None:
     with models([]) as made:
-        assert [each.name for each in made] == [kind.arch for kind in KINDS]
+        assert [each.name for each in made] == ["qwen35", "gemma3", "llama"]
         assert all(each.path.is_file() for each in made)
         assert [each.options.get("swa_full") for each in made] == [None, False, None]
     assert not any(each.path.exists() for each in made)

@@ -14,7 +14,7 @@ from llamahybrid.cli.main import app
 from llamahybrid.harness import hazard_verdicts
 from llamahybrid.harness.hazard_verdicts import verdict
 from llamahybrid.harness.hazards import runner
-from llamahybrid.harness.hazards.case import Model, Probe
+from llamahybrid.harness.hazards.case import Probe
 from llamahybrid.harness.hazards.catalogue import PROBES, find
 from llamahybrid.harness.hazards.outcome import Outcome, Verdict
 from llamahybrid.harness.hazards.runner import Library, Result
@@ -27,7 +27,7 @@ CHOSEN = [word for name in NAMES for word in ("--probe", name)]
 
 
 def made(found: Verdict, detail: str = "no /home/ada/x [red]", probe: Probe = MENDED) -> Result:
-    return Result(probe, Model("qwen35"), Outcome(found, detail, 0.25))
+    return Result(probe, "qwen35", Outcome(found, detail, 0.25))
 
 
 @pytest.fixture
@@ -71,6 +71,9 @@ def test_result_becomes_a_verdict_that_names_its_cure(found: Verdict, outcome: s
     assert (verdict_.name, verdict_.outcome) == (f"hazard:{MENDED.id}", outcome)
     assert verdict_.detail.startswith(f"{MENDED.title}: {found.value}; qwen35: no /home/ada/x [red]")
     assert ("cured by the set server (0001 0020)" in verdict_.detail) is not found.sound
+    assert verdict_.detail.endswith(
+        "our patches: exact, the rollback was refused, snapshot and cut were granted."
+    )
 
 
 def test_hazard_that_the_library_has_no_patch_for_is_no_fault() -> None:
@@ -128,14 +131,9 @@ def test_stopped_run_reports_what_it_found(finding: Callable[..., None], tmp_pat
     assert [each.name for each in report.targets[0].hazards] == [f"hazard:{NAMES[0]}"]
 
 
-@pytest.mark.parametrize("option", ["--json", "--junit"])
-def test_unwritable_report_is_refused_first_and_never_loses_the_run(
-    finding: Callable[..., None], tmp_path: Path, option: str
-) -> None:
-    code, said = hazards(option, tmp_path / "none" / "x", "--lib", tmp_path)
-    assert (code, "nothing can be written there" in said) == (1, True)
+def test_unwritable_junit_report_never_loses_the_run(finding: Callable[..., None]) -> None:
     finding(Verdict.WRONG)
-    code, said = hazards(option, "/dev/full")
+    code, said = hazards("--junit", "/dev/full")
     assert (code, said.splitlines()[-1].startswith("error: ")) == (1, True)
     assert "2 of 2 hazards" in said
 

@@ -14,7 +14,7 @@ import pytest
 from llamahybrid.harness.conversation import Answer, Conversation, Request
 from llamahybrid.harness.oracle import common_prefix
 from llamahybrid.harness.targets.child import WORDS
-from llamahybrid.harness.workloads import agents, chats, tokens
+from llamahybrid.harness.workloads import chats, tokens
 from llamahybrid.harness.workloads.speech import Speech, Vocabulary
 from tests.conftest import TinyModel
 from tests.lab.in_process import played
@@ -72,7 +72,7 @@ def test_published_prompts_have_their_lengths() -> None:
 
 
 def test_reminder_stands_before_the_last_question_alone() -> None:
-    for (before, answer), (after, _) in pairwise(requests(agents.reminded_chat)):
+    for (before, answer), (after, _) in pairwise(requests(chats.reminded_chat)):
         *history, reminder, question = before.messages
         assert after.messages[-2] == reminder
         said = {"role": "assistant", "content": answer.text()}
@@ -90,4 +90,6 @@ def test_speech_uses_the_vocabulary_that_a_process_hands_over(tiny_model: TinyMo
     assert (len(message), len(reply)) == (20, 5)
     assert reply[0] != reply[3], "thinking has a mark of its own"
     assert not {*speech.words(5000), *message, *reply} & {llm.token_bos(), llm.token_eos()}
+    few = Speech(Vocabulary.of(llm, 6))
+    assert few.spoken([*known.words, *known.unspoken]) == list(known.words), "text is more than its words"
     llm.close()

@@ -29,7 +29,7 @@ class PretendSpeech(Speech):
 
     def __init__(self, seed: int = 0, marked: bool = True, longer: int = 1) -> None:
         words = tuple(range(FIRST_WORD, FIRST_WORD + WORDS))
-        super().__init__(Vocabulary(words, OPENING, THINK), seed, marked)
+        super().__init__(Vocabulary(words, OPENING, THINK, (OPENING, THINK)), seed, marked)
         self.marked, self._longer = marked, longer
 
     def message(self, n: int, role: str = "user") -> list[int]:

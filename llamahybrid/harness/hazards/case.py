@@ -17,25 +17,6 @@ Run: TypeAlias = "Callable[[ModelUnderTest], Outcome]"
 
 
 @dataclass(frozen=True)
-class Model:
-    """The tiny model a probe runs on."""
-
-    arch: str
-    window: int | None = None
-
-    @property
-    def name(self) -> str:
-        """Short name, usable for a file, and in known.txt."""
-        return f"{self.arch}-window{self.window}" if self.window else self.arch
-
-    @classmethod
-    def named(cls, name: str) -> Model:
-        """Return the model of a name."""
-        arch, _, window = name.partition("-window")
-        return cls(arch, int(window) if window else None)
-
-
-@dataclass(frozen=True)
 class Known:
     """The outcome of a probe on a model, with llama-cpp-python 0.3.36 on the CPU."""
 
@@ -71,12 +52,12 @@ class Probe:
         return table()[self.id][0]
 
     @property
-    def known(self) -> Mapping[Model, Known]:
-        """Every known model, the default first, and its outcome."""
+    def known(self) -> Mapping[str, Known]:
+        """The outcome by the name of each known model, as in known.txt; the default is first."""
         return table()[self.id][1]
 
     @property
-    def model(self) -> Model:
+    def model(self) -> str:
         """The default."""
         return next(iter(self.known))
 
@@ -87,16 +68,16 @@ def probe(title: str, site: str) -> Callable[[Run], Probe]:
 
 
 @cache
-def table() -> dict[str, tuple[tuple[str, ...], dict[Model, Known]]]:
+def table() -> dict[str, tuple[tuple[str, ...], dict[str, Known]]]:
     """Return patches and known outcomes by the id of a probe."""
-    found: dict[str, tuple[tuple[str, ...], dict[Model, Known]]] = {}
+    found: dict[str, tuple[tuple[str, ...], dict[str, Known]]] = {}
     for name, patches, models, stock, patched, says in _rows():
         if name:
             numbers = () if patches == "-" else tuple(patches.split())
             outcomes = found.setdefault(name, (numbers, {}))[1]
             mended = Verdict[patched.upper()], says
         here = (Verdict[patched.upper()], says) if patched else mended
-        outcomes |= {Model.named(each): Known(Verdict[stock.upper()], *here) for each in models.split()}
+        outcomes |= {each: Known(Verdict[stock.upper()], *here) for each in models.split()}
     return found
 
 

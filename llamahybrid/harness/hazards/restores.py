@@ -6,8 +6,6 @@ import ctypes
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,32 +32,20 @@ _LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 class _File:
     """A state in a file: of sequence 0, or of the whole context."""
 
-    def __init__(self, path: Path, whole: bool) -> None:
-        self.path, self.whole = path, whole
-        self._tokens = (lib.llama_token * 64)()
+    def __init__(self, folder: str, whole: bool) -> None:
+        self.path = Path(folder) / "state"
+        self._save = lib.llama_state_save_file if whole else lib.llama_state_seq_save_file
+        self._load = lib.llama_state_load_file if whole else lib.llama_state_seq_load_file
+        self._to = (str(self.path).encode(), *(() if whole else (0,)), (lib.llama_token * 64)())
 
     def save(self, context: Context) -> None:
         """Write it, with four prompt tokens."""
-        name, tokens = str(self.path).encode(), self._tokens
-        if self.whole:
-            done = lib.llama_state_save_file(context.ctx, name, tokens, 4)
-        else:
-            done = lib.llama_state_seq_save_file(context.ctx, name, 0, tokens, 4)
-        if not done:
+        if not self._save(context.ctx, *self._to, 4):
             raise RuntimeError("the state was not written")
 
     def load(self, context: Context) -> bool:
         """Return the library's result of reading it."""
-        name, tokens, count = str(self.path).encode(), self._tokens, ctypes.c_size_t()
-        if self.whole:
-            return bool(lib.llama_state_load_file(context.ctx, name, tokens, 64, ctypes.byref(count)))
-        return bool(lib.llama_state_seq_load_file(context.ctx, name, 0, tokens, 64, ctypes.byref(count)))
-
-
-@contextmanager
-def _file(whole: bool) -> Iterator[_File]:
-    with tempfile.TemporaryDirectory(prefix="llamahybrid-hazard-") as folder:
-        yield _File(Path(folder) / "state", whole)
+        return bool(self._load(context.ctx, *self._to, 64, ctypes.byref(ctypes.c_size_t())))
 
 
 @probe("A damaged state file over a live sequence", "llama_context::state_seq_load_file")
@@ -72,7 +58,8 @@ def failed_file_restore(tested: ModelUnderTest) -> Outcome:
     before = context.save()
     donor = tested.context().grown(30, text=3)
     for whole in (False, True):
-        with _file(whole) as file:
+        with tempfile.TemporaryDirectory(prefix="llamahybrid-hazard-") as folder:
+            file = _File(folder, whole)
             file.save(donor)
             good = file.path.read_bytes()
             other = tested.context().grown(5)
@@ -95,7 +82,8 @@ def _shrinking(tested: ModelUnderTest, whole: bool) -> Outcome:
     donor = tested.context(**TWO).grown(200, text=3)
     context = tested.context(**TWO).filled({0: 20, 1: 15})
     beside = context.save(1)
-    with _file(whole) as file:
+    with tempfile.TemporaryDirectory(prefix="llamahybrid-hazard-") as folder:
+        file = _File(folder, whole)
         file.save(donor)
         end = file.path.stat().st_size - 256
 

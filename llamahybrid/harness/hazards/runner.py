@@ -18,7 +18,7 @@ from llamahybrid import tiny
 from llamahybrid.children import python
 from llamahybrid.engine import installed, sdist, series
 from llamahybrid.errors import EngineError
-from llamahybrid.harness.hazards.case import Model, Probe
+from llamahybrid.harness.hazards.case import Probe
 from llamahybrid.harness.hazards.outcome import Outcome, Verdict
 
 _CHILD = python("llamahybrid.harness.hazards.child")
@@ -30,7 +30,8 @@ class Result:
     """The outcome of a probe on a model."""
 
     probe: Probe
-    model: Model
+    model: str
+    """The name of a tiny model: an architecture, and a window, as in known.txt."""
     outcome: Outcome
 
 
@@ -165,7 +166,7 @@ def run(
     """
     with tempfile.TemporaryDirectory(prefix="llamahybrid-hazards-") as folder:
         chosen = [
-            (probe, replace(model, arch=arch) if arch else model)
+            (probe, _with_arch(model, arch) if arch else model)
             for probe in probes
             for model in (probe.known if known else (probe.model,))
         ]
@@ -175,7 +176,7 @@ def run(
 
         ended = threading.Event()
 
-        def run_one(pair: tuple[Probe, Model]) -> Result:
+        def run_one(pair: tuple[Probe, str]) -> Result:
             probe, model = pair
             options: dict[str, Any] = {"gpu_layers": gpu_layers, "rpc": rpc, "seconds": seconds}
             result = Result(probe, model, run_on(files[model], probe, library_here, **options))
@@ -194,9 +195,16 @@ def run(
                 raise
 
 
-def _make(model: Model, folder: Path) -> Path:
+def _with_arch(model: str, arch: str) -> str:
+    """Return the name of a model of another architecture, with the same window."""
+    _, mark, window = model.partition("-window")
+    return f"{arch}{mark}{window}"
+
+
+def _make(model: str, folder: Path) -> Path:
     """Write a tiny model."""
-    return tiny.make(model.arch, folder / f"{model.name}.gguf", window=model.window)
+    arch, _, window = model.partition("-window")
+    return tiny.make(arch, folder / f"{model}.gguf", window=int(window) if window else None)
 
 
 def _last_line(text: str) -> str:

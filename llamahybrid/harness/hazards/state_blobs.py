@@ -21,7 +21,6 @@ from llamahybrid.harness.hazards.steps import (
 
 _CUTS = (4, 8, 12, 16, 40, 200, -2000, -100, -8, -1)
 """Ends of truncated blobs, counted from the beginning or the end."""
-_EMPTIED = ("gemma3", "qwen35", "lfm2", "qwen4exp", "deepseek4")
 _HEADER = struct.calcsize("<Ii")  # magic, sequence
 _MIB = 1 << 20
 

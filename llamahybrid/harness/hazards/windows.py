@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llamahybrid.harness.hazards.case import Model, probe
+from llamahybrid.harness.hazards.case import probe
 from llamahybrid.harness.hazards.context import PARTIAL, TWO, Context, load_range, save_range
 from llamahybrid.harness.hazards.model import ModelUnderTest
 from llamahybrid.harness.hazards.outcome import (
@@ -17,7 +17,6 @@ from llamahybrid.harness.hazards.outcome import (
 )
 from llamahybrid.harness.hazards.steps import cut, next_prompt
 
-_GEMMA2 = Model("gemma2", 16)
 _SMALL = {"swa_full": False, "n_ubatch": 32}
 
 

@@ -2,41 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from llamahybrid.errors import ReportError
 from llamahybrid.harness.render.document import TEXTS, footer, misses, ratio, sections
-from llamahybrid.harness.render.sentences import Sentence, headline, overall, sentence, tabled
-from llamahybrid.harness.report import Outcome, Report, WorkloadFigures
-
-if TYPE_CHECKING:
-    from llamahybrid.harness.render.plots import Picture
-
-
-@dataclass(frozen=True)
-class _Side:
-    """A workload on one target."""
-
-    target: str
-    outcome: Outcome
-    about: str
-    plot: Picture | None
-    """None: the target hides numbers of tokens."""
-    sentences: Sequence[Sentence]
-    misses: Sequence[str]
-
-
-@dataclass(frozen=True)
-class _Workload:
-    """A workload on all targets."""
-
-    name: str
-    about: str
-    sides: Sequence[_Side]
-    first_tokens: Picture | None
+from llamahybrid.harness.render.sentences import headline, overall, sentence, tabled
+from llamahybrid.harness.report import Report
 
 
 def html(report: Report) -> str:
@@ -68,24 +40,24 @@ def html(report: Report) -> str:
     return page
 
 
-def _workload(report: Report, name: str) -> _Workload:
-    from llamahybrid.harness.render.plots import first_tokens
+def _workload(report: Report, name: str) -> dict[str, Any]:
+    """Return a workload on all targets as the page shows it."""
+    from llamahybrid.harness.render.plots import first_tokens, timeline
 
     found = {t.name: w for t in report.targets for w in t.workloads if w.workload == name}
-    return _Workload(name, _about(name), [_side(*each, found) for each in found.items()], first_tokens(found))
-
-
-def _side(target: str, figures: WorkloadFigures, every: Mapping[str, WorkloadFigures]) -> _Side:
-    from llamahybrid.harness.render.plots import timeline
-
-    return _Side(
-        target,
-        overall(figures.verdicts),
-        f"{ratio(figures.ratio)} times the least tokens decoded",
-        timeline(figures.requests, [w.requests for w in every.values()]),
-        [sentence(verdict) for verdict in figures.verdicts],
-        misses(figures.requests),
-    )
+    every = [w.requests for w in found.values()]
+    sides = [
+        {
+            "target": target,
+            "outcome": overall(w.verdicts),
+            "about": f"{ratio(w.ratio)} times the least tokens decoded",
+            "plot": timeline(w.requests, every),
+            "sentences": [sentence(verdict) for verdict in w.verdicts],
+            "misses": misses(w.requests),
+        }
+        for target, w in found.items()
+    ]
+    return {"name": name, "about": _about(name), "sides": sides, "first_tokens": first_tokens(found)}
 
 
 def _about(name: str) -> str:

@@ -15,6 +15,7 @@ from llamahybrid.harness.report import (
     WorkloadFigures,
 )
 
+_WORST_FIRST: Sequence[Outcome] = ("bad", "cannot tell", "ok")
 NOT_RUN = "it did not run: "
 """Prefix of the detail of a workload that did not run."""
 HAZARD = "hazard:"
@@ -76,12 +77,6 @@ def sentence(verdict: Verdict) -> Sentence:
     return Sentence(verdict.outcome, _ended(described(verdict.name, verdict.outcome) + detail))
 
 
-def worst(outcomes: Iterable[Outcome]) -> Outcome:
-    """Return bad before cannot tell before ok; of nothing: cannot tell."""
-    found = set(outcomes) or {"cannot tell"}
-    return "bad" if "bad" in found else "cannot tell" if "cannot tell" in found else "ok"
-
-
 def verdicts(target: TargetFigures) -> list[Verdict]:
     """Return all verdicts of a target: workload by workload, then hazards."""
     return [*(verdict for w in target.workloads for verdict in w.verdicts), *target.hazards]
@@ -96,12 +91,6 @@ def overall(found: Iterable[Verdict]) -> Outcome:
 def outcome(target: TargetFigures) -> Outcome:
     """Return `overall` of a target's verdicts; bad if the target did not run to its end."""
     return "bad" if target.error is not None else overall(verdicts(target))
-
-
-def faults(workload: WorkloadFigures) -> str:
-    """Return the outcome of a workload, with the names of bad verdicts."""
-    names = [verdict.name for verdict in workload.verdicts if verdict.outcome == "bad"]
-    return f"bad: {', '.join(names)}" if names else overall(workload.verdicts)
 
 
 def tabled(target: TargetFigures) -> list[WorkloadFigures]:
@@ -139,14 +128,13 @@ def of_target(target: TargetFigures) -> list[Sentence]:
     names = dict.fromkeys(verdict.name for w in target.workloads for verdict in w.verdicts)
     said += [_summed(target, name) for name in names]
     said += _hazards(target.hazards)
-    order: Sequence[Outcome] = ("bad", "cannot tell", "ok")
-    return sorted(said, key=lambda one: order.index(one.outcome))
+    return sorted(said, key=lambda one: _WORST_FIRST.index(one.outcome))
 
 
 def _summed(target: TargetFigures, name: str) -> Sentence:
     """Return a sentence on all verdicts of one name."""
     found = [(w.workload, each) for w in target.workloads for each in w.verdicts if each.name == name]
-    result = worst(verdict.outcome for _, verdict in found)
+    result = min((verdict.outcome for _, verdict in found), key=_WORST_FIRST.index)
     counted = [pair for pair in found if pair[1].outcome == result]
     text = described(name, result)
     if name == "runs":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
@@ -11,7 +13,7 @@ from rich.table import Table as RichTable
 from llamahybrid.harness.render.document import TEXTS, Table, footer, sections
 from llamahybrid.harness.render.sentences import headline
 from llamahybrid.harness.report import Report
-from llamahybrid.harness.report_diff import Changes, Kind
+from llamahybrid.harness.report_diff import Change, Kind
 
 _COLOURS = {"ok": "green", "bad": "red", "cannot tell": "yellow"}
 _MARKS = {"ok": "-", "bad": "!", "cannot tell": "?"}
@@ -74,10 +76,11 @@ def _coloured(outcome: str) -> str:
     return f"[{_COLOURS[outcome]}]{outcome}[/]"
 
 
-def show_changes(changes: Changes, console: Console) -> None:
+def show_changes(changes: Sequence[Change], console: Console) -> None:
     """Print changes for the worse, then for the better, then notes."""
     for kind, colour in _KINDS:
-        for change in changes.of(kind):
-            _hanging(console, f"[{colour}]{kind:<8}[/]", f"{change.where}: {change.text}")
-    if not (changes.of("worse") or changes.of("better")):
+        for change in changes:
+            if change.kind == kind:
+                _hanging(console, f"[{colour}]{kind:<8}[/]", f"{change.where}: {change.text}")
+    if all(change.kind == "note" for change in changes):
         console.print("nothing got better or worse")

@@ -145,19 +145,18 @@ STATE_TOKENS = 128
 class Target(ABC):
     """A system under test, on which sessions are opened."""
 
-    name: str
-    kind: str
     needs_model: bool = True
     kept_in: str | None = None
     """Folder in which new processes keep conversations, if the target can."""
 
+    def __init__(self, name: str, kind: str) -> None:
+        self.name, self.kind = name, kind
+        self.versions: dict[str, str] = {}
+        """The versions that run, once a session was open."""
+
     @abstractmethod
     def open(self, model: ModelFile | None, shape: Shape) -> AbstractContextManager[Session]:
         """Open a fresh session. Raises TargetError."""
-
-    @abstractmethod
-    def versions(self) -> dict[str, str]:
-        """Return the versions that run, once a session was open."""
 
     def close(self, patience: float = 20.0) -> None:  # noqa: B027 - most hold nothing between sessions
         """Free processes and connections; kill a process after `patience` seconds."""

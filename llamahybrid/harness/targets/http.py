@@ -6,7 +6,7 @@ import json
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -152,68 +152,71 @@ class HttpSession(Session):
         self.salts = False if native else None
         self.name = ""
 
-    def ask(self, request: Request) -> Reply:
-        """Answer. Raises TargetError."""
-        return self._ask(request)
-
-    def _ask(self, ask: Request, fresh: str = "") -> Reply:
-        """Answer; `fresh`: an unused salt, so that nothing stored is used."""
-        body: dict[str, Any] = {"stream": True, "temperature": 0.0 if ask.seed is None else 1.0}
-        if ask.seed is not None:
-            body["seed"] = ask.seed
+    def ask(self, request: Request, fresh: str = "") -> Reply:
+        """Answer; `fresh`: an unused salt, so that nothing stored is used. Raises TargetError."""
+        body: dict[str, Any] = {"stream": True, "temperature": 0.0 if request.seed is None else 1.0}
+        if request.seed is not None:
+            body["seed"] = request.seed
         if self._native:
             body |= {"ignore_eos": True, "cache_prompt": not fresh}
-        if ask.salt or fresh:
-            body["cache_salt"] = fresh or ask.salt
+        if request.salt or fresh:
+            body["cache_salt"] = fresh or request.salt
         if self.name:
             body["model"] = self.name
-        if ask.tokens and self._native and not ask.messages:
+        if request.tokens and self._native and not request.messages:
             path = "/completion"
-            body |= {"prompt": list(ask.tokens), "n_predict": ask.max_tokens, "return_tokens": True}
+            body |= {"prompt": list(request.tokens), "n_predict": request.max_tokens, "return_tokens": True}
         else:
-            path, more = self._openai(ask)
-            body |= {**more, "max_tokens": ask.max_tokens, "stream_options": {"include_usage": True}}
+            path, more = self._openai(request)
+            body |= {**more, "max_tokens": request.max_tokens, "stream_options": {"include_usage": True}}
         heard, began, first = Heard(), time.perf_counter(), None
         for event in self._client.stream(path, body):
             if heard.add(event) and first is None:
                 first = time.perf_counter() - began
         seconds = time.perf_counter() - began
         bare = path == "/completion"
-        prompt = tuple(ask.tokens) if bare else self._rendered(ask) if self._native and ask.messages else None
-        total = heard.total or (len(ask.tokens) if bare else None)
+        prompt = (
+            tuple(request.tokens)
+            if bare
+            else self._rendered(request)
+            if self._native and request.messages
+            else None
+        )
+        total = heard.total or (len(request.tokens) if bare else None)
         if prompt is not None and total is not None and len(prompt) != total:
             prompt = None  # the server renders messages in another way
         tokens = tuple(heard.tokens) if bare else None
         return Reply(heard.text, seconds, first, prompt, tokens, total, heard.cached, heard.worked)
 
-    def _openai(self, ask: Request) -> tuple[str, dict[str, Any]]:
+    def _openai(self, request: Request) -> tuple[str, dict[str, Any]]:
         """Return path and prompt of a request to OpenAI's interface. Raises TargetError for token ids."""
-        if ask.messages:
-            more: dict[str, Any] = {"messages": list(ask.messages)}
+        if request.messages:
+            more: dict[str, Any] = {"messages": list(request.messages)}
             if self._native:
                 more["reasoning_format"] = "none"
-            if ask.tools:
-                more["tools"] = list(ask.tools)
+            if request.tools:
+                more["tools"] = list(request.tools)
             return "/v1/chat/completions", more
-        if ask.text:
-            return "/v1/completions", {"prompt": ask.text}
+        if request.text:
+            return "/v1/completions", {"prompt": request.text}
         raise TargetError("takes no token ids")
 
-    def _rendered(self, ask: Request) -> tuple[int, ...] | None:
-        """Return the token ids of a chat's prompt; None if the server does not tell."""
-        body: dict[str, Any] = {"messages": list(ask.messages)}
-        if ask.tools:
-            body["tools"] = list(ask.tools)
-        try:
+    def _rendered(self, request: Request) -> tuple[int, ...] | None:
+        """Return the token ids of a chat's prompt; None: the server does not tell."""
+        if not (self._native and request.messages):
+            return None
+        body: dict[str, Any] = {"messages": list(request.messages)}
+        if request.tools:
+            body["tools"] = list(request.tools)
+        with suppress(TargetError, KeyError, TypeError):
             prompt = self._client.json("/apply-template", body)["prompt"]
             told = {"content": prompt, "add_special": True, "parse_special": True}
             return tuple(self._client.json("/tokenize", told)["tokens"])
-        except (TargetError, KeyError, TypeError):
-            return None
+        return None
 
     def sameness(self, request: Request, reply: Reply) -> tuple[Sameness, str]:
         """Compare with the same server, told to reuse nothing, if it reports that it did not."""
-        fresh = self._ask(request, fresh=uuid.uuid4().hex)
+        fresh = self.ask(request, fresh=uuid.uuid4().hex)
         if fresh.reported or fresh.reused:
             return "unknown", f"it cannot be told to reuse nothing: {fresh.reported} tokens were"
         if fresh.reported is None and fresh.reused is None:
@@ -223,7 +226,7 @@ class HttpSession(Session):
         if request.seed is not None:
             return "unknown", "sampled: a tie cannot be told from a fault"
         if fresh.tokens is None or reply.tokens is None or reply.prompt is None:
-            if self._ask(request, fresh=uuid.uuid4().hex).text != fresh.text:
+            if self.ask(request, fresh=uuid.uuid4().hex).text != fresh.text:
                 return "unknown", "two fresh answers differ, too"
             return "different", f"{_around(reply.text, fresh.text)}; token ids are not told, it may be a tie"
         pairs = list(zip(fresh.tokens, reply.tokens, strict=False))
@@ -251,21 +254,18 @@ class HttpSession(Session):
     def _likely(self, prompt: Sequence[int], place: int) -> dict[int, float] | None:
         """Return log probabilities of the most likely tokens at a place of a fresh answer; None: not told."""
         body = {"prompt": list(prompt), "n_predict": place + 1, "n_probs": _PROBABILITIES, "temperature": 0}
-        try:
+        with suppress(TargetError, KeyError, IndexError, TypeError):
             reply = self._client.json("/completion", {**body, "cache_prompt": False, "ignore_eos": True})
             top = reply["completion_probabilities"][place]["top_logprobs"]
             return {each["id"]: float(each["logprob"]) for each in top}
-        except (TargetError, KeyError, IndexError, TypeError):
-            return None
+        return None
 
     def spell(self, tokens: Sequence[int], special: bool = True) -> str | None:
-        """Return the text of tokens; `special`: with control tokens."""
-        if not self._native:
-            return None
-        try:
-            return str(self._client.json("/detokenize", {"tokens": list(tokens)})["content"])
-        except (TargetError, KeyError):
-            return None
+        """Return the text of tokens; None: not told."""
+        if self._native:
+            with suppress(TargetError, KeyError):
+                return str(self._client.json("/detokenize", {"tokens": list(tokens)})["content"])
+        return None
 
 
 def _around(text: str, fresh: str) -> str:
@@ -281,9 +281,8 @@ class UrlTarget(Target):
     needs_model = False
 
     def __init__(self, name: str, url: str, key: str | None = None) -> None:
-        self.name, self.kind = name, "url"
+        super().__init__(name, "url")
         self._client = Client(url, key)
-        self._versions: dict[str, str] = {}
 
     @contextmanager
     def open(self, model: ModelFile | None, shape: Shape) -> Iterator[Session]:
@@ -295,23 +294,12 @@ class UrlTarget(Target):
 
     def _native(self) -> bool:
         """Tell whether the server has llama-server's interface."""
-        try:
-            props = self._client.json("/props")
-        except TargetError:
-            return False
-        if isinstance(props, dict) and "build_info" in props:
-            self._versions["llama-server"] = str(props["build_info"])
-            return True
-        return False
+        with suppress(TargetError, KeyError, TypeError):
+            self.versions["llama-server"] = str(self._client.json("/props")["build_info"])
+        return "llama-server" in self.versions
 
     def _model(self) -> str:
         """Return the name of its first model."""
-        try:
-            models = self._client.json("/v1/models")["data"]
-            return str(models[0]["id"])
-        except (TargetError, KeyError, IndexError, TypeError):
-            return ""
-
-    def versions(self) -> dict[str, str]:
-        """Return the versions that the server reports."""
-        return self._versions
+        with suppress(TargetError, KeyError, IndexError, TypeError):
+            return str(self._client.json("/v1/models")["data"][0]["id"])
+        return ""

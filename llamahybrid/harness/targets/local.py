@@ -9,11 +9,11 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, TimeoutError
+from concurrent.futures import Future, TimeoutError  # not yet the builtin one in Python 3.10
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from llamahybrid.children import python
 from llamahybrid.errors import TargetError
@@ -132,7 +132,7 @@ class Process:
         self._folder.cleanup()
 
 
-class LocalSession(Session):
+class _LocalSession(Session):
     """A class in a child process."""
 
     def __init__(self, process: Process, opened: dict[str, Any]) -> None:
@@ -144,35 +144,27 @@ class LocalSession(Session):
         self.state_bytes = opened["state_bytes"]
 
     def ask(self, request: Request) -> Reply:
-        """Answer a request. Raises TargetError."""
         data = self._process.call("ask", request=asdict(request))
         return Reply(**{**data, "prompt": tuple(data["prompt"]), "tokens": tuple(data["tokens"])})
 
     def sameness(self, request: Request, reply: Reply) -> tuple[Sameness, str]:
-        """Compare with a fresh context on the same library."""
         same, detail = self._process.call("check", number=reply.extra["number"])
         return same, detail
 
     def keep_no_rows(self) -> None:
-        """See `Session`."""
         self._process.call("keep_no_rows")
 
     def resident(self) -> int | None:
-        """Return the resident bytes of the child."""
-        found: int | None = self._process.call("resident")
-        return found
+        return cast("int | None", self._process.call("resident"))
 
     def decoded(self) -> int | None:
-        """Return the tokens decoded since the last call."""
         return int(self._process.call("decoded"))
 
     def saving(self, tokens: Sequence[int]) -> Saving | None:
-        """Measure by the state functions of the class or of its cache. Raises TargetError."""
         found = self._process.call("saving", tokens=list(tokens))
         return None if found is None else Saving(**found)
 
     def spell(self, tokens: Sequence[int], special: bool = True) -> str | None:
-        """Return the text of tokens; `special`: with control tokens."""
         return str(self._process.call("spell", tokens=list(tokens), special=special))
 
 
@@ -180,8 +172,8 @@ class LocalTarget(Target):
     """`stock`, `stock+ram`, `stock+disk`, `ours`, `class:FILE:NAME`."""
 
     def __init__(self, name: str, kind: str, lib: Path | None = None) -> None:
-        self.name, self.kind, self._lib = name, kind, lib
-        self._versions: dict[str, str] = {}
+        super().__init__(name, kind)
+        self._lib = lib
         self.library = ""
         """Path of the loaded libllama, once a session was open."""
         self._process: Process | None = None
@@ -198,9 +190,9 @@ class LocalTarget(Target):
             opened = process.call(
                 "open", kind=kind, model=path, options=options, n_ctx=shape.n_ctx, parallel=shape.parallel
             )
-            self._versions = self._versions or process.call("versions")
+            self.versions = self.versions or process.call("versions")
             self.library = self.library or process.call("library")
-            yield LocalSession(process, opened)
+            yield _LocalSession(process, opened)
             if self.kind.startswith("class:"):  # the class or its module may keep state
                 self.close()
         except BaseException as error:
@@ -211,10 +203,6 @@ class LocalTarget(Target):
     def _environment(self) -> dict[str, str]:
         kept = {} if self.kept_in is None else {DISK: self.kept_in}
         return library_environment(self._lib, self.kind) | kept
-
-    def versions(self) -> dict[str, str]:
-        """Return versions of llama-cpp-python and of this package, and name and digest of the library."""
-        return self._versions
 
     def close(self, patience: float = 20.0) -> None:
         """End the process; kill it after `patience` seconds."""

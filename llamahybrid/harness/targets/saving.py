@@ -30,7 +30,7 @@ def measured(llm: Any, kind: str, tokens: Sequence[int]) -> Saving | None:
     return None if pair is None else timed(*pair)
 
 
-def timed(save: Save, restore: Restore, clock: Callable[[], float] = time.perf_counter) -> Saving:
+def timed(save: Save, restore: Restore) -> Saving:
     """Return medians over rounds of a save, a memcpy of as many bytes, and a restore, in turn."""
     for _ in range(2):  # both buffers, where there are two
         size = save()
@@ -39,13 +39,13 @@ def timed(save: Save, restore: Restore, clock: Callable[[], float] = time.perf_c
     copies = np.ones((2, size), np.uint8)  # touched, and not the one of the round before
     seconds: list[tuple[float, float, float]] = []
     for number in range(ROUNDS):
-        began = clock()
+        began = time.perf_counter()
         save()
-        saved = clock()
+        saved = time.perf_counter()
         np.copyto(copies[number % 2], source)
-        copied = clock()
+        copied = time.perf_counter()
         restore()
-        seconds.append((saved - began, clock() - copied, copied - saved))
+        seconds.append((saved - began, time.perf_counter() - copied, copied - saved))
     saves, restores, memcpys = zip(*seconds, strict=True)
     return Saving(size, median(saves), median(restores), median(memcpys))
 

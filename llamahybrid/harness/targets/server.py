@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from llamahybrid.errors import TargetError
 from llamahybrid.harness.targets.base import ModelFile, Session, Shape, Target
@@ -23,15 +22,14 @@ STARTS_WITHIN = 600.0
 """Seconds, in which a large model is read from disk."""
 
 
-class ServerSession(HttpSession):
+class _ServerSession(HttpSession):
     """A llama-server that the harness started."""
 
-    def __init__(self, pid: int, client: Client, vocabulary: Vocabulary, parallel: int) -> None:
+    def __init__(self, pid: int, client: Client, vocabulary: Vocabulary | None, parallel: int) -> None:
         super().__init__(client, True, vocabulary, parallel)
         self._pid = pid
 
     def resident(self) -> int | None:
-        """Bytes of memory of the process."""
         return resident(self._pid)
 
 
@@ -41,17 +39,16 @@ class ServerTarget(Target):
     def __init__(self, name: str, program: Path, options: Sequence[str] = ()) -> None:
         if not program.is_file() or not os.access(program, os.X_OK):
             raise TargetError(f"{program} is no program")
-        self.name, self.kind = name, "llama-server"
+        super().__init__(name, "llama-server")
         self._program, self._options = program, options
-        self._known: dict[Path, dict[str, Any]] = {}
-        self._versions: dict[str, str] = {}
+        self._known: dict[Path, Session] = {}
 
     @contextmanager
     def open(self, model: ModelFile | None, shape: Shape) -> Iterator[Session]:
         """Start a server on a free port. Raises TargetError if it does not answer."""
         if model is None:
             raise TargetError(f"{self.name} needs a model")
-        vocabulary, chats, state = self._about(model)
+        about = self._about(model)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -67,9 +64,9 @@ class ServerTarget(Target):
             client = Client(f"http://127.0.0.1:{port}")
             try:
                 _await(client, process)
-                self._versions["llama-server"] = str(client.json("/props").get("build_info", ""))
-                session = ServerSession(process.pid, client, vocabulary, shape.parallel)
-                session.takes_chats, session.state_bytes = chats, state
+                self.versions["llama-server"] = str(client.json("/props").get("build_info", ""))
+                session = _ServerSession(process.pid, client, about.vocabulary, shape.parallel)
+                session.takes_chats, session.state_bytes = about.takes_chats, about.state_bytes
                 yield session
             except TargetError as error:
                 if process.poll() is None:
@@ -81,23 +78,16 @@ class ServerTarget(Target):
                 process.kill()
                 process.wait()
 
-    def _about(self, model: ModelFile) -> tuple[Vocabulary, bool, int | None]:
-        """Return vocabulary, template and state size of the model by llama_cpp, since servers hide them."""
+    def _about(self, model: ModelFile) -> Session:
+        """Return a session of llama_cpp with the model, since servers hide vocabulary and state size."""
         if model.path not in self._known:
             about = LocalTarget("stock", "stock")
             try:
                 with about.open(model, Shape(256)) as session:
-                    assert session.vocabulary is not None
-                    found = {"v": session.vocabulary, "c": session.takes_chats, "s": session.state_bytes}
-                    self._known[model.path] = found
+                    self._known[model.path] = session
             finally:
                 about.close()
-        known = self._known[model.path]
-        return known["v"], known["c"], known["s"]
-
-    def versions(self) -> dict[str, str]:
-        """Return the version of the program."""
-        return self._versions
+        return self._known[model.path]
 
 
 def _await(client: Client, process: subprocess.Popen[bytes]) -> None:

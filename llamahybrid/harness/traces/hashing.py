@@ -24,9 +24,8 @@ _BITS = 32
 class Hasher:
     """Hides the texts of one trace."""
 
-    def __init__(self, key: bytes | None = None) -> None:
-        """`key`: for tests; a random one is made otherwise."""
-        self._key = key or secrets.token_bytes(32)
+    def __init__(self) -> None:
+        self._key = secrets.token_bytes(32)
 
     def _next(self, state: bytes, piece: bytes) -> tuple[bytes, int]:
         state = hashlib.blake2b(state + piece, key=self._key, digest_size=16).digest()

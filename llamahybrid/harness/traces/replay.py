@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from llamahybrid.engine.process import Progress
-from llamahybrid.errors import LlamaHybridError, ReportError
+from llamahybrid.errors import ReportError
 from llamahybrid.files import distinct_names
 from llamahybrid.harness.collecting import Collector
 from llamahybrid.harness.conversation import Request
@@ -54,7 +54,7 @@ def replay(
         for name in traces
     ]
 
-    def play() -> bool:
+    def play() -> None:
         for number, (target, model, name) in enumerate(steps):
             on = f"{model.name}: " if model is not None and len(models) > 1 else ""
             title = f"{target.name}: {on}{name}"
@@ -63,14 +63,11 @@ def replay(
             def told(result: RequestResult, title: str = title, done: int = number) -> None:
                 progress(f"{title}, {place(result)}", done, len(steps))
 
-            try:
-                with target.open(model, Shape(n_ctx or needed_context(traces[name]))) as session:
-                    results.put(target, played(session, name, traces[name], told), model)
-            except LlamaHybridError as error:
-                results.fail(target, f"{on}{name}: {error}")
+            shape = Shape(n_ctx or needed_context(traces[name]))
+            with results.errors(target, f"{on}{name}"), target.open(model, shape) as session:
+                results.put(target, played(session, name, traces[name], told), model)
             if number + 1 == len(steps) or steps[number + 1][0] is not target:
                 target.close()
-        return True
 
     return results.run(play)
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
@@ -57,13 +58,9 @@ class TraceWriter:
         made = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self._head = {"kind": KIND, "format": FORMAT, "made": made, "source": source, "hashed": bool(hasher)}
 
-    def _line(self, data: Mapping[str, Any]) -> None:
-        text = json.dumps(data) + "\n"
-        with self._lock:
-            if not self._ended:
-                self._write(text)
-
     def _write(self, text: str) -> None:
+        if self._ended:
+            return
         try:
             if not self._begun:  # not before, so that a failed start keeps the older trace
                 with suppress(OSError):  # a pipe has no length
@@ -89,14 +86,15 @@ class TraceWriter:
             ask, answer = hasher.ask(ask, answer, frozenset(control))
         figures = {name: getattr(entry, name) for name in ("at", "total", "cached", "seconds", "ttft")}
         text = "" if hasher else entry.text
-        self._line({**figures, "ask": ask, "answer": answer, "text": text})
+        line = json.dumps({**figures, "ask": ask, "answer": answer, "text": text})
+        with self._lock:
+            self._write(f"{line}\n")
 
     def close(self) -> None:
         """End the trace."""
         with self._lock:
-            if not self._ended:
-                self._write("")
-                self._ended = True
+            self._write("")
+            self._ended = True
             with suppress(OSError):  # of what could not be written
                 self._file.close()
 
@@ -115,8 +113,11 @@ def read(path: Path) -> Trace:
     An incomplete last line, of a killed program, is left out.
     """
     with path.open(encoding="utf-8", errors="replace") as file:
-        head = _parsed(path, 1, file.readline())
-        if head.get("kind") != KIND:
+        try:
+            head = json.loads(file.readline())
+        except (ValueError, RecursionError) as error:
+            raise ReportError(f"{path}, line 1: no JSON: {error}") from error
+        if not isinstance(head, dict) or head.get("kind") != KIND:
             raise ReportError(f"{path} is no trace of `llamahybrid record`")
         if head.get("format") != FORMAT:
             raise ReportError(
@@ -148,40 +149,23 @@ def _hidden(piece: Mapping[str, Any]) -> bool:
     return bool(numbers) and all(type(each) is int and each >= 0 for each in numbers)
 
 
-def _parsed(path: Path, number: int, line: str) -> dict[str, Any]:
-    try:
-        data = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ReportError(f"{path}, line {number}: no JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise ReportError(f"{path}, line {number}: no object")
-    return data
-
-
 def chats(entries: Sequence[Entry]) -> list[str]:
     """Return a chat for each request: that of the most similar earlier one, if they share half."""
     named: list[str] = []
     lasts: dict[str, Sequence[Any]] = {}
     for entry in entries:
-        pieces = pieces_of(entry.ask)
-        best, most = "", 0.0
+        pieces = entry.ask.tokens or rendered(entry.ask)  # token ids, or characters
+        best, most = str(len(lasts)), 0.0
         for chat, other in lasts.items():
-            same = next(
-                (i for i, (a, b) in enumerate(zip(pieces, other, strict=False)) if a != b),
-                min(len(pieces), len(other)),
+            same = sum(
+                1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(pieces, other, strict=False))
             )
             share = same / max(1, min(len(pieces), len(other)))
             if share >= 0.5 and share > most:
                 best, most = chat, share
-        best = best or str(len(lasts))
         lasts[best] = pieces
         named.append(best)
     return named
-
-
-def pieces_of(ask: Request) -> Sequence[Any]:
-    """Return the pieces that prompts are compared by: token ids, or characters of the messages."""
-    return ask.tokens or rendered(ask)
 
 
 def rendered(ask: Request) -> str:

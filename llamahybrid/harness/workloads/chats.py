@@ -31,6 +31,16 @@ def _thought(answer: Answer, thinking: int) -> str:
     return f"<think>\n{answer.text(0, thinking)}\n</think>\n\n{answer.text(thinking)}"
 
 
+def _called(text: str, number: int, result: str) -> list[Message]:
+    """An answer that calls the tool, and the result of that."""
+    call = {"name": "fetch", "arguments": {"url": f"/{number}"}}
+    calls = [{"type": "function", "id": str(number), "function": call}]
+    return [
+        {"role": "assistant", "content": text, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": str(number), "content": result},
+    ]
+
+
 def stripped_chat(speech: Speech) -> Conversation:
     """Eight turns; the first 60 tokens of each answer are thinking, which a client does not send back."""
     messages = _system(speech)
@@ -68,13 +78,38 @@ def agent_chat(speech: Speech) -> Conversation:
         messages.append(_user(speech))
         for words in (40, 80, 120):
             answer = yield Request(80, messages=messages, tools=[TOOL])
-            call = {"type": "function", "id": "1", "function": {"name": "fetch", "arguments": {"url": "/"}}}
-            messages += [
-                {"role": "assistant", "content": _thought(answer, speech.size(60)), "tool_calls": [call]},
-                {"role": "tool", "tool_call_id": "1", "content": speech.sentence(words)},
-            ]
+            messages += _called(_thought(answer, speech.size(60)), 1, speech.sentence(words))
         answer = yield Request(80, messages=messages, tools=[TOOL])
         messages.append({"role": "assistant", "content": answer.text(speech.size(60))})
+
+
+def dated_chat(speech: Speech) -> Conversation:
+    """A chat whose system prompt begins with the time of day."""
+    text = speech.sentence(100)
+    messages: list[Message] = []
+    for turn in range(5):
+        system = {"role": "system", "content": f"It is 2026-03-01 09:{10 + 7 * turn}. {text}"}
+        messages.append(_user(speech, 30))
+        answer = yield Request(30, messages=[system, *messages])
+        messages.append({"role": "assistant", "content": answer.text()})
+
+
+def reminded_chat(speech: Speech) -> Conversation:
+    """A reminder stands before the last question, and goes when the next one comes."""
+    reminder = {"role": "user", "content": "Remember: " + speech.sentence(30)}
+    messages = _system(speech, 100)
+    for _ in range(5):
+        question = _user(speech, 30)
+        answer = yield Request(30, messages=[*messages, reminder, question])
+        messages += [question, {"role": "assistant", "content": answer.text()}]
+
+
+def called_tools(speech: Speech) -> Conversation:
+    """A question, then four tool calls with their results; nothing is taken back."""
+    messages = [*_system(speech, 100), _user(speech, 30)]
+    for number in range(4):
+        answer = yield Request(40, messages=messages, tools=[TOOL])
+        messages += _called(answer.text(), number, speech.sentence(60))
 
 
 CHAT_WORKLOADS = (
@@ -83,4 +118,10 @@ CHAT_WORKLOADS = (
     Workload("chat: edit a message", edited_chat, template=True),
     # A random model never closes its thinking; the client does, so each call diverges inside the answer.
     Workload("chat: tools and pages", agent_chat, n_ctx=8192, bound=1.2, template=True),
+)
+
+CHAT_AGENTS = (
+    Workload("chat: changing line", dated_chat, bound=1.1, template=True),
+    Workload("chat: moving reminder", reminded_chat, bound=1.5, template=True),
+    Workload("chat: tool calls", called_tools, n_ctx=8192, bound=1.2, template=True),
 )

@@ -1,4 +1,4 @@
-"""Several conversations on one model, as bare tokens: users who take turns, agents, batches on one prompt."""
+"""Conversations as bare tokens: users who take turns, batches on one prompt, prompts of coding agents."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from llamahybrid.harness.workloads.speech import Speech
 from llamahybrid.harness.workloads.tokens import Workload
 
 
-def four_users(speech: Speech) -> Conversation:
-    """Four chats with system prompts of their own take turns, thinking stripped from each history."""
-    histories = [speech.message(150, "system") for _ in range(4)]
-    for _ in range(5):
+def four_users(
+    speech: Speech, system: int = 150, turns: int = 5, answer: int = 60, thinking: int = 30
+) -> Conversation:
+    """Four chats with system prompts of their own take turns; thinking is stripped from each history."""
+    histories = [speech.message(system, "system") for _ in range(4)]
+    for _ in range(turns):
         for i in range(4):
             histories[i] += speech.message(50)
-            answer = yield Request(60, histories[i] + speech.reply(thinking=True), chat=str(i))
-            histories[i] += speech.reply() + speech.spoken(answer.tokens[speech.size(30) :])
+            said = yield Request(answer, histories[i] + speech.reply(thinking=thinking > 0), chat=str(i))
+            kept = speech.spoken(said.tokens[speech.size(thinking) :]) if thinking else said.tokens
+            histories[i] += [*speech.reply(), *kept]
 
 
 def shared_system_prompt(speech: Speech) -> Conversation:
@@ -55,10 +58,51 @@ def interrupted_agents(speech: Speech) -> Conversation:
         agents[i] = [*agents[i], *answer.tokens, *speech.message(200), *speech.reply()]
 
 
+def sub_agents(speech: Speech) -> Conversation:
+    """An agent that hands three tasks to sub-agents; all share tools, each has a history of its own."""
+    tools = speech.message(300, "system")
+    main = tools + speech.message(60) + speech.reply()
+    for number in range(3):
+        answer = yield Request(30, main, chat="main")
+        sub = tools + speech.message(20, "system") + speech.message(40) + speech.reply()
+        for _ in range(3):
+            call = yield Request(30, sub, chat=f"sub-{number}")
+            sub = [*sub, *call.tokens, *speech.message(80), *speech.reply()]
+        report = speech.message(40)
+        main = [*main, *answer.tokens, *report, *speech.reply()]
+
+
+def changing_line(speech: Speech) -> Conversation:
+    """The system prompt says the time in its middle; the chat below it only grows."""
+    before, after = speech.message(80, "system"), speech.words(120)
+    history: list[int] = []
+    for _ in range(5):
+        history += speech.message(60) + speech.reply()
+        answer = yield Request(30, before + speech.words(6) + after + history)
+        history += answer.tokens
+
+
+def moving_reminder(speech: Speech) -> Conversation:
+    """A block of 40 tokens stands before the last question, and goes when the next one comes."""
+    reminder = speech.message(40)
+    history = speech.message(200, "system")
+    for _ in range(6):
+        question = speech.message(50) + speech.reply()
+        answer = yield Request(30, history + reminder + question)
+        history = [*history, *question, *answer.tokens]
+
+
 CROWDS = (
     Workload("four users", four_users),
     Workload("shared system prompt", shared_system_prompt),
     Workload("few-shot", few_shot),
     Workload("document questions", document_questions, n_ctx=8192),
     Workload("two agents", interrupted_agents, n_ctx=8192),
+)
+
+# A checkpoint in front of a block that is removed by the next turn is a matter of luck.
+AGENTS = (
+    Workload("sub-agents", sub_agents),
+    Workload("changing line", changing_line, bound=1.1),
+    Workload("moving reminder", moving_reminder, bound=1.5),
 )

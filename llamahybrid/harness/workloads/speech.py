@@ -25,6 +25,8 @@ class Vocabulary:
     """Control token at the start of messages; None: the vocabulary has not two control tokens."""
     thinking: int | None
     """Control token at the start of thinking."""
+    unspoken: tuple[int, ...] = ()
+    """All tokens that are no text."""
 
     @classmethod
     def of(cls, llm: llama_cpp.Llama, most: int | None = None) -> Vocabulary:
@@ -32,25 +34,24 @@ class Vocabulary:
         vocab = llama_cpp.llama_model_get_vocab(llm.model)
         special = {llm.token_bos(), llm.token_eos(), llm.token_nl()}
         words: list[int] = []
+        unspoken: list[int] = []
         marks: list[int] = []
         for token in range(llm.n_vocab()):
             attr = llama_cpp.llama_vocab_get_attr(vocab, token)
-            if attr & llama_cpp.LLAMA_TOKEN_ATTR_NORMAL:
-                words.append(token)
-            elif attr & (
-                llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED
-            ) and not (token in special or llama_cpp.llama_vocab_is_eog(vocab, token)):
+            (words if attr & llama_cpp.LLAMA_TOKEN_ATTR_NORMAL else unspoken).append(token)
+            if attr & (llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED) and not (
+                token in special or llama_cpp.llama_vocab_is_eog(vocab, token)
+            ):
                 marks.append(token)
         openings = _spelled(llm, "<|im_start|>") + marks
         thoughts = [mark for mark in _spelled(llm, "<think>") + marks if mark not in openings[:1]]
-        if not thoughts:
-            return cls(tuple(words[:most]), None, None)
-        return cls(tuple(words[:most]), openings[0], thoughts[0])
+        opening, thinking = (openings[0], thoughts[0]) if thoughts else (None, None)
+        return cls(tuple(words[:most]), opening, thinking, tuple(unspoken))
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Vocabulary:
         """Read what `dataclasses.asdict` gave, after a way through JSON."""
-        return cls(**{**data, "words": tuple(data["words"])})
+        return cls(**{**data, **{name: tuple(data[name]) for name in ("words", "unspoken")}})
 
 
 class Speech:
@@ -78,7 +79,7 @@ class Speech:
         known = llm if isinstance(llm, Vocabulary) else Vocabulary.of(llm)
         self._random = random.Random(seed)
         self._words = list(known.words)
-        self._ordinary = frozenset(self._words)
+        self._unspoken = frozenset((known.opening, known.thinking, *known.unspoken))
         if marked and known.opening is not None and known.thinking is not None:
             opening, self._think = known.opening, known.thinking
         else:
@@ -104,8 +105,8 @@ class Speech:
         return [*self._reply, self._think, self._reply[-1]] if thinking else list(self._reply)
 
     def spoken(self, tokens: Sequence[int]) -> list[int]:
-        """Return the ordinary tokens among `tokens`, as an answer sent back as text has them."""
-        return [token for token in tokens if token in self._ordinary]
+        """Return the tokens of text among `tokens`, as an answer sent back as text has them."""
+        return [token for token in tokens if token not in self._unspoken]
 
     def sentence(self, n: int) -> str:
         """Return a text of `n` words."""

@@ -6,7 +6,7 @@ import pytest
 
 from llamahybrid.engine import sdist, series
 from llamahybrid.harness.hazards import case
-from llamahybrid.harness.hazards.case import Known, Model
+from llamahybrid.harness.hazards.case import Known
 from llamahybrid.harness.hazards.catalogue import PROBES, find
 from llamahybrid.harness.hazards.outcome import Verdict
 
@@ -46,20 +46,9 @@ def test_known_outcomes_are_those_of_the_probes() -> None:
     assert list(case.table()) == [probe.id for probe in PROBES]
     probe = find("abort-in-token")
     assert probe.done.startswith("Twelve tokens; stop after 10, 50 and 97 % of the next one;")
-    assert (probe.patches, probe.model) == (("0002",), Model("qwen35"))
+    assert (probe.patches, probe.model) == (("0002",), "qwen35")
     refused = Known(
         Verdict.WRONG, Verdict.REFUSED, "the decode returned 2, 0 tokens left; the next decode returned -2"
     )
     exact = Known(Verdict.WRONG, Verdict.EXACT, "the decode returned 2, 0 tokens left")
-    names = {model.name: known for model, known in probe.known.items()}
-    assert names == {"qwen35": refused, "jamba": refused, "lfm2": refused, "mamba": exact}
-
-
-def test_model_name_has_its_sizes() -> None:
-    models = {
-        "llama": Model("llama"),
-        "falcon-h1": Model("falcon-h1"),
-        "gemma3-window16": Model("gemma3", 16),
-    }
-    assert {name: Model.named(name) for name in models} == models
-    assert [model.name for model in models.values()] == list(models)
+    assert probe.known == {"qwen35": refused, "jamba": refused, "lfm2": refused, "mamba": exact}

@@ -19,7 +19,6 @@ import pytest
 from llamahybrid.engine.bindings import stock
 from llamahybrid.errors import EngineError, UnknownArchitecture
 from llamahybrid.harness.hazards import runner
-from llamahybrid.harness.hazards.case import Model
 from llamahybrid.harness.hazards.catalogue import PROBES, find
 from llamahybrid.harness.hazards.outcome import Outcome, Verdict
 from llamahybrid.harness.hazards.process import memory_left, peak_memory
@@ -62,20 +61,20 @@ def test_missing_or_malformed_library_is_a_typed_error(tmp_path: Path) -> None:
         runner.library(tmp_path / "libllama.so")
 
 
-def test_unknown_architecture_is_a_typed_error(stock_library: runner.Library) -> None:
+def test_unknown_architecture_is_a_typed_error() -> None:
     with pytest.raises(UnknownArchitecture):
-        runner.run(PROBES[:1], stock_library, arch="nonsense")
+        runner.run(PROBES[:1], runner.Library("", "", os.environ), arch="nonsense")
 
 
 def test_results_come_in_the_order_of_the_probes_on_the_models_asked_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    made: list[Model] = []
+    made: list[str] = []
     told: list[runner.Result] = []
 
-    def make(model: Model, folder: Path) -> Path:
+    def make(model: str, folder: Path) -> Path:
         made.append(model)
-        return tmp_path / model.name
+        return tmp_path / model
 
     monkeypatch.setattr(runner, "_make", make)
     script = (
@@ -85,23 +84,23 @@ def test_results_come_in_the_order_of_the_probes_on_the_models_asked_for(
     library = runner.Library("", "", os.environ)
     probes = [find("nan-after-removal"), find("abort-at-once")]
     found = runner.run(probes, library, known=True, gpu_layers=3, done=told.append)
-    models = [Model("qwen35"), Model("mamba"), Model("qwen35")]
+    models = ["qwen35", "mamba", "qwen35"]
     ids = [probes[0].id, probes[0].id, probes[1].id]
     assert [(each.probe.id, each.model) for each in found] == list(zip(ids, models, strict=True))
     assert [each.outcome.detail for each in found] == [
-        [name, str(tmp_path / model.name), "3"] for name, model in zip(ids, models, strict=True)
+        [name, str(tmp_path / model), "3"] for name, model in zip(ids, models, strict=True)
     ]
-    assert made == [Model("qwen35"), Model("mamba")], "each model is made once"
+    assert made == ["qwen35", "mamba"], "each model is made once"
     assert sorted(each.probe.id for each in told) == sorted(ids)
     (other,) = runner.run(probes[1:], library, arch="jamba")
-    assert other.model == Model("jamba")
+    assert other.model == "jamba"
 
 
 def test_interrupt_does_not_wait_for_a_hanging_probe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A child that says it runs has its files in the run's folder, and hangs; then Ctrl-C."""
     script = "import os, sys, tempfile, time; tempfile.mkdtemp(); time.sleep(100)"
     monkeypatch.setattr(runner, "_CHILD", (sys.executable, "-c", script))
-    monkeypatch.setattr(runner, "_make", lambda model, folder: folder / model.name)
+    monkeypatch.setattr(runner, "_make", lambda model, folder: folder / model)
     folders: list[Path] = []
     started = subprocess.Popen
 

@@ -101,7 +101,7 @@ def test_reuse_of_stock_is_counted(stock: LocalTarget, model: ModelFile) -> None
         assert (first.cached, first.decoded, first.reported) == (0, 67, None)
         assert again.cached == 67
         assert session.sameness(Request(8), again) == ("same", "")
-    assert set(stock.versions()) == {"llama-cpp-python", "llamahybrid", "library"}
+    assert set(stock.versions) == {"llama-cpp-python", "llamahybrid", "library"}
 
 
 def test_sampled_answer_is_compared_by_its_logits(stock: LocalTarget, model: ModelFile) -> None:

@@ -16,14 +16,6 @@ from tests.conftest import take
 PROMPT = [(7 * i + 3) % 200 for i in range(50)]
 
 
-def test_difference_of_logits_is_relative_to_their_range() -> None:
-    row = np.array([0, 1, 4], np.float32)
-    assert reference.difference(row, row) == 0
-    assert reference.difference(np.array([0, 2, 4], np.float32), row) == 0.25
-    assert reference.difference(np.array([0, np.nan, 4], np.float32), row) == float("inf")
-    assert reference.difference(row, np.array([0, np.inf, 4], np.float32)) == float("inf")
-
-
 ROW = np.array([0, 0.5, 0.995, 1], np.float32)
 MODEL = SimpleNamespace(model=None, model_params=SimpleNamespace(n_gpu_layers=0))
 
@@ -85,11 +77,6 @@ def test_answer_is_compared_with_stock_reuse_where_a_fresh_context_differs(
     monkeypatch.setattr(reference, "rows", lambda *given: [reused if len(given) == 4 else cold])
     same, _ = reference.compare(MODEL, PROMPT, [2], True, np.array(first, np.float32), [0, 50, 51])
     assert same == found
-
-
-def test_pieces_are_those_of_the_earlier_request_and_of_what_is_new() -> None:
-    assert reference.pieces_of(5, 3, 2) == [0, 2, 4, 5, 6, 7]
-    assert reference.pieces_of(10, 1, 4, [0, 2, 4, 5, 6]) == [0, 2, 4, 5, 6, 10]
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen35"])

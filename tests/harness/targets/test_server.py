@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -52,7 +53,7 @@ def program(folder: Path, text: str) -> Path:
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModelFile:
     """A model with given properties, which no llama.cpp has to open."""
-    about = (Vocabulary((1, 2), None, None), False, 77)
+    about = SimpleNamespace(vocabulary=Vocabulary((1, 2), None, None), takes_chats=False, state_bytes=77)
     monkeypatch.setattr(ServerTarget, "_about", lambda self, model: about)
     return ModelFile("it", tmp_path / "it.gguf", server=["--of-the-model"])
 
@@ -85,7 +86,7 @@ def test_llama_server_runs_for_one_session(
     assert " -fa off " in command
     assert command.endswith("--of-the-model --of-the-user")
     assert not [name for name in told["environment"] if name.startswith("LLAMA_")]
-    assert target.versions() == {"llama-server": "b1"}
+    assert target.versions == {"llama-server": "b1"}
     with pytest.raises(ProcessLookupError):
         os.kill(told["pid"], 0)
 

@@ -12,7 +12,7 @@ import llama_cpp
 import pytest
 
 from llamahybrid.harness.traces.hook import Recorder
-from llamahybrid.harness.traces.trace import read
+from llamahybrid.harness.traces.trace import Entry, read
 from tests.harness.traces.said import MESSAGES
 
 SAID = (7, 8, 9)
@@ -35,103 +35,92 @@ class Talker:
         return events if stream else list(events)
 
 
+class Recording:
+    """A class that is recorded into a file, and functions registered for the end of the process."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.kind = type("Watched", (Talker,), {})
+        self.at_exit: list[Callable[[], None]] = []
+
+    def talker(self, hashed: bool = False) -> Any:
+        Recorder(self.path, hashed).attach(self.kind)
+        return self.kind()
+
+    @property
+    def entries(self) -> Sequence[Entry]:
+        return read(self.path).entries
+
+
 @pytest.fixture
-def kind(monkeypatch: pytest.MonkeyPatch) -> type[Talker]:
-    """A class that nothing is attached to yet; token 2 is a control token."""
+def recording(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Recording]:
+    """Token 2 is a control token."""
+    made = Recording(tmp_path / "t")
     monkeypatch.setattr(llama_cpp, "llama_model_get_vocab", lambda model: None)
     monkeypatch.setattr(llama_cpp, "llama_vocab_is_control", lambda vocab, token: token == 2)
-    return type("Watched", (Talker,), {})
-
-
-@pytest.fixture
-def at_exit(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[], None]]]:
-    """Functions registered for the end of the process, called at the end of the test."""
-    noted: list[Callable[[], None]] = []
-    monkeypatch.setattr(atexit, "register", noted.append)
-    yield noted
-    for each in noted:
+    monkeypatch.setattr(atexit, "register", made.at_exit.append)
+    yield made
+    for each in made.at_exit:
         each()
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_chat_is_recorded_with_its_messages(
-    stream: bool, kind: type[Talker], at_exit: list[Callable[[], None]], tmp_path: Path
-) -> None:
-    Recorder(tmp_path / "t", hashed=False).attach(kind)
-    tools = [{"type": "function"}]
-    assert tuple(kind().create_chat_completion(MESSAGES, stream=stream, tools=tools)) == SAID
-    assert tuple(kind().generate((3, 4), temp=0.0)) == SAID
-    chat, plain = read(tmp_path / "t").entries
+def test_chat_is_recorded_with_its_messages(stream: bool, recording: Recording) -> None:
+    llm, tools = recording.talker(), [{"type": "function"}]
+    assert tuple(llm.create_chat_completion(MESSAGES, stream=stream, tools=tools)) == SAID
+    assert tuple(llm.generate((3, 4), temp=0.0)) == SAID
+    chat, plain = recording.entries
     assert (chat.ask.tokens, chat.ask.messages, chat.ask.tools) == ((1, 2), MESSAGES, tuple(tools))
     assert (plain.ask.tokens, plain.ask.messages, plain.ask.tools) == ((3, 4), (), ())
     assert chat.answer == plain.answer == SAID
     assert (chat.total, chat.ask.max_tokens) == (2, 3)
 
 
-def test_closed_stream_is_recorded(
-    kind: type[Talker], at_exit: list[Callable[[], None]], tmp_path: Path
-) -> None:
-    Recorder(tmp_path / "t", hashed=False).attach(kind)
-    stream: Any = kind().generate((1,), temp=0.0)
+def test_closed_stream_is_recorded(recording: Recording) -> None:
+    stream = recording.talker().generate((1,), temp=0.0)
     next(stream)
     stream.close()
-    (entry,) = read(tmp_path / "t").entries
-    assert entry.answer == SAID[:1]
+    assert [entry.answer for entry in recording.entries] == [SAID[:1]]
 
 
-def test_sampled_requests_are_recorded_with_a_seed(
-    kind: type[Talker], at_exit: list[Callable[[], None]], tmp_path: Path
-) -> None:
-    Recorder(tmp_path / "t", hashed=False).attach(kind)
-    list(kind().generate((1,), temp=0.0))
-    list(kind().generate((1,), temp=0.7))
-    list(kind().generate((1,)))
-    assert [entry.ask.seed for entry in read(tmp_path / "t").entries] == [None, 0, 0]
+def test_sampled_requests_are_recorded_with_a_seed(recording: Recording) -> None:
+    llm = recording.talker()
+    for options in ({"temp": 0.0}, {"temp": 0.7}, {}):
+        list(llm.generate((1,), **options))
+    assert [entry.ask.seed for entry in recording.entries] == [None, 0, 0]
 
 
-def test_control_tokens_stay_readable_in_a_hashed_trace(
-    kind: type[Talker], at_exit: list[Callable[[], None]], tmp_path: Path
-) -> None:
-    Recorder(tmp_path / "t", hashed=True).attach(kind)
-    kind().create_chat_completion(MESSAGES)
-    (entry,) = read(tmp_path / "t").entries
+def test_control_tokens_stay_readable_in_a_hashed_trace(recording: Recording) -> None:
+    recording.talker(hashed=True).create_chat_completion(MESSAGES)
+    (entry,) = recording.entries
     assert entry.ask.tokens[0] >= 0, "a hash"
     assert entry.ask.tokens[1] == -3, "token 2, as it is"
-    assert "Seagull" not in (tmp_path / "t").read_text()
+    assert "Seagull" not in recording.path.read_text()
 
 
-def test_messages_that_json_cannot_hold_are_left_out(
-    kind: type[Talker], at_exit: list[Callable[[], None]], tmp_path: Path
-) -> None:
-    Recorder(tmp_path / "t", hashed=False).attach(kind)
+def test_messages_that_json_cannot_hold_are_left_out(recording: Recording) -> None:
     circle: dict[str, Any] = {}
     circle["itself"] = circle
-    llm = kind()
-    for odd in ({"role": "user", "content": tmp_path}, circle, "no message"):
+    llm = recording.talker()
+    for odd in ({"role": "user", "content": recording.path}, circle, "no message"):
         assert tuple(llm.create_chat_completion([odd])) == SAID
-    first, *others = read(tmp_path / "t").entries
-    assert first.ask.messages == ({"role": "user", "content": str(tmp_path)},)
+    first, *others = recording.entries
+    assert first.ask.messages == ({"role": "user", "content": str(recording.path)},)
     assert [(entry.ask.messages, entry.ask.tokens) for entry in others] == [((), (1, 2))] * 2
 
 
 def test_failed_recording_does_not_stop_the_program(
-    kind: type[Talker],
-    at_exit: list[Callable[[], None]],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    recording: Recording, caplog: pytest.LogCaptureFixture
 ) -> None:
-    Recorder(tmp_path / "t", hashed=False).attach(kind)
-    llm: Any = kind()
+    llm = recording.talker()
     llm.last_request = SimpleNamespace(cached=object())
     assert tuple(llm.generate((1, 2))) == SAID
     assert "a request was not recorded: TypeError" in caplog.text
 
 
-def test_trace_is_closed_at_exit(
-    kind: type[Talker], at_exit: list[Callable[[], None]], tmp_path: Path
-) -> None:
-    Recorder(tmp_path / "t", hashed=False).attach(kind)
-    (close,) = at_exit
+def test_trace_is_closed_at_exit(recording: Recording) -> None:
+    llm = recording.talker()
+    (close,) = recording.at_exit
     close()
-    list(kind().generate((1,)))
-    assert not read(tmp_path / "t").entries, "what ends later is left out, and does no harm"
+    list(llm.generate((1,)))
+    assert not recording.entries, "what ends later is left out, and does no harm"
