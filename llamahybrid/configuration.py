@@ -116,37 +116,14 @@ def current() -> Configuration:
     return _over_environment(_configured)
 
 
-def shared_cache() -> PromptCache | bool | None:
-    """Return the configured prompt cache, one for the process; False: no cache; None: not configured.
-
-    Raises:
-        ConfigurationError: see `current`.
-    """
-    global _shared
-    wanted = replace(current(), parallel=None, stock_logprobs=None)
-    if wanted.ram == 0:
-        return False
-    if wanted.ram is None and not isinstance(wanted.disk, Disk):
-        return None
-    with _lock:
-        if _shared is None or _shared[0] != wanted:
-            _shared = (wanted, _made(wanted))
-        return _shared[1]
-
-
-def own_cache(*, on_disk: bool = False) -> PromptCache | bool:
-    """Return a prompt cache of the configured size for one `Llama` that is measured; False: no cache.
-
-    Unlike `shared_cache` the cache is empty. The configured folder, with the user's conversations, is used
-    with `on_disk` only.
+def own_cache() -> PromptCache | bool:
+    """Return a prompt cache of the configured size and folder for one `Llama` alone; False: no cache.
 
     Raises:
         ConfigurationError: see `current`.
     """
     wanted = current()
-    if wanted.ram == 0:
-        return False
-    return _made(wanted if on_disk else replace(wanted, disk=False))
+    return wanted.ram != 0 and _made(wanted)
 
 
 def _made(wanted: Configuration) -> PromptCache:
@@ -155,6 +132,16 @@ def _made(wanted: Configuration) -> PromptCache:
     place = wanted.disk if isinstance(wanted.disk, Disk) else None
     folder, n_bytes = (None, None) if place is None else (place.folder, place.n_bytes)
     return PromptCache(wanted.ram, folder, n_bytes)
+
+
+def _shared_cache(wanted: Configuration) -> PromptCache:
+    """Return the process's prompt cache of these settings, made anew when they have changed."""
+    global _shared
+    wanted = replace(wanted, parallel=None, stock_logprobs=None)
+    with _lock:
+        if _shared is None or _shared[0] != wanted:
+            _shared = (wanted, _made(wanted))
+        return _shared[1]
 
 
 def cache_for(given: bool | PromptCache | None, reusing: bool = True) -> PromptCache | None:
@@ -174,10 +161,12 @@ def cache_for(given: bool | PromptCache | None, reusing: bool = True) -> PromptC
         return None
     if isinstance(given, PromptCache):
         return given
-    shared = shared_cache()
-    if shared is False and given is None:
-        return None
-    return shared if isinstance(shared, PromptCache) else PromptCache()
+    wanted = current()
+    if wanted.ram == 0:
+        return PromptCache() if given else None
+    if wanted.ram is None and not isinstance(wanted.disk, Disk):
+        return PromptCache()
+    return _shared_cache(wanted)
 
 
 def wait_timeout(given: bool | float | None) -> bool | float:

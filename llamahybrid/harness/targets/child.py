@@ -106,7 +106,7 @@ class Child:
         if kind == "ours":  # not the cache of LLAMAHYBRID_RAM, which is shared
             from llamahybrid.configuration import own_cache
 
-            more["prompt_cache"] = own_cache(on_disk=True)
+            more["prompt_cache"] = own_cache()
         self._parallel = parallel if several else 1
         self.llm = maker(kind)(model_path=model, **{"verbose": False, **options, **more, "n_ctx": n_ctx})
         self._completes = kind in ("stock+ram", "stock+disk")
