@@ -31,8 +31,6 @@ class ChatAction(Enum):
     """Read the next line."""
     ANSWER = auto()
     """Answer the last message."""
-    PREPARE = auto()
-    """Decode the changed history, so that the next message continues from it."""
     QUIT = auto()
 
 
@@ -163,7 +161,7 @@ class Dialogue:
         if not 1 <= count <= len(asked):
             return _wrong(f"{_counted(len(asked), 'turn')} to take back")
         del self.messages[asked[-count] :]
-        return Step(self._prepare(), f"{_counted(count, 'turn')} taken back, {len(asked) - count} left")
+        return Step(notice=f"{_counted(count, 'turn')} taken back, {len(asked) - count} left")
 
     def _edit(self, text: str) -> Step:
         asked = self._asked()
@@ -186,7 +184,7 @@ class Dialogue:
         if not text:
             return Step(notice=f"system prompt: {old[0]['content'] if old else 'none'}")
         self.messages[: len(old)] = [] if text == "-" else [{"role": "system", "content": text}]
-        return Step(self._prepare(), "system prompt changed" if text != "-" else "no system prompt")
+        return Step(notice="system prompt changed" if text != "-" else "no system prompt")
 
     def _save(self, name: str) -> Step:
         if not name:
@@ -205,16 +203,11 @@ class Dialogue:
         except (ValueError, OSError) as error:
             return _wrong(f"{name} is not loaded: {_plain(error)}")
         count = _counted(len(self.messages), "message")
-        waits = self._waits
-        return Step(self._prepare(), f"{count} loaded" + ("; /retry answers the last one" if waits else ""))
+        return Step(notice=f"{count} loaded" + ("; /retry answers the last one" if self._waits else ""))
 
     @property
     def _waits(self) -> bool:
         return bool(self.messages) and self.messages[-1]["role"] == "user"
-
-    def _prepare(self) -> ChatAction:
-        """PREPARE if the next prompt begins with the history: it has turns, and all are answered."""
-        return ChatAction.PREPARE if self._asked() and not self._waits else ChatAction.READ
 
 
 def _wrong(notice: str) -> Step:
