@@ -11,7 +11,7 @@ from types import FrameType, ModuleType
 
 from rich.console import Console
 
-from llamahybrid.cli.dialogue import ChatAction, Dialogue, Step
+from llamahybrid.cli.dialogue import Dialogue, Step
 from llamahybrid.cli.prompt_bar import PromptBar
 from llamahybrid.client.handle import RequestHandle
 from llamahybrid.core.report import RequestReport
@@ -81,9 +81,9 @@ class TerminalChat:
         """Answer messages until `/quit` or the end of the input."""
         with self._interrupts():
             self._tell(Step(notice="/help lists the commands"))
-            while (step := self._read()).do is not ChatAction.QUIT:
+            while not (step := self._read()).quit:
                 self._tell(step)
-                if step.do is ChatAction.ANSWER:
+                if step.answer:
                     self._answer()
             self._tell(step)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from pathlib import Path
 
 from llamahybrid.cli.conversation import Message, read, save
@@ -24,24 +23,17 @@ AGAIN_SECONDS = 1.0
 _FENCE = '"""'
 
 
-class ChatAction(Enum):
-    """The chat's next action."""
-
-    READ = auto()
-    """Read the next line."""
-    ANSWER = auto()
-    """Answer the last message."""
-    QUIT = auto()
-
-
 @dataclass(frozen=True)
 class Step:
-    """The result of a line."""
+    """The result of a line: what the chat says, and does before it reads the next one."""
 
-    do: ChatAction = ChatAction.READ
     notice: str = ""
     wrong: bool = False
     """The notice is an error."""
+    answer: bool = False
+    """Answer the last message."""
+    quit: bool = False
+    """End the chat."""
 
 
 @dataclass
@@ -85,11 +77,11 @@ class Dialogue:
         self._drop()
         self.editing = False
         self._interrupted = now
-        return Step(ChatAction.QUIT) if again else Step(notice="Ctrl-C again, Ctrl-D or /quit leaves")
+        return Step(quit=True) if again else Step(notice="Ctrl-C again, Ctrl-D or /quit leaves")
 
     def end(self) -> Step:
         """The end of the input."""
-        return Step(ChatAction.QUIT, "a message that was not finished is not sent" if self.unfinished else "")
+        return Step("a message that was not finished is not sent" if self.unfinished else "", quit=True)
 
     def line(self, typed: str) -> Step:
         """Process a typed line, or several pasted lines, which are one message."""
@@ -130,7 +122,7 @@ class Dialogue:
 
     def _ask(self, text: str) -> Step:
         self.messages.append({"role": "user", "content": text})
-        return Step(ChatAction.ANSWER)
+        return Step(answer=True)
 
     def _asked(self) -> list[int]:
         """Indexes of the user's messages."""
@@ -147,7 +139,7 @@ class Dialogue:
             "/save": self._save,
             "/load": self._load,
             "/help": lambda _: Step(notice=HELP),
-            "/quit": lambda _: Step(ChatAction.QUIT),
+            "/quit": lambda _: Step(quit=True),
         }
         if name not in commands:
             return _wrong(f"no command {name}: /help lists them; a space before it makes it a message")
@@ -177,7 +169,7 @@ class Dialogue:
         if not self._asked():
             return _wrong("there is no message to answer")
         self.answered(None)
-        return Step(ChatAction.ANSWER)
+        return Step(answer=True)
 
     def _system(self, text: str) -> Step:
         old = self.messages[:1] if self.messages and self.messages[0]["role"] == "system" else []
