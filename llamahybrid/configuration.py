@@ -15,7 +15,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any
 
 from llamahybrid.errors import ConfigurationError, EngineError
 
@@ -57,15 +58,6 @@ class Configuration:
     """Log-probabilities with `echo` are those of llama-cpp-python."""
 
 
-class _Keep:
-    """The default of an argument that leaves a setting unchanged."""
-
-    def __repr__(self) -> str:
-        return "..."
-
-
-KEEP: Final = _Keep()
-
 _lock = threading.Lock()
 _configured = Configuration()
 _shared: tuple[Configuration, PromptCache] | None = None
@@ -73,10 +65,10 @@ _shared: tuple[Configuration, PromptCache] | None = None
 
 def configure(
     *,
-    ram: int | str | _Keep | None = KEEP,
-    disk: int | str | os.PathLike[str] | bool | _Keep | None = KEEP,
-    parallel: int | str | _Keep | None = KEEP,
-    stock_logprobs: bool | _Keep | None = KEEP,
+    ram: int | str | EllipsisType | None = ...,
+    disk: int | str | os.PathLike[str] | bool | EllipsisType | None = ...,
+    parallel: int | str | EllipsisType | None = ...,
+    stock_logprobs: bool | EllipsisType | None = ...,
 ) -> Configuration:
     """Set defaults for every `Llama` opened from now on; return the settings in effect.
 
@@ -98,7 +90,7 @@ def configure(
     changes = {
         name: None if value is None else _PARSERS[name](value, f"configure({name}={value!r})")
         for name, value in given.items()
-        if not isinstance(value, _Keep)
+        if not isinstance(value, EllipsisType)
     }
     with _lock:
         wanted = replace(_configured, **changes)
