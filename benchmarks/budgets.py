@@ -14,8 +14,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import date
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import TypeAlias
@@ -36,7 +38,6 @@ from tests.lab.pretend import (
     Scale,
     Server,
     interleaved,
-    play,
 )
 
 GIB = 1 << 30
@@ -55,38 +56,25 @@ Ratios: TypeAlias = dict[str, float]
 def ratio(workloads: Sequence[Workload], policy: Policy, longer: int, warm: int) -> float:
     """Decoded over least of workloads that run side by side, from request number `warm` on."""
     speech = PretendSpeech(marked=workloads[0].marked, longer=longer)
-    if len(workloads) == 1:
-        records = list(play(workloads[0].start(speech), speech, policy))
-    else:
-        records = list(interleaved([w.start for w in workloads], speech, policy))
+    records = list(interleaved([w.start for w in workloads], speech, policy))
     return sum(r.decoded for r in records[warm:]) / sum(least_decodes(records)[warm:])
 
 
-def ratios(workloads: Iterable[Workload], policies: Sequence[Policy], longer: int) -> Ratios:
-    """Each workload on a fresh policy."""
-    return {
-        w.name: ratio([w], policy, longer, w.measured_from)
-        for w, policy in zip(workloads, policies, strict=True)
-    }
-
-
+@dataclass
 class Curve:
-    """Play a family of workloads under all budgets."""
+    """A family of workloads under all budgets."""
 
-    def __init__(
-        self, name: str, workloads: Sequence[Workload], longer: int = 1, together: bool = False
-    ) -> None:
-        self.name = name
-        self.workloads = workloads
-        self.longer = longer
-        self.together = together
-        self.ours: dict[int, Ratios] = {}
-        self.server: dict[int, Ratios] = {}
+    name: str
+    workloads: Sequence[Workload]
+    longer: int = 1
+    together: bool = False
+    ours: dict[int, Ratios] = field(default_factory=dict)
+    server: dict[int, Ratios] = field(default_factory=dict)
 
     def measure(self, scale: Scale, gib: int) -> None:
-        self.ours[gib] = self._ratios([Ours(scale, gib * GIB) for _ in self.workloads])
+        self.ours[gib] = self._ratios(lambda: Ours(scale, gib * GIB))
         tried = (
-            self._ratios([Server(scale, gib * GIB, n) for _ in self.workloads])
+            self._ratios(partial(Server, scale, gib * GIB, n))
             for n in CHECKPOINTS
             if n * scale.sizes.snapshot <= gib * GIB
         )
@@ -96,10 +84,11 @@ class Curve:
         counted = {w.name for w in self.workloads if w.start is not mid_generation}
         return fmean(r for name, r in found.items() if self.together or name in counted)
 
-    def _ratios(self, policies: Sequence[Policy]) -> Ratios:
+    def _ratios(self, policy: Callable[[], Policy]) -> Ratios:
+        """Each workload on a fresh policy, or all on one."""
         if self.together:
-            return {TOGETHER: ratio(self.workloads, policies[0], self.longer, 0)}
-        return ratios(self.workloads, policies, self.longer)
+            return {TOGETHER: ratio(self.workloads, policy(), self.longer, 0)}
+        return {w.name: ratio([w], policy(), self.longer, w.measured_from) for w in self.workloads}
 
 
 def curves() -> list[Curve]:

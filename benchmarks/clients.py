@@ -16,26 +16,35 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import random
+import re
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import date
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import subjects
-from benchmarks.subjects import Shape, Stream
-from tests.lab.quiet import silence
+from benchmarks.figures import machine
+from llamahybrid.engine.process import display
+from llamahybrid.tiny import make
+from llamahybrid.tiny.vocab import vocabulary
+from tests.lab import server_build
+from tests.lab.campaign import silence
+from tests.lab.serving import ServerProcess
+from tests.llama_server.llama_server import LlamaServer
 
 VOCABULARY = 200
 PARAMETERS = 100_000_000
@@ -43,9 +52,14 @@ CONTEXT = 8_192
 LONG = 4_000
 BESIDE = 3
 CHAT = 3_500
+ASKED: dict[str, Any] = {"temperature": 0.0, "repeat_penalty": 1.0, "stream": True}
+THOUGHT = "</think>"
+THOUGHT_TOKEN = cast("list[str]", vocabulary("tiny").metadata["tokenizer.ggml.tokens"]).index(THOUGHT)
 
 Result = dict[str, Any]
 """Measures of one subject in one round, by name."""
+Stream = Callable[[list[int], int], Iterator[int]]
+"""`stream(prompt, n)`: the tokens of a greedy, unpenalised answer, as they come."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +73,6 @@ class Target:
     least: float | None = None
 
     def met(self, ratio: float) -> bool:
-        """Within the bound."""
         return (self.most is None or ratio <= self.most) and (self.least is None or ratio >= self.least)
 
     def ratio(self, runs: Mapping[str, Sequence[Result]]) -> float:
@@ -69,7 +82,6 @@ class Target:
         return float(statistics.median(a / b for a, b in zip(mine, theirs, strict=True)))
 
     def told(self, ratio: float) -> str:
-        """The ratio beside the bound."""
         bound = f"at most {self.most}" if self.least is None else f"at least {self.least}"
         return f"{self.of}{f' / {self.over}' if self.over else ''} {ratio:.3f} ({bound})"
 
@@ -79,9 +91,10 @@ PARTS: dict[str, tuple[tuple[str, ...], tuple[Target, ...]]] = {
         ("stock", "ours"),
         (
             Target("streamed, ms a token", "ours", "stock", most=1.0),
-            Target("generate, ms a token", "ours", "stock", most=1.03),
-            Target("cold 1,000 tokens, s", "ours", "stock", most=1.03),
-            Target("cold 3,500 tokens, s", "ours", "stock", most=1.03),
+            *(
+                Target(measure, "ours", "stock", most=1.03)
+                for measure in ("generate, ms a token", "cold 1,000 tokens, s", "cold 3,500 tokens, s")
+            ),
         ),
     ),
     "first": (
@@ -116,7 +129,6 @@ def words(chance: random.Random, low: int, high: int) -> list[int]:
 
 
 def timed(stream: Iterator[int]) -> tuple[list[int], list[float]]:
-    """An answer, and the seconds to each of its tokens."""
     began, tokens, times = time.perf_counter(), list[int](), list[float]()
     for token in stream:
         tokens.append(token)
@@ -124,16 +136,90 @@ def timed(stream: Iterator[int]) -> tuple[list[int], list[float]]:
     return tokens, times
 
 
-def p95(values: Sequence[float]) -> float:
-    """Their 95th percentile."""
-    return statistics.quantiles(values, n=20)[-1]
+# -- subjects ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Stock, llamahybrid in process ("ours") or served, or llama-server, with defaults beside these."""
+
+    name: str
+    model: Path
+    slots: int
+    threads: int
+    program: Path | None = None
+    """llama-server."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {"n_threads": self.threads, "n_threads_batch": self.threads}
+
+    def in_process(self) -> Any:
+        """A `Llama` of llama_cpp, or of llamahybrid; a process imports the one that it measures."""
+        options: dict[str, Any] = {"n_ctx": CONTEXT, "verbose": False, **self.counts}
+        if self.name == "stock":
+            import llama_cpp
+
+            return llama_cpp.Llama(str(self.model), **options)
+        from llamahybrid import Llama
+
+        return Llama(str(self.model), n_parallel=self.slots, **options)
+
+    @contextmanager
+    def opened(self) -> Iterator[Stream]:
+        if self.name == "llama-server":
+            assert self.program is not None, "it was built"
+            size = ("-np", str(self.slots), "-c", str(self.slots * CONTEXT), "-t", str(self.threads))
+            with LlamaServer(self.program, self.model, *size) as theirs:
+                asked = {"return_tokens": True, "cache_prompt": True}
+                yield posted(f"{theirs.url}/completion", "n_predict", asked, lambda e: e.get("tokens", ()))
+        elif self.name == "served":
+            numbers = {"n_parallel": self.slots, "n_ctx": CONTEXT, **self.counts}
+            with tempfile.NamedTemporaryFile() as log:
+                given = (str(word) for name, n in numbers.items() for word in (f"--{name}", n))
+                server = ServerProcess(self.model, Path(log.name), *given)
+                try:
+                    yield posted(f"http://127.0.0.1:{server.port}/v1/completions", "max_tokens", {}, said)
+                finally:
+                    server.process.kill()
+                    server.process.wait()
+        else:
+            with closing(self.in_process()) as llm:
+                yield streamed(llm)
+
+
+def said(chunk: Any) -> Iterator[int]:
+    """The tokens of a chunk of a completion: `tiny` has one for each byte and for "</think>"."""
+    for part in re.split(f"({THOUGHT})", chunk["choices"][0]["text"]):
+        yield from [THOUGHT_TOKEN] if part == THOUGHT else part.encode()
+
+
+def streamed(llm: Any) -> Stream:
+    def stream(prompt: list[int], n: int) -> Iterator[int]:
+        for chunk in llm.create_completion(list(prompt), max_tokens=n, **ASKED):
+            yield from said(chunk)
+
+    return stream
+
+
+def posted(url: str, limit: str, more: Mapping[str, Any], tokens: Callable[[Any], Iterable[int]]) -> Stream:
+    """Streams of a server; `limit`: its name for the most tokens; `tokens`: those of an event."""
+
+    def stream(prompt: list[int], n: int) -> Iterator[int]:
+        body = json.dumps({"prompt": prompt, limit: n, **ASKED, **more}).encode()
+        request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=600) as reply:
+            for line in reply:
+                if line.startswith(b"data: {"):
+                    yield from tokens(json.loads(line[6:]))
+
+    return stream
 
 
 # -- one subject, one round --------------------------------------------------------------------------
 
 
-def alone(name: str, shape: Shape, seed: int) -> Result:
-    """Measure one client that has the whole machine."""
+def alone(llm: Any, seed: int) -> Result:
     chance, n = random.Random(f"alone/{seed}"), 120
 
     def decode(answer: Iterator[Any]) -> float:
@@ -149,16 +235,15 @@ def alone(name: str, shape: Shape, seed: int) -> Result:
         answer.close()
         return seconds
 
-    with (subjects.stock if name == "stock" else subjects.ours)(shape) as llm:
-        stream = subjects.streamed(llm)
-        decode(stream(words(chance, 300, 301), n))
-        prompts = [words(chance, 200, 400) for _ in range(6)]
-        return {
-            "streamed, ms a token": min(decode(stream(prompt, n + 1)) for prompt in prompts[:3]),
-            "generate, ms a token": min(decode(llm.generate(prompt, temp=0.0)) for prompt in prompts[3:]),
-            "cold 1,000 tokens, s": min(cold(1000) for _ in range(3)),
-            "cold 3,500 tokens, s": min(cold(3500) for _ in range(2)),
-        }
+    stream = streamed(llm)
+    decode(stream(words(chance, 300, 301), n))
+    prompts = [words(chance, 200, 400) for _ in range(6)]
+    return {
+        "streamed, ms a token": min(decode(stream(prompt, n + 1)) for prompt in prompts[:3]),
+        "generate, ms a token": min(decode(llm.generate(prompt, temp=0.0)) for prompt in prompts[3:]),
+        "cold 1,000 tokens, s": min(cold(1000) for _ in range(3)),
+        "cold 3,500 tokens, s": min(cold(3500) for _ in range(2)),
+    }
 
 
 def first(stream: Stream, seed: int) -> Result:
@@ -176,28 +261,23 @@ def first(stream: Stream, seed: int) -> Result:
 
 def chats(stream: Stream, clients: int, seed: int) -> Result:
     """All clients at once, each its own chat behind a common system prompt."""
-    firsts, counts, ends, lock = list[float](), list[int](), list[float](), threading.Lock()
     system = words(random.Random(f"{seed}/system"), 200, 800)
 
-    def client(number: int) -> None:
-        chance = random.Random(f"{seed}/{number}")
+    def client(number: int) -> list[tuple[float, int, float]]:
+        chance, said = random.Random(f"{seed}/{number}"), []
         history = list(system)
         for _ in range(chance.randrange(4, 7)):
             history += words(chance, 20, 150)
             answer, times = timed(stream(history, chance.randrange(24, 96)))
             history += answer[len(answer) // 3 :]
-            with lock:
-                firsts.append(times[0])
-                counts.append(len(answer))
-                ends.append(time.perf_counter())
+            said.append((times[0], len(answer), time.perf_counter()))
+        return said
 
     list(stream(words(random.Random("warm"), 30, 31), 4))
-    threads = [threading.Thread(target=client, args=(number,)) for number in range(clients)]
-    began = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(clients) as pool:
+        began = time.perf_counter()
+        answers = [said for each in pool.map(client, range(clients)) for said in each]
+    firsts, counts, ends = zip(*answers, strict=True)
     return {
         "tokens/s": sum(counts) / (max(ends) - began),
         "first token, s": statistics.median(firsts),
@@ -226,39 +306,31 @@ def long(stream: Stream, seed: int) -> Result:
                 return
 
     before = one()
-    prompts = [words(chance, 80, 120) for _ in range(BESIDE)]
-    threads = [threading.Thread(target=answer, args=(prompt,)) for prompt in prompts]
-    for thread in threads:
-        thread.start()
-    running.wait()
-    measured.set()
-    beside = one()
-    over.set()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(BESIDE) as pool:
+        answers = [pool.submit(answer, words(chance, 80, 120)) for _ in range(BESIDE)]
+        running.wait()
+        measured.set()
+        beside = one()
+        over.set()
+    for each in answers:
+        each.result()
     return {
-        "gap, 95th percentile, ms": 1e3 * p95(gaps),
+        "gap, 95th percentile, ms": 1e3 * statistics.quantiles(gaps, n=20)[-1],
         "first token beside, s": beside,
         "beside / alone": beside / ((before + one()) / 2),
     }
 
 
-def child(arguments: argparse.Namespace) -> int:
-    """Be one subject of one part for one round; its measures go to stdout."""
+def measured(subject: Subject, part: str, seed: int) -> Result:
+    """Return the measures of one subject of one part for one round."""
     silence()
-    part, name, seed = arguments.parts[0], arguments.child, arguments.seed
-    slots = {"chats": arguments.clients[0], "long": BESIDE + 1}.get(part, 1)
-    shape = Shape(arguments.model, slots, CONTEXT, arguments.threads, arguments.program)
     if part == "alone":
-        result = alone(name, shape, seed)
-    else:
-        with subjects.opened(name, shape) as stream:
-            if part == "chats":
-                result = chats(stream, slots, seed)
-            else:
-                result = {"first": first, "long": long}[part](stream, seed)
-    print(json.dumps(result))
-    return 0
+        with closing(subject.in_process()) as llm:
+            return alone(llm, seed)
+    with subject.opened() as stream:
+        if part == "chats":
+            return chats(stream, subject.slots, seed)
+        return {"first": first, "long": long}[part](stream, seed)
 
 
 # -- all of them --------------------------------------------------------------------------------------
@@ -266,12 +338,10 @@ def child(arguments: argparse.Namespace) -> int:
 
 def played(arguments: argparse.Namespace, part: str, name: str, clients: int, seed: int) -> Result:
     """Return the measures of one subject, taken in a process of its own."""
-    shape = ["--clients", str(clients), "--threads", str(arguments.threads), "--seed", str(seed)]
-    files = ["--model", str(arguments.model), "--program", str(arguments.program)]
-    command = [sys.executable, "-m", "benchmarks.clients", part, "--child", name, *shape, *files]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    result: Result = json.loads(done.stdout.splitlines()[-1])
-    return result
+    slots = {"chats": clients, "long": BESIDE + 1}.get(part, 1)
+    subject = Subject(name, arguments.model, slots, arguments.threads, arguments.program)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(measured, subject, part, seed).result()
 
 
 def compare(arguments: argparse.Namespace, console: Console, part: str, clients: int) -> tuple[bool, Result]:
@@ -281,7 +351,7 @@ def compare(arguments: argparse.Namespace, console: Console, part: str, clients:
     for seed in range(arguments.rounds):
         for name in names if seed % 2 else names[::-1]:
             runs[name].append(played(arguments, part, name, clients, seed))
-    title = named(part, clients)
+    title = f"chats, {clients} client{'s' * (clients != 1)}" if part == "chats" else part
     table = Table("", *names, "targets", title=title, title_justify="left")
     met = True
     for measure in runs[names[0]][0]:
@@ -294,18 +364,7 @@ def compare(arguments: argparse.Namespace, console: Console, part: str, clients:
     return met, {"title": title, "part": part, "clients": clients, "runs": runs}
 
 
-def named(part: str, clients: int) -> str:
-    """Title of a part: with the number of clients where it varies."""
-    return f"{part}, {clients} client{'s' * (clients != 1)}" if part == "chats" else part
-
-
 def main(arguments: argparse.Namespace) -> int:
-    """Make what is missing, and play all parts."""
-    from benchmarks.figures import machine
-    from llamahybrid.engine.process import display
-    from llamahybrid.tiny import make
-    from tests.lab import server_build
-
     console, results, missed = Console(width=None if sys.stdout.isatty() else 110), list[Result](), False
     parts = arguments.parts or [*PARTS]
     settings = {"made": date.today().isoformat(), "machine": machine()}
@@ -345,7 +404,4 @@ if __name__ == "__main__":
     parser.add_argument("--json", type=Path)
     parser.add_argument("--model", type=Path, help="One is made without.")
     parser.add_argument("--program", type=Path, help="llama-server; it is built without.")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
-    parsed = parser.parse_args()
-    sys.exit(child(parsed) if parsed.child else main(parsed))
+    sys.exit(main(parser.parse_args()))

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
@@ -50,13 +51,17 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def right(seconds: float, place: dict[str, str], rpc: str) -> dict[str, Any]:
-    """Hazards and campaigns, each in a process of its own: exit status, and what it printed last."""
+    """Hazards and campaigns, each in a process of its own: exit status, and what it printed last.
+
+    All at once on a GPU; an RPC server serves one program at a time.
+    """
     environment = {**os.environ, **place}
-    hazards = ("llamahybrid", "hazards", "--n-gpu-layers", "-1", "--rpc", rpc, "--jobs", "1")
-    commands = {name: (*command, "--seconds", str(seconds)) for name, command in CAMPAIGNS.items()}
-    found: dict[str, Any] = {}
-    for name, command in {"hazards": hazards, **commands}.items():
-        print(f"{name} ...", file=sys.stderr)
+    jobs = "1" if rpc else "4"
+    hazards = ("llamahybrid", "hazards", "--n-gpu-layers", "-1", "--rpc", rpc, "--jobs", jobs)
+    commands: dict[str, tuple[str, ...]] = {"hazards": hazards}
+    commands |= {name: (*command, "--seconds", str(seconds)) for name, command in CAMPAIGNS.items()}
+
+    def result(command: tuple[str, ...]) -> dict[str, Any]:
         run = subprocess.run(
             [sys.executable, "-m", *command],
             env=environment,
@@ -64,9 +69,12 @@ def right(seconds: float, place: dict[str, str], rpc: str) -> dict[str, Any]:
             text=True,
             errors="replace",
         )
-        said = [line for line in run.stdout.splitlines() if line.strip()]
-        found[name] = {"passed": run.returncode == 0, "said": said if run.returncode else said[-12:]}
-    return found
+        printed = [line for line in (run.stdout + run.stderr).splitlines() if line.strip()]
+        return {"passed": run.returncode == 0, "printed": printed if run.returncode else printed[-12:]}
+
+    print(", ".join(commands), "...", file=sys.stderr)
+    with ThreadPoolExecutor(1 if rpc else len(commands)) as pool:
+        return dict(zip(commands, pool.map(result, commands.values()), strict=True))
 
 
 def fast(place: dict[str, Any], device: ggml.Device) -> dict[str, float]:

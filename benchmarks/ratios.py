@@ -27,10 +27,10 @@ from benchmarks.figures import machine
 from llamahybrid.engine.bindings import loaded_from, stock
 from llamahybrid.harness.workloads.tokens import Workload, long_prompt, raw
 from llamahybrid.tiny import make
-from tests.lab.costs import with_real_costs
-from tests.lab.in_process import WORKLOADS, Comparer, Stock
-from tests.lab.quiet import silence
-from tests.lab.subjects import SUBJECTS, Subject
+from tests.lab.campaign import silence
+from tests.lab.costs import with_costs
+from tests.lab.in_process import WORKLOADS, Stock, side
+from tests.lab.subjects import SUBJECTS
 
 ENGINE = "stock" if loaded_from() == stock() else "patched"
 
@@ -59,13 +59,14 @@ class Cell:
         return text
 
 
-def measure(comparer: Comparer, workload: Workload, arch: str, with_stock: bool) -> Cell:
-    ours = comparer.side(with_real_costs, workload)
-    stock = comparer.side(Stock, workload) if with_stock else None
+def measure(model: Path, subject: str, workload: Workload, with_stock: bool) -> Cell:
+    options = SUBJECTS[subject].options
+    ours = side(model, with_costs, workload, **options)
+    stock = side(model, Stock, workload, **options) if with_stock else None
     answers = [record.generated for record in ours.records]
     return Cell(
         workload=workload.name,
-        arch=arch,
+        arch=subject,
         bound=workload.bound,
         ours=ours.ratio,
         least=ours.least,
@@ -82,25 +83,25 @@ def chosen(names: list[str] | None) -> list[Workload]:
     return [w for w in every if not names or w.name in names]
 
 
-def table(cells: list[Cell], subjects: list[Subject], with_stock: bool) -> Table:
+def table(cells: list[Cell], subjects: list[str], with_stock: bool) -> Table:
     title = f"decoded over least possible{', stock below' * with_stock}; engine: {ENGINE}"
-    out = Table("workload", "bound", *(s.name for s in subjects), title=title)
+    out = Table("workload", "bound", *subjects, title=title)
     by_place = {(c.workload, c.arch): c for c in cells}
     for name, bound in {c.workload: c.bound for c in cells}.items():
-        out.add_row(name, f"{bound:.2f}", *(str(by_place[name, s.name]) for s in subjects))
+        out.add_row(name, f"{bound:.2f}", *(str(by_place[name, s]) for s in subjects))
     return out
 
 
-def main(subjects: list[Subject], workloads: list[Workload], with_stock: bool, out: Path | None) -> int:
+def main(subjects: list[str], workloads: list[Workload], with_stock: bool, out: Path | None) -> int:
     console = Console(width=None if sys.stdout.isatty() else 160)
     cells: list[Cell] = []
     silence()
     with tempfile.TemporaryDirectory() as folder, Progress(console=Console(stderr=True)) as progress:
         for subject in progress.track(subjects):
-            model = make(subject.arch, Path(folder) / f"{subject.name}.gguf", **subject.making)
-            comparer = subject.comparer(model)
-            for workload in progress.track(workloads, description=subject.name):
-                cells.append(measure(comparer, workload, subject.name, with_stock))
+            how = SUBJECTS[subject]
+            model = make(how.arch, Path(folder) / f"{subject}.gguf", **how.making)
+            for workload in progress.track(workloads, description=subject):
+                cells.append(measure(model, subject, workload, with_stock))
     console.print(table(cells, subjects, with_stock))
     missed = [c for c in cells if not c.holds]
     for cell in missed:
@@ -125,7 +126,7 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     sys.exit(
         main(
-            [SUBJECTS[arch] for arch in arguments.arch or SUBJECTS],
+            arguments.arch or [*SUBJECTS],
             chosen(arguments.workload),
             not arguments.no_stock,
             arguments.json,

@@ -9,13 +9,11 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from functools import cached_property
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import llamahybrid
@@ -61,22 +59,17 @@ Made from the docstrings by `python docs/api_page.py`. Other names may change wi
 """
 
 _NAMED = re.compile(r"^(?=`\w+`: )", re.MULTILINE)
-_REFERENCE = re.compile(r"See `(\w+)\.(\w+)`[.;,:]?\s*")
 
 
-def public_functions() -> list[Any]:
-    """Every function that is exported, by name."""
-    named = [getattr(llamahybrid, name) for name in llamahybrid.__all__]
-    return [thing for thing in named if inspect.isfunction(thing)]
+def public(kind: Callable[[object], bool]) -> list[Any]:
+    """Every function or class that is exported, by name."""
+    return [thing for name in llamahybrid.__all__ if kind(thing := getattr(llamahybrid, name))]
 
 
-def public_classes() -> list[type]:
-    """Every class this page tells of, errors last."""
-    named = [getattr(llamahybrid, name) for name in llamahybrid.__all__]
-    classes = [thing for thing in named if inspect.isclass(thing)]
-    every = [c for c in vars(errors).values() if inspect.isclass(c) and c.__module__ == errors.__name__]
-    failures = [c for c in every if c.__name__ not in INTERNAL_ERRORS]
-    return [*(c for c in classes if c not in every), *HANDED_OUT, *failures]
+def failures() -> list[type]:
+    """Every error that a user may meet."""
+    ours = [c for c in vars(errors).values() if inspect.isclass(c) and c.__module__ == errors.__name__]
+    return [c for c in ours if c.__name__ not in INTERNAL_ERRORS]
 
 
 def members(owner: type) -> dict[str, Any]:
@@ -85,14 +78,14 @@ def members(owner: type) -> dict[str, Any]:
     Not those of upstream that it only wraps (`held`).
     """
     ours = [c for c in reversed(owner.__mro__) if c.__module__.startswith("llamahybrid.")]
-    found = {name: thing for c in ours for name, thing in vars(c).items() if not name.startswith("_")}
-    found |= {name: thing for c in ours for name, thing in vars(c).items() if name == "__call__"}
-    found = {name: thing for name, thing in found.items() if not _is_upstreams(thing)}
-    return {name: thing for name, thing in found.items() if inspect.isroutine(thing) or is_property(thing)}
-
-
-def _is_upstreams(thing: Any) -> bool:
-    return (getattr(thing, "__module__", None) or "").startswith("llama_cpp.")
+    found = {name: thing for c in ours for name, thing in vars(c).items()}
+    return {
+        name: thing
+        for name, thing in found.items()
+        if (not name.startswith("_") or name == "__call__")
+        and not (getattr(thing, "__module__", None) or "").startswith("llama_cpp.")
+        and (inspect.isroutine(thing) or is_property(thing))
+    }
 
 
 def described_fields(owner: type) -> dict[str, str]:
@@ -104,35 +97,18 @@ def described_fields(owner: type) -> dict[str, str]:
         (tree,) = ast.parse(textwrap.dedent(inspect.getsource(c))).body
         assert isinstance(tree, ast.ClassDef)
         for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
-            if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)):
-                continue
-            text = (
-                after.value.value
-                if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-                else ""
-            )
-            if not node.target.id.startswith("_"):
-                found[node.target.id] = inspect.cleandoc(str(text))
+            match node, after:
+                case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                    found[name] = " ".join(text.split())
+                case ast.AnnAssign(ast.Name(name)), _:
+                    found[name] = ""
     return found
-
-
-def doc(owner: type, name: str) -> str:
-    """A member's docstring; where it begins with "See `Class.method`", the text it means stands there."""
-    text = inspect.getdoc(inspect.getattr_static(owner, name)) or inspect.getdoc(getattr(owner, name)) or ""
-    reference = _REFERENCE.match(text)
-    if reference is None:
-        return text
-    meant = _class(owner, reference[1])
-    rest = text[reference.end() :]
-    return f"{doc(meant, reference[2])}\n\n{rest[:1].upper()}{rest[1:]}".strip()
 
 
 def page() -> str:
     """The whole page, as Markdown."""
     parts = [HEAD]
-    for owner in public_classes():
-        if issubclass(owner, BaseException):
-            continue
+    for owner in [*(c for c in public(inspect.isclass) if not issubclass(c, Exception)), *HANDED_OUT]:
         parts.append(f"## {owner.__name__}\n")
         if owner not in HANDED_OUT:
             parts.append(f"```python\n{_call(owner.__name__, owner)}\n```\n")
@@ -141,15 +117,14 @@ def page() -> str:
             parts.append(markdown(inspect.cleandoc(text)))
         parts += _fields(owner)
         parts += _members(owner)
-    for function in public_functions():
+    for function in public(inspect.isfunction):
         parts.append(f"## {function.__name__}\n\n```python\n{_call(function.__name__, function)}\n```\n")
         parts.append(markdown(inspect.getdoc(function) or ""))
     parts.append("## Errors\n\nAll of them are in `llamahybrid.errors`.\n")
-    for owner in public_classes():
-        if issubclass(owner, BaseException):
-            others = [f"`{base.__name__}`" for base in owner.__bases__ if base is not errors.LlamaHybridError]
-            also = f" (also {', '.join(others)})" if others else ""
-            parts.append(f"**{owner.__name__}**{also}: {markdown(inspect.getdoc(owner) or '')}")
+    for owner in failures():
+        others = [f"`{base.__name__}`" for base in owner.__bases__ if base is not errors.LlamaHybridError]
+        also = f" (also {', '.join(others)})" if others else ""
+        parts.append(f"**{owner.__name__}**{also}: {markdown(inspect.getdoc(owner) or '')}")
     return "\n".join(parts)
 
 
@@ -179,7 +154,7 @@ def _members(owner: type) -> Iterator[str]:
             yield f"Of `llama_cpp.{theirs[0].__name__}`, with what is different here:\n"
         for name in (name for name in chosen if name in group):
             title = f"`{name}`" if is_property(chosen[name]) else f"`{_call(name, chosen[name])}`"
-            yield f"### {title}\n\n{markdown(doc(owner, name))}"
+            yield f"### {title}\n\n{markdown(inspect.getdoc(chosen[name]) or '')}"
 
 
 def _fields(owner: type) -> list[str]:
@@ -188,7 +163,7 @@ def _fields(owner: type) -> list[str]:
         return []
     texts = described_fields(owner)
     shown = [f.name for f in fields(owner) if f.name not in DIAGNOSTICS]
-    return ["\n".join(f"- `{name}`: {' '.join(texts[name].split())}" for name in shown) + "\n"]
+    return ["\n".join(f"- `{name}`: {texts[name]}" for name in shown) + "\n"]
 
 
 def _call(name: str, thing: Any) -> str:
@@ -217,16 +192,6 @@ def _short(method: Any) -> list[inspect.Parameter]:
         *(p for p in inspect.signature(method).parameters.values() if p.name not in known),
         made("kwargs", made.VAR_KEYWORD),
     ]
-
-
-def _class(owner: type, name: str) -> type:
-    """The class that a docstring means: one that `owner` comes of, or that its module knows."""
-    for c in owner.__mro__:
-        module: ModuleType = sys.modules[c.__module__]
-        found = c if c.__name__ == name else getattr(module, name, None)
-        if inspect.isclass(found):
-            return found
-    raise LookupError(f"{owner.__name__}: no class called {name} is known where it is written")
 
 
 def is_property(thing: object) -> bool:

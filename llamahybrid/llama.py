@@ -16,14 +16,12 @@ from typing import Any
 import llama_cpp
 from llama_cpp.llama_speculative import LlamaDraftModel
 
-from llamahybrid.capi.samplers import Samplers, WithSamplers
-from llamahybrid.client import json_schema
+from llamahybrid.capi.samplers import Samplers
 from llamahybrid.client.answer import answer
 from llamahybrid.client.answers import answer_count, answers
 from llamahybrid.client.attributes import upstream_attribute, upstream_seed
 from llamahybrid.client.chat_template import let_templates_fill_lists
 from llamahybrid.client.chat_way import ChatWay
-from llamahybrid.client.chosen_call import chooses_tool
 from llamahybrid.client.completion import arguments, decode_ahead, generate, keeps_rows
 from llamahybrid.client.embedding import embedded, embedded_beside
 from llamahybrid.client.extras import NO_EXTRAS, Extras, current_extras
@@ -261,28 +259,22 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             return super().generate(tokens, *args, **kwargs)  # type: ignore[no-any-return]
         options = _GENERATE(tokens, *args, **kwargs)
         prompt = options.pop("tokens")
-        if samplers is not None:
-            prompt = list(prompt)
-            processors = options.get("logits_processor")
-            options["logits_processor"] = WithSamplers(processors, samplers.after(prompt))
         inside = self.requests.inside
         if inside is not None and inside.completing and not inside.begun:  # that completion's own
-            return generate(self, inside, prompt, options)
+            return generate(self, inside, prompt, options, samplers)
         request = self.requests.request()
-        return self.requests.drive(request, partial(generate, self, request, prompt, options))
+        return self.requests.drive(request, partial(generate, self, request, prompt, options, samplers))
 
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         """Upstream's completion as one request, with the tokens that were cached added to `usage`."""
-        extras = current_extras()
+        extras, options = current_extras(), _COMPLETE(*args, **kwargs)
+        if extras.schema is not None:
+            options["grammar"] = extras.schema.instead_of(options.get("grammar"))
         if self.requests.loop is None:
             self.requests.refuse_salt()
-            if replace(extras, index=0) != NO_EXTRAS:
+            if replace(extras, index=0, schema=None) != NO_EXTRAS:
                 raise LlamaHybridError("a model without a prompt cache has upstream's arguments alone")
-            options = _COMPLETE(*args, **kwargs)
-            options["grammar"] = json_schema.followed(options.get("grammar"))
             return super()._create_completion(**options)  # type: ignore[no-any-return]
-        options = _COMPLETE(*args, **kwargs)
-        options["grammar"] = json_schema.followed(options.get("grammar"))
 
         def make(extras: Extras, **more: Any) -> tuple[Request, Generator[Any, None, None]]:
             request = self.requests.request(completing=True, rows=keeps_rows(self, options))
@@ -347,26 +339,11 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         """
         template = chat_template_kwargs or {}
         way = ChatWay(template, thinking_budget, thinking_budget_message, continue_final_message)
-        create = partial(self._chat, way)
+        create, options = partial(way.answer, self), _CHAT(*args, **kwargs)
         if (count := answer_count(n)) == 1:
-            made = create(*args, **kwargs)
+            made = create(**options)
             return self.requests.stream(made) if isinstance(made, Iterator) else made
-        return answers(self, create, _CHAT(*args, **kwargs), count)
-
-    def _chat(self, way: ChatWay, *args: Any, **kwargs: Any) -> Any:
-        options = _CHAT(*args, **kwargs)
-        ours = self.requests.loop is not None and self.chat_handler is None
-        way = replace(way, chosen=ours and chooses_tool(options))
-        with json_schema.asked(options), way.asking(self, options):
-            return self._answered(way, *args, **kwargs)
-
-    def _answered(self, way: ChatWay, *args: Any, **kwargs: Any) -> Any:
-        create = way.create(self) if way.ours else super().create_chat_completion
-        loop = self.requests.loop
-        if loop is None or self.chat_handler is None or loop.here:
-            return create(*args, **kwargs)
-        rows = keeps_rows(self, kwargs)
-        return self.requests.whole(lambda: create(*args, **kwargs), completing=True, rows=rows)
+        return answers(self, create, options, count)
 
     @held
     @as_of(llama_cpp.Llama.embed)

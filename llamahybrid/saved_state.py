@@ -56,7 +56,7 @@ class StateSeal:
         """Tell whether the state is of the same model and context as `live`, also from another process."""
         if self.fingerprint == live.fingerprint:
             return True
-        if self.computation is not None or live.identity.computation is None:
+        if self.computation is not None:
             return False
         return self.fingerprint == with_salt(live.identity.computation.portable(), live.identity.salt)
 
@@ -164,7 +164,7 @@ def load_into(
         raise
     finally:
         arrays.refit()
-    arrays.true_rows = rows if arrays.keeps_rows else 0
+    arrays.true_rows = rows if arrays.logits_all else 0
     seal: StateSeal | None = getattr(state, SEAL, None)
     ids = np.asarray(state.input_ids[: state.n_tokens]) if seal is None else seal.tokens
     arrays.note_native(ids)

@@ -106,7 +106,7 @@ def test_assert_sound_names_the_hazard_that_hits() -> None:
 def test_hazard_that_cannot_arise_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(probes: Iterable[Probe], under_test: object) -> list[runner.Result]:
         nothing = Outcome(outcome.Verdict.NOT_APPLICABLE, "no such function")
-        return [runner.Result(probe, probe.model, nothing, 0.1) for probe in probes]
+        return [runner.Result(probe, probe.model, nothing) for probe in probes]
 
     monkeypatch.setattr(runner, "run", run)
     with pytest.raises(AssertionError, match=r"cannot tell: .*rollback-twice: no such function"):

@@ -52,7 +52,7 @@ def tree(tmp_path: Path) -> Path:
 
 def test_a_fault_is_red_where_a_test_shows_it_and_green_where_none_does(tree: Path, tmp_path: Path) -> None:
     (tmp_path / "copy").mkdir()
-    copy = Copy(tree, tmp_path / "copy", "", Healthy(), limit=300.0)
+    copy = Copy(tree, tmp_path / "copy", "", Healthy())
     results = [copy.judge(fault, rest=False) for fault in faults_in(FAULTS)]
     assert [(r.outcome, r.test) for r in results] == [
         ("red", "tests/test_halves.py::test_half"),

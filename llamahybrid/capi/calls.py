@@ -9,18 +9,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from llama_cpp import llama_cpp
+from llama_cpp._internals import LlamaContext
 
-from llamahybrid.capi.shim import Bytes, library
-
-if TYPE_CHECKING:
-    from llama_cpp._internals import LlamaContext
-
-    from llamahybrid.capi.shim import Stop
+from llamahybrid.capi.shim import Bytes, Stop, library
 
 Logits: TypeAlias = npt.NDArray[np.float32]
 Tokens: TypeAlias = npt.NDArray[np.int32]
@@ -33,7 +29,7 @@ LAST_ROW = -1
 
 Outputs = Literal["none", "last", "all"]
 
-Part: TypeAlias = "tuple[int, int, Sequence[int] | Tokens, Outputs]"
+Part: TypeAlias = tuple[int, int, Sequence[int] | Tokens, Outputs]
 """Sequence, first position, tokens, and the rows of logits that are wanted."""
 
 
@@ -125,12 +121,9 @@ class NativeContext:
         self._ctx.decode(self._batch)
         return rows
 
-    def set_stop(self, stop: Stop) -> bool:
-        """Let `stop`, while it is armed, end decodes from inside; False where the library cannot.
-
-        Once, before anybody else sets an abort callback of their own: theirs then counts.
-        """
-        return library().set_stop(self._pointer, stop)
+    def set_stop(self, stop: Stop) -> None:
+        """Let `stop` end decodes from inside, until other code sets an abort callback of its own."""
+        library().set_stop(self._pointer, stop)
 
     def synchronize(self) -> None:
         """Wait for queued computation."""
@@ -160,30 +153,16 @@ class NativeContext:
 
     def state_size(self, *, partial: bool) -> int:
         """Bytes of the sequence's state."""
-        return int(
-            llama_cpp.llama_state_seq_get_size_ext(self._pointer, self.seq, PARTIAL if partial else FULL)
-        )
+        return library().state_size(self._pointer, self.seq, PARTIAL if partial else FULL)
 
     def save_partial(self, out: Bytes) -> bool:
         """Write the PARTIAL state into `out` (uint8, `state_size` long); False on failure."""
-        return self._save(out, PARTIAL)
-
-    def _save(self, out: Bytes, flags: int) -> bool:
-        saved = library().save_state(self._pointer, out, self.seq, flags)
+        saved = library().save_state(self._pointer, out, self.seq, PARTIAL)
         return saved and not getattr(self._ctx, "lost", False)
 
     def load_partial(self, data: Bytes) -> bool:
         """Read a PARTIAL state; False where it was refused (stock has destroyed the destination then)."""
         return library().load_state(self._pointer, data, self.seq, PARTIAL)
-
-    def state(self) -> Bytes | None:
-        """A copy of the sequence's whole state; None where it could not be read."""
-        out = np.empty(self.state_size(partial=False), np.uint8)
-        return out if self._save(out, FULL) else None
-
-    def load(self, state: Bytes) -> bool:
-        """Read a whole state; False where it was refused, as `load_partial`."""
-        return library().load_state(self._pointer, state, self.seq, FULL)
 
     def logits(self, n_vocab: int, index: int = LAST_ROW) -> Logits | None:
         """The output row of one of the batch's tokens, the last by default, valid until the next decode.

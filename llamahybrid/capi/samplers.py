@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import llama_cpp as stock
 from llama_cpp import llama_cpp
 from llama_cpp._internals import LlamaSampler
 
@@ -63,15 +62,6 @@ class Samplers:
             and (dynamic or self.xtc_probability > 0 or self.top_n_sigma > 0)
         ):
             raise ValueError("mirostat cannot be combined with xtc, top_n_sigma or dynatemp")
-
-
-class WithSamplers(stock.LogitsProcessorList):  # type: ignore[misc]
-    """Logits processors on their way through upstream's `generate`, and samplers beside them."""
-
-    def __init__(self, processors: Iterable[Any] | None, samplers: Samplers) -> None:
-        super().__init__(processors or ())
-        self.samplers = samplers
-        self.processors: Any = stock.LogitsProcessorList(processors) if processors else None
 
 
 def insert(llm: Any, sampler: LlamaSampler, more: Samplers, asked: Mapping[str, Any]) -> None:

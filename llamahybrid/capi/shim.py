@@ -46,14 +46,14 @@ class Library:
         from llama_cpp import llama_cpp
 
         self._api: Any = llama_cpp
-        missing = [name for name in REQUIRED if self._address(name) is None]
+        missing = [name for name in REQUIRED if _address(self._api._lib, name) is None]
         if missing:
             raise EngineError(
                 f"the loaded libllama lacks {', '.join(missing)}; install llama-cpp-python 0.3.36 or newer"
             )
-        self.optional = frozenset(name for name in OPTIONAL if self._address(name) is not None)
+        self.optional = frozenset(name for name in OPTIONAL if _address(self._api._lib, name) is not None)
         """The functions of `OPTIONAL` that this library has."""
-        addresses = [self._address(name) for name in REQUIRED]
+        addresses = [_address(self._api._lib, name) for name in REQUIRED]
         if _shim is not None and not _shim.lib.llh_bind(*addresses, _layout(llama_cpp.llama_batch)):
             raise EngineError(
                 "struct llama_batch has another layout here than the shim was compiled for; "
@@ -67,6 +67,10 @@ class Library:
         result = _shim.ffi.new("int32_t *")
         _shim.lib.llh_decode_batch(ctx, ctypes.addressof(batch), result)
         return int(result[0])
+
+    def state_size(self, ctx: int, seq: int, flags: int) -> int:
+        """Bytes of a sequence's state."""
+        return int(self._api.llama_state_seq_get_size_ext(ctx, seq, flags))
 
     def save_state(self, ctx: int, out: Bytes, seq: int, flags: int) -> bool:
         """Write a sequence's state into `out`; True where it fills that exactly.
@@ -102,19 +106,11 @@ class Library:
             read = load(ctx, _pointer(data, ctypes.c_uint8), data.nbytes, seq, flags)
         return bool(0 < read == data.nbytes)
 
-    def set_stop(self, ctx: int, stop: Stop | None) -> bool:
-        """Let `stop` end decodes of this context from within; False where that cannot be.
-
-        The caller keeps `stop` alive until the context is freed or told None.
-        """
-        if not available or "llama_set_abort_callback" not in self.optional:
-            return False
-        function, data = (0, None) if stop is None else (stop.address or 0, stop.data)
-        self._api.llama_set_abort_callback(ctx, ctypes.cast(function, self._api.ggml_abort_callback), data)
-        return True
-
-    def _address(self, name: str) -> int | None:
-        return _address(self._api._lib, name)
+    def set_stop(self, ctx: int, stop: Stop) -> None:
+        """Let `stop`, which the caller keeps alive, end decodes from within, where that can be."""
+        if available and "llama_set_abort_callback" in self.optional:
+            callback = ctypes.cast(stop.address or 0, self._api.ggml_abort_callback)
+            self._api.llama_set_abort_callback(ctx, callback, stop.data)
 
 
 @cache
@@ -128,18 +124,15 @@ def library() -> Library:
 
 
 @cache
-def patched_function(name: str, result: Any, *arguments: Any) -> Any:
-    """A function of the patched library that takes a context first; llama_cpp declares none of these."""
-    function = getattr(library()._api._lib, name)
-    function.argtypes = [ctypes.c_void_p, *arguments]
-    function.restype = result
-    return function
-
-
 def range_function(what: str, *arguments: Any) -> Any:
-    """`llama_state_seq_{what}_range`: (context, `arguments`, sequence, start, end), returns bytes."""
-    name = f"llama_state_seq_{what}_range"
-    return patched_function(name, ctypes.c_size_t, *arguments, *[ctypes.c_int32] * 3)
+    """`llama_state_seq_{what}_range` of the patched library, which llama_cpp does not declare.
+
+    It takes (context, `arguments`, sequence, start, end), and returns bytes.
+    """
+    function = getattr(library()._api._lib, f"llama_state_seq_{what}_range")
+    function.argtypes = [ctypes.c_void_p, *arguments, *[ctypes.c_int32] * 3]
+    function.restype = ctypes.c_size_t
+    return function
 
 
 class Stop:
@@ -153,6 +146,8 @@ class Stop:
         self._block = (
             None if _shim is None else _shim.ffi.gc(_shim.lib.llh_stop_new(), _shim.lib.llh_stop_free)
         )
+        if _shim is not None:
+            _shim.lib.llh_stop_arm(self._block, True)
         self.running = 0
         """Number of the request that runs now; 0: none."""
 
@@ -175,11 +170,6 @@ class Stop:
     def end(self) -> None:
         """No request runs any more."""
         self._run(0)
-
-    def arm(self, armed: bool) -> None:
-        """Let native code see a requested stop, or not."""
-        if _shim is not None:
-            _shim.lib.llh_stop_arm(self._block, armed)
 
     def request(self, number: int) -> None:
         """Stop request `number` if it is the one that runs; nothing happens to any other."""

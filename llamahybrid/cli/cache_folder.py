@@ -19,7 +19,7 @@ from llamahybrid.prompt_cache.bytes_disk import SHARDS
 from llamahybrid.prompt_cache.disk import DiskRows
 from llamahybrid.prompt_cache.envelope import path_digest
 from llamahybrid.prompt_cache.folder import FOLDER
-from llamahybrid.prompt_cache.forgetting import sweep_nodes
+from llamahybrid.prompt_cache.forgetting import sweep
 from llamahybrid.prompt_cache.nodes import tokens_of
 
 NAME_LETTERS = 8
@@ -82,7 +82,7 @@ class CacheFolder:
         """All records, least recently used first."""
         there = [
             Found(item, place, path.namespace, path.ids)
-            for place, path in self.store.each()
+            for _, place, path in self.store.each()
             for item in place.items
         ]
         used = {one.item.key: self.rows.last_used(one.item.key) for one in there}
@@ -91,7 +91,7 @@ class CacheFolder:
     def lost(self, found: Sequence[Found]) -> list[bytes]:
         """Keys of records without a path."""
         known = {one.item.key for one in found}
-        return [key for key in self.rows.records() if key not in known]
+        return [key for key in self.rows.keys(b"r") if key not in known]
 
     def check(self, one: Found) -> RecordError | None:
         """Read a whole record and return its damage; None: sound, or unreadable now (printed and counted)."""
@@ -127,7 +127,7 @@ class CacheFolder:
 
     def tidy(self) -> int:
         """Remove nodes without records, and files of killed processes; return the number of files."""
-        sweep_nodes(self.store)
+        sweep(self.store)
         return sum(self.rows.sweep(shard) for shard in range(SHARDS))
 
     def troubles(self) -> str:

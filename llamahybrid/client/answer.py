@@ -18,7 +18,6 @@ import llama_cpp
 
 from llamahybrid.client.completion import WAIT, Pauses
 from llamahybrid.client.extras import Extras
-from llamahybrid.client.json_schema import ConstraintGrammar
 from llamahybrid.client.logprobs import (
     AnswerLogprobs,
     EchoedPrompt,
@@ -55,8 +54,9 @@ def answer(
         asked["samplers"] = extras.samplers
     thought = None if extras.thinking is None else extras.thinking.thought(llm, prompt)
     limits = request.limits = None if extras.thinking is None else extras.thinking.limit(llm, prompt)
-    # Without a budget a schema or regular expression holds from the first token: no thought comes before it.
-    thinks = limits is not None or not isinstance(asked.get("grammar"), ConstraintGrammar)
+    # Without a budget a form holds from the first token: only a grammar that spells the end has a thought.
+    form, thinking = asked.get("grammar"), extras.thinking
+    thinks = limits is not None or form is None or (thinking and thinking.markers.end in form._grammar)
     odds = None
     if options["logprobs"] is not None and (stream or not options["echo"]):
         odds = AnswerLogprobs(llm, options["logprobs"], len(options["prompt"]), prompt)
@@ -73,11 +73,14 @@ def answer(
     text, finish_reason = b"", "length"
     sent, end = 0, None  # bytes of the text: handed out, and up to a stop string
     forced = 0  # bytes up to the end of a thought that the budget ended
+    start, mark = 0, b""  # bytes before the answer: a hidden thought, and space; the end of that thought
+    if extras.thinking is not None and extras.thinking.hidden and thought is not None and thought.inside:
+        mark = extras.thinking.markers.end.encode()
     for token in llm.generate(prompt, **asked):
         if token == WAIT:
             yield WAIT
             continue
-        ends = pauses[token] and _ends(llm, extras, token)
+        ends = pauses[token] and token in pauses.ends
         sampled = limits is None or len(said) - bos_said not in limits.forced
         if thought is not None and request.progress is not None:
             if thinks and not ends:
@@ -95,6 +98,9 @@ def answer(
             text = llm.detokenize(said, prev_tokens=prompt)
         else:
             text += pieces[token]
+        if mark:
+            sent = start = len(text) - len(text.partition(mark)[2].lstrip())
+            mark = mark if start == len(text) else b""
         if not sampled:
             forced = len(text)  # no stop string: the model did not say it
         plain = not bounds.lacking and text[-3:].isascii()  # as most text: its characters are complete
@@ -102,8 +108,10 @@ def answer(
             if len(said) - bos_said > bounds.room:
                 break
             continue
-        if bounds.stops and (end := bounds.stop(text, max(sent, forced))) is not None:
-            finish_reason = "stop"
+        if bounds.stops and (found := bounds.stop(text, max(sent, forced))) is not None:
+            finish_reason, (end, stop) = "stop", found
+            if request.progress is not None:
+                request.progress.stop = stop.decode("utf-8")
             break
         if len(said) >= bounds.tokens:
             break
@@ -129,7 +137,7 @@ def answer(
     else:
         if odds is not None:
             told = told or no_logprobs()
-        made = with_choice(text[:end].decode("utf-8", "ignore"), told, finish_reason)
+        made = with_choice(text[start:end].decode("utf-8", "ignore"), told, finish_reason)
         made["usage"] = _usage(prompt, said)
         if options["echo"]:
             scored = {**options, "logprobs": None} if llm.stock_logprobs else options
@@ -150,13 +158,6 @@ def _with_defaults(llm: Any, extras: Extras, options: Mapping[str, Any]) -> dict
     if extras.truncate is not None:
         options["prompt"] = _tokens(llm, options["prompt"])[-extras.truncate :]
     return options
-
-
-def _ends(llm: Any, extras: Extras, token: int) -> bool:
-    """The answer ends before this token."""
-    if token in extras.stop_token_ids:
-        return True
-    return bool(llm._calls.run(llama_cpp.llama_vocab_is_eog, llm._model.vocab, token))
 
 
 def _tokens(llm: Any, prompt: str | Sequence[int]) -> list[int]:
@@ -213,11 +214,11 @@ class Bounds:
             return False
         return True
 
-    def stop(self, text: bytes, start: int) -> int | None:
-        """Return the position of the stop string that ends a text, from `start` on; None: there is none."""
+    def stop(self, text: bytes, start: int) -> tuple[int, bytes] | None:
+        """Return the position of the stop string that ends a text, from `start` on, and that string."""
         for each in self.stops:
             if (at := text.find(each, start)) >= 0:
-                return at
+                return at, each
         return None
 
     def held(self, text: bytes, start: int) -> int:

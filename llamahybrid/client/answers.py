@@ -182,11 +182,12 @@ def _chunks(
         if not ready:
             group.advance()
         for index in ready:
-            chunk = next(streams[index], None)
-            if chunk is None:
-                del streams[index]
-            else:
+            while (chunk := next(streams[index], None)) is not None:
                 yield index, chunk
+                if not chunk["choices"][0].get("delta", {}).get("role"):
+                    break  # that chunk is made of a completion's first one, whose text follows at once
+            else:
+                del streams[index]
 
 
 class Group:

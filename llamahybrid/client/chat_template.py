@@ -100,15 +100,12 @@ def require_template_kwargs(llm: Any, given: Mapping[str, Any]) -> None:
         raise ValueError(f"chat_template_kwargs: the chat template does not read {idle[0]!r}")
 
 
-def chat_with(llm: Any, given: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+def chat_with(llm: Any, given: Mapping[str, Any], **options: Any) -> Any:
     """`llama_cpp.Llama.create_chat_completion`, with these variables in the template.
 
     Raises ValueError as `require_template_kwargs`.
     """
     require_template_kwargs(llm, given)
-    asked = inspect.signature(llama_cpp.Llama.create_chat_completion).bind(llm, *args, **kwargs).arguments
-    handler = llm._chat_handlers.get(llm.chat_format)  # as upstream chooses it where there is a template
+    handler = llm.chat_handler or llm._chat_handlers.get(llm.chat_format)
     handler = handler or llama_chat_format.get_chat_completion_handler(llm.chat_format)
-    options = {**_DEFAULTS, **asked}
-    del options["self"]
-    return handler(llama=llm, **options, **given)
+    return handler(llama=llm, **{**_DEFAULTS, **options}, **given)

@@ -11,12 +11,13 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
+from llamahybrid.capi.samplers import Samplers, insert
+from llamahybrid.client.native_calls import held
 from llamahybrid.client.requests import Requests
 from llamahybrid.client.sampling import RowSampler
 from llamahybrid.core.answering import answer_steps
 from llamahybrid.core.executor import Executor
 from llamahybrid.core.loop import DecodeLoop
-from llamahybrid.core.messages import Resume
 from llamahybrid.core.reply import Feed, Reply
 from llamahybrid.core.report import RequestReport
 from llamahybrid.core.request import Request
@@ -26,6 +27,13 @@ Tokens = Generator[int, Sequence[int] | None, None]
 
 WAIT = -1
 """In place of a token, or of a completion: it is not there yet, and the reader of several may go on."""
+
+_SAMPLING = {
+    name: inspect.signature(llama_cpp.Llama.generate).parameters[name].default
+    for name in inspect.signature(llama_cpp.Llama._init_sampler).parameters
+    if name != "self"
+}
+"""Arguments of upstream's sampler, with the defaults of its `generate`."""
 
 _CRITERION = "Jinja2ChatFormatter.__call__.<locals>.stop_on_last_token"
 
@@ -55,21 +63,20 @@ class Pauses(dict[int, bool]):
     def __init__(self, llm: Any, ends: Collection[int] = (), stops: Sequence[bytes] = ()) -> None:
         """`ends`: the request's own stop tokens; `stops`: its stop strings."""
         super().__init__(dict.fromkeys(ends, True))
-        self._model = llm._model
+        self.ends = set(ends)
+        """Tokens that end the answer and are not part of it, of those that were asked for."""
+        self._calls, self._model = llm._calls, llm._model
         self._stops = [stop for stop in stops if stop]
 
+    @held
     def __missing__(self, token: int) -> bool:
-        pauses = self[token] = self._may_end(token)
+        if pauses := bool(llama_cpp.llama_vocab_is_eog(self._model.vocab, token)):
+            self.ends.add(token)
+        elif self._stops:
+            piece: bytes = self._model.detokenize([token], special=True)
+            pauses = any(_may_complete(stop, piece) for stop in self._stops)
+        self[token] = pauses
         return pauses
-
-    def _may_end(self, token: int) -> bool:
-        try:
-            if llama_cpp.llama_vocab_is_eog(self._model.vocab, token):
-                return True
-            piece: bytes = self._model.detokenize([token], special=True) if self._stops else b""
-        except ModelClosed:
-            return True
-        return any(_may_complete(stop, piece) for stop in self._stops)
 
 
 def _may_complete(stop: bytes, piece: bytes) -> bool:
@@ -82,6 +89,7 @@ def generate(
     request: Request,
     tokens: Sequence[int] | Iterator[int],
     options: dict[str, Any],
+    samplers: Samplers | None = None,
 ) -> Tokens:
     """Generate token ids from a prompt, in a request; `options`: those of upstream's `generate`."""
     requests: Requests = llm.requests
@@ -106,7 +114,8 @@ def generate(
             requests.note(request)
     progress = request.progress
     assert progress is not None, "it has begun"
-    inner = _answer(llm, request, options, rest)
+    more = None if samplers is None else samplers.after(prompt)
+    inner = _answer(llm, request, options, rest, more)
     sent: Sequence[int] | None = None
     try:
         while True:
@@ -167,10 +176,7 @@ def _placed_by(llm: Any, request: Request, prompt: Sequence[int], reset: bool) -
 
 
 def _answer(
-    llm: Any,
-    request: Request,
-    options: dict[str, Any],
-    rest: list[int],
+    llm: Any, request: Request, options: dict[str, Any], rest: list[int], more: Samplers | None
 ) -> Tokens:
     """Return the answer's tokens, sampled in the loop unless code of the caller takes part."""
     criteria = options.get("stopping_criteria")
@@ -180,11 +186,15 @@ def _answer(
         overrides(llm, "eval", "sample")
         or options.get("stopping_criteria") is not None
         or llm.draft_model is not None
-        or request.view.keeps_rows
+        or request.view.logits_all
         or llm.requests.loop.here
     )
     view = request.view
-    sampler = view.sampler = _sampler(llm, options)
+    asked = {name: options.get(name, default) for name, default in _SAMPLING.items()}
+    sampler: RowSampler = llm._init_sampler(**asked)
+    view.sampler = sampler
+    if more is not None:
+        insert(llm, sampler, more, asked)
     if request.limits is not None:
         sampler.limit(request.limits)
     if lock_step or sampler.calls_back:
@@ -240,16 +250,6 @@ def _lock_step(llm: Any, request: Request, options: dict[str, Any], tokens: list
             tokens.extend(guessed[: llm._n_ctx - end])
 
 
-def _sampler(llm: Any, options: dict[str, Any]) -> RowSampler:
-    names = inspect.signature(llama_cpp.Llama._init_sampler).parameters
-    given = {name: value for name, value in options.items() if name in names}
-    defaults = inspect.signature(llama_cpp.Llama.generate).parameters
-    for name in names:
-        if name != "self" and name not in given:
-            given[name] = defaults[name].default
-    return llm._init_sampler(**given)  # type: ignore[no-any-return]
-
-
 def _run_ahead(llm: Any, request: Request, options: dict[str, Any], sampler: RowSampler) -> Tokens:
     """Yield the tokens that the loop samples; continue in lock step once others are sent."""
     loop, view, feed, several = llm.requests.loop, request.view, Feed(request.bell), request.bell is not None
@@ -257,14 +257,14 @@ def _run_ahead(llm: Any, request: Request, options: dict[str, Any], sampler: Row
     assert progress is not None, "its prompt is decoded"
     total = progress.plan.total
     sample, pauses = partial(sampler.sample_at, llm._ctx), request.pauses
-    interrupted, resume = partial(loop.cancel, request), Resume(request)
+    interrupted = partial(loop.cancel, request)
     count, last, process = 0, -1, getpid()
     try:
         loop.submit(request, lambda _: answer_steps(request, feed, sample, pauses), feed)
         while True:
             feed.asked += 1
             if feed.paused and feed.asked >= feed.needs:
-                loop.post(resume)
+                loop.resume(request)
             while several and feed.empty():
                 yield WAIT
             token: int = feed.get(interrupted)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llamahybrid.capi.samplers import Samplers
+from llamahybrid.client.json_schema import SchemaGrammar
 from llamahybrid.client.thought import Thinking
 
 
@@ -27,6 +28,8 @@ class Extras:
     """Number of last tokens of the prompt to use; None: all."""
     thinking: Thinking | None = None
     """Markers and budget of thoughts; None: thoughts are not recognized."""
+    schema: SchemaGrammar | None = None
+    """The JSON schema of the chat, in place of the rules that upstream's chat format writes for it."""
     spelt: frozenset[int] = frozenset()
     """Control tokens that the text of an answer includes."""
     prompt_only: bool = False

@@ -13,9 +13,7 @@ import ctypes
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -59,7 +57,6 @@ _DIFFERS = re.compile(
 )
 """The parts of Python's regular expressions that llguidance's (Rust's regex-syntax) may read otherwise."""
 
-_chosen: ContextVar[Any] = ContextVar("llamahybrid_json_schema", default=None)
 _tokenizers: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
@@ -92,15 +89,18 @@ class SchemaGrammar(ConstraintGrammar):
         super().__init__(compiled(schema))
         self._schema = schema
 
-    def replaces(self, rules: str) -> bool:
-        """Return True for the rules that upstream's chat handlers write for the schema, or fall back to."""
+    def instead_of(self, grammar: Any) -> Any:
+        """Return the schema in place of the rules that upstream's chat handlers use for it.
+
+        Any other grammar stays, as that of a completion that a callback of the chat asks for.
+        """
         try:
             written = llama_grammar.json_schema_to_gbnf(json.dumps(self._schema))
-        except (
-            Exception
-        ):  # upstream's converter raises what it comes across; its handlers allow any JSON then
-            written = None
-        return rules in (written, llama_grammar.JSON_GBNF)
+        except Exception:  # upstream's converter raises any; its handlers allow any JSON then
+            written = llama_grammar.JSON_GBNF
+        if grammar is None or grammar._grammar not in (written, llama_grammar.JSON_GBNF):
+            return grammar
+        return self
 
 
 class Constraint:
@@ -143,11 +143,6 @@ class Constraint:
         if shared < len(answer):
             self._matcher.consume_tokens(answer[shared:].tolist())
         self._consumed = answer
-
-
-def available() -> bool:
-    """Return True where llguidance is installed."""
-    return LLMatcher is not None
 
 
 @lru_cache(maxsize=64)
@@ -229,36 +224,18 @@ def _tokenizer(llm: Any) -> Any:
     )
 
 
-@contextmanager
-def asked(options: dict[str, Any]) -> Iterator[None]:
-    """Remember the JSON schema that a chat asks for while upstream's handler makes its completion.
+def schema_grammar(options: dict[str, Any]) -> SchemaGrammar | None:
+    """Return the JSON schema that a chat asks for; `options`: the arguments of `create_chat_completion`.
 
-    `options`: the arguments of `create_chat_completion`. A schema that llguidance cannot follow is left to
-    upstream, with a warning: a program that ran with llama-cpp-python goes on running.
+    None without one, or without llguidance. A schema that llguidance cannot follow is left to upstream, with
+    a warning: a program that ran with llama-cpp-python goes on running.
     """
-    schema = schema_of(options) if available() else None
-    grammar = None
-    if schema is not None:
-        try:
-            grammar = SchemaGrammar(schema)
-        except ValueError as error:
-            logger.warning("this JSON schema is followed only as far as llama-cpp-python does: %s", error)
-    before = _chosen.set(grammar)
+    schema = schema_of(options) if LLMatcher is not None else None
     try:
-        yield
-    finally:
-        _chosen.reset(before)
-
-
-def followed(grammar: Any) -> Any:
-    """The grammar of a completion: the schema of the chat that it belongs to, in place of upstream's rules.
-
-    Any other grammar stays, as that of a completion that a callback of the chat asks for.
-    """
-    chosen: SchemaGrammar | None = _chosen.get()
-    if chosen is None or grammar is None or not chosen.replaces(grammar._grammar):
-        return grammar
-    return chosen
+        return None if schema is None else SchemaGrammar(schema)
+    except ValueError as error:
+        logger.warning("this JSON schema is followed only as far as llama-cpp-python does: %s", error)
+        return None
 
 
 def schema_of(options: dict[str, Any]) -> Any:

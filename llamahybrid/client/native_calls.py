@@ -9,8 +9,10 @@ executes (see `executes`). There are no locks, so that finalizers may use everyt
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from functools import wraps
@@ -28,6 +30,7 @@ POLL = 0.01
 """Seconds between two looks whether calls still run."""
 
 Result = TypeVar("Result")
+_thread = threading.local()
 
 
 class NativeCalls:
@@ -136,6 +139,22 @@ def executes(frame: FrameType) -> bool:
     except RuntimeError:
         return True
     return False
+
+
+def collecting() -> bool:
+    """The calling thread is inside the garbage collector, or the interpreter ends: it must not wait.
+
+    The `finally` blocks of a collected generator run in any thread in which the collector starts, under any
+    lock of that thread.
+    """
+    return sys.is_finalizing() or getattr(_thread, "collects", False)
+
+
+def _note(phase: str, info: dict[str, Any]) -> None:
+    _thread.collects = phase == "start"
+
+
+gc.callbacks.append(_note)
 
 
 def piece(model: LlamaModel, token: int) -> str:

@@ -15,9 +15,8 @@ from functools import partial
 from typing import Any, TypeVar
 from weakref import ref
 
-from llamahybrid.client.collecting import collecting
 from llamahybrid.client.handle import RequestHandle, advanced_for, handle_here
-from llamahybrid.client.native_calls import piece
+from llamahybrid.client.native_calls import collecting, piece
 from llamahybrid.client.salt import SHARED
 from llamahybrid.client.thread_state import ThreadState
 from llamahybrid.core.executor import Executor
@@ -244,7 +243,7 @@ class Requests:
         context, inner = copy_context(), list[Request | None]()
 
         def begin(executor: Executor) -> tuple[Result]:
-            loop.slots.gather(request.view.ids(), request.salt)
+            loop.slots.empty_others()
             executor.claim()
             self._here.last = None
             try:

@@ -18,7 +18,6 @@ from llama_cpp._internals import LlamaSampler
 
 from llamahybrid.capi.calls import Logits
 from llamahybrid.capi.gbnf import require_grammar
-from llamahybrid.capi.samplers import WithSamplers, insert
 from llamahybrid.client.json_schema import Constraint, ConstraintGrammar
 from llamahybrid.client.thought import ThoughtLimit
 from llamahybrid.errors import LlamaHybridError
@@ -178,9 +177,7 @@ def sampler_for(llm: Any, make: Callable[..., LlamaSampler], *args: Any, **kwarg
     """
     llm._calls.require_open()
     constraint: Constraint | None = None
-    given, more = kwargs.get("logits_processor"), None
-    if isinstance(given, WithSamplers):
-        more, given = given.samplers, given.processors
+    given = kwargs.get("logits_processor")
     if (grammar := kwargs.get("grammar")) is not None:
         if isinstance(grammar, ConstraintGrammar):  # enforced by a processor instead of rules
             constraint = grammar.constraint(llm)
@@ -190,8 +187,6 @@ def sampler_for(llm: Any, make: Callable[..., LlamaSampler], *args: Any, **kwarg
             llm._calls.run(require_grammar, llm._model.vocab, grammar)
     kwargs["logits_processor"] = processors = None if given is None else Processors(given)
     sampler = llm._calls.run(partial(make, *args, **kwargs))
-    if more is not None:
-        insert(llm, sampler, more, kwargs)
     copies = None if llm.requests.loop is None else llm
     checked = RowSampler.over(sampler, copies, grammar is not None)
     checked.processors, checked.constraint = processors, constraint

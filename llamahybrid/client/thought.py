@@ -53,6 +53,8 @@ class Thinking:
     """Text that a thought ends with where it is ended."""
     inside: bool | None = None
     """The prompt ends inside a thought; None: its text says so."""
+    hidden: bool = False
+    """A thought that the prompt opens is no part of the answer's text."""
 
     def thought(self, llm: Any, prompt: Sequence[int]) -> Thought:
         """Follow the thought of an answer to a prompt, given by its ids."""

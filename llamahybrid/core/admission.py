@@ -39,7 +39,7 @@ class Admission:
         self.waiting: list[Request] = []
         """Requests that have a task and no slot."""
         self.running: Request | None = None
-        """The request whose task runs, or for which a batch is decoded alone."""
+        """The request whose task runs, or ran last."""
         self.patience: float | None = None
         """Seconds instead of `PATIENCE`, measured switches left out."""
         self._freed = False
@@ -158,31 +158,19 @@ class Admission:
 
     # -- which slot ------------------------------------------------------------------------------------
 
-    def _room_for(self, request: Request) -> bool:
-        """A slot is free for a request, if need be after a preemption."""
-        if request.whole:
-            while (victim := self._victim(request)) is not None:
-                self._park(victim)
-            return not self.slots.seated
-        if self.slots.free():
-            return True
-        if (victim := self._victim(request)) is None:
-            return False
-        self._park(victim)
-        return True
-
     def _seat(self, request: Request) -> Slot | BaseException | None:
         """Give a request a slot; the error where that failed, and None where there is no room."""
         try:
-            if not self._room_for(request):
-                return None
+            while self.slots.seated if request.whole else not self.slots.free():
+                if (victim := self._victim(request)) is None:
+                    return None
+                self.running = victim
+                self.slots.park(victim)
             self.running = request
             slot = self.slots.best(request)
             self.slots.give(slot, request)
         except BaseException as error:
             return error
-        finally:
-            self.running = None
         return slot
 
     def _victim(self, request: Request) -> Request | None:
@@ -206,13 +194,6 @@ class Admission:
         tokens = 0 if request.slot is None else request.slot.executor.live.n
         switch = costs.snapshot_seconds + costs.restore_seconds + tokens * costs.segment_seconds
         return max(PATIENCE, PATIENT_SWITCHES * switch)
-
-    def _park(self, request: Request) -> None:
-        self.running = request
-        try:
-            self.slots.park(request)
-        finally:
-            self.running = None
 
 
 def _same_thread(other: Request, request: Request) -> bool:

@@ -181,16 +181,8 @@ def assemble(
             *(n_parallel, llm._n_ctx, n_parallel * profile.slot_bytes(llm._n_ctx) >> 20),
         )
     for seq in range(n_parallel):
-        live = LiveSequence(
-            guarded,
-            profile,
-            fingerprint=computation.fingerprint,
-            capacity=llm._n_ctx,
-            n_vocab=llm._n_vocab,
-            shared=shared,
-            seq=seq,
-        )
-        live.identity.computation = computation
+        size = {"capacity": llm._n_ctx, "n_vocab": llm._n_vocab}
+        live = LiveSequence(shared, profile, computation, **size, seq=seq)
         runner = Runner(live, cache, boundaries, meter, llm.n_batch)
         drafts = Drafts(live, meter, llm.n_batch)
         executors.append(Executor(runner, drafts, view))

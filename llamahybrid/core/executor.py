@@ -116,19 +116,11 @@ class Executor:
             if source.handoff:
                 request.rests_on, source.handoff = source.native, False
         if request.rests_on is not None:
-            self._go_on_from(request.rests_on)
-            request.rests_on = None
+            if common_prefix(self.live.tokens, request.rests_on) < len(request.rests_on):  # images included
+                raise RequestSuperseded("another request came between the image and the answer to it")
+            self.view.note_native(request.rests_on)
+            self.view.handoff, request.rests_on = True, None
         return self._begin(request, prompt, reset)
-
-    def _go_on_from(self, tokens: Tokens) -> None:
-        """Continue from natively decoded content, the end of `tokens`.
-
-        Raises RequestSuperseded where it is not live.
-        """
-        if common_prefix(self.live.tokens, tokens) < len(tokens):  # images included
-            raise RequestSuperseded("another request came between the image and the answer to it")
-        self.view.note_native(tokens)
-        self.view.handoff = True
 
     def _begin(self, request: Request, prompt: Tokens, reset: bool) -> Tokens:
         """Plan a prompt, restore its restore point, and return the remaining tokens, shape (k,)."""
@@ -149,7 +141,7 @@ class Executor:
         self._require_native(prompt)
         rows = min(view.true_rows, common_prefix(live.tokens, prompt))
         view.true_rows = 0
-        progress = self.runner.begin(prompt, rows if view.keeps_rows else None)
+        progress = self.runner.begin(prompt, rows if view.logits_all else None)
         rest = _text(prompt[live.n :])
         progress.prompt = prompt
         request.progress = progress
@@ -192,7 +184,9 @@ class Executor:
     def _takes_one(self, tokens: Sequence[int]) -> bool:
         """A single token behind a sound sequence that equals the view."""
         n = self.live.n
-        if len(tokens) != 1 or not self.view.takes_one(n) or n >= self._n_ctx or self.live.state.is_invalid:
+        if len(tokens) != 1 or self.view.n_tokens != n or self.view.logits_all:
+            return False
+        if n >= self._n_ctx or self.live.state.is_invalid:
             return False
         return type(tokens[0]) is int and 0 <= tokens[0] < self._n_vocab
 
@@ -257,17 +251,17 @@ class Executor:
                 raise ContextOverflow(f"the context window of {self._n_ctx} has no cells left") from error
             except SequenceChanged:  # another request had all buffers zeroed
                 whole = np.concatenate([self.view.ids()[:first], work])
-                work = self.begin_again(whole, self.view.true_rows if self.view.keeps_rows else None)
+                work = self.begin_again(whole, self.view.true_rows if self.view.logits_all else None)
                 self.mirror(whole[: self.live.n])
 
     def _decode(self, work: Tokens, progress: Progress | None) -> Steps[None]:
         first, view = self.live.n, self.view
         drafted = progress is not None and not progress.prefilling and len(work) > 1
-        outputs: Outputs = "all" if view.keeps_rows or drafted else "last"
+        outputs: Outputs = "all" if view.logits_all or drafted else "last"
 
         def note(start: int, end: int) -> None:
             self.mirror(work[start - first : end - first], start)
-            if view.keeps_rows:
+            if view.logits_all:
                 view.take_rows(start, self.live.native.all_logits(end - start, self._n_vocab))
             if end == first + len(work):
                 self.keep_tail(end - start if drafted else 1)

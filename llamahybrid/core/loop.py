@@ -7,20 +7,20 @@ in the main thread alone, so that no operation of the loop is interrupted.
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
 import sys
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakSet
 
 from llamahybrid.core.admission import Admission
 from llamahybrid.core.batch import Reader
 from llamahybrid.core.executor import Executor
 from llamahybrid.core.loop_thread import LoopThread
-from llamahybrid.core.messages import Call, End, Look, Message, Resume, Run, Stop
-from llamahybrid.core.process_hooks import register
 from llamahybrid.core.reply import Reply
 from llamahybrid.core.request import Request, Task
 from llamahybrid.core.scheduler import Scheduler
@@ -33,6 +33,14 @@ logger = logging.getLogger("llamahybrid")
 
 EXIT_SECONDS = 10.0
 """Longest wait of the interpreter's exit for a running batch."""
+
+
+class Message(NamedTuple):
+    """A message to the loop: an action for its thread, and the reply that the sender waits for."""
+
+    act: Callable[[], bool | None]
+    """True: a batch is decoded before the next message."""
+    reply: Reply | None = None
 
 
 class DecodeLoop:
@@ -48,8 +56,6 @@ class DecodeLoop:
         """New tasks are refused."""
         self._ended = False
         """All requests are over, and messages are refused."""
-        self._calls: deque[Call] = deque()
-        """Work without a slot, oldest first; one is done between two batches."""
         self._shared = shared
         self._scheduler = scheduler
         self._tasks = Tasks(slots, self.admission, shared, scheduler, self._cancelled, report)
@@ -64,7 +70,7 @@ class DecodeLoop:
         for slot in slots:
             slot.runner.others_waiting = self.admission.others_waiting
             slot.runner.is_awaited = self.admission.is_awaited
-        register(self)
+        _loops.add(self)
 
     # -- from any thread ---------------------------------------------------------------------------
 
@@ -73,11 +79,11 @@ class DecodeLoop:
         """The calling thread is the loop's."""
         return self._thread.here
 
-    def post(self, message: Message) -> None:
+    def _post(self, act: Callable[[], bool | None], reply: Reply | None = None) -> None:
         """Send a message; after the end, it is refused in the calling thread."""
         if not (self._ended or self._thread.serves):
             self._thread.start(self._serve)
-        self._inbox.put(message)
+        self._inbox.put(Message(act, reply))
         if self._ended:  # the thread reads no more messages
             self._refuse_rest()
 
@@ -101,9 +107,13 @@ class DecodeLoop:
             raise self._cancelled()
         request.reply, request.aside = reply, None
         request.awaits = True
-        self.post(Run(Task(request, begin, reply)))
+        self._post(partial(self._receive, Task(request, begin, reply)), reply)
         if request.cancelled:  # before `cancel` could see the reply
             self._refuse_waiting(request)
+
+    def resume(self, request: Request) -> None:
+        """Continue an answer whose reader asks for more tokens than were published."""
+        self._post(partial(self._resume, request), request.reply)
 
     def result(self, request: Request, reply: Reply) -> Any:
         """Wait for a reply. An exception that interrupts the wait (Ctrl-C) cancels the request."""
@@ -117,7 +127,7 @@ class DecodeLoop:
         if self.closed or request.cancelled:
             raise self._cancelled()
         request.reply = reply = Reply()
-        self.post(Call(request, work, reply))
+        self._post(partial(self._call, request, work, reply), reply)
         return self.result(request, reply)
 
     def cancel(self, request: Request) -> None:
@@ -130,7 +140,7 @@ class DecodeLoop:
         self._tasks.batches.stop(request)
         self._refuse_waiting(request)
         if self._thread.asked:
-            self._inbox.put(Look())
+            self._inbox.put(Message(_look))
 
     def _refuse_waiting(self, request: Request) -> None:
         """Answer a cancelled request that has not begun, without waiting for the running batch."""
@@ -139,10 +149,13 @@ class DecodeLoop:
 
     def cancel_all(self) -> None:
         """Cancel all requests that run or wait; takes no lock."""
+        self._cancel_known()
+        if self._thread.asked:
+            self._inbox.put(Message(self._cancel_known))  # those whose messages are not read yet
+
+    def _cancel_known(self) -> None:
         for request in self._known():
             self.cancel(request)
-        if self._thread.asked:
-            self._inbox.put(Look(cancel=True))  # those whose messages are not read yet
 
     def end(self, request: Request, wait: bool = True) -> None:
         """End a request: release its slot and report it; wait until that is done."""
@@ -150,7 +163,7 @@ class DecodeLoop:
             return
         if self.here:
             if not request.inline:  # called by the garbage collector, in the loop's thread
-                self._inbox.put(End(request))
+                self._inbox.put(Message(partial(self._tasks.end, request, None)))
                 return
             reply = Reply()
             self._tasks.end(request, reply)
@@ -161,7 +174,7 @@ class DecodeLoop:
             request.over = True
             return
         answer = Reply() if wait else None
-        self.post(End(request, answer))
+        self._post(partial(self._tasks.end, request, answer), answer)
         if answer is not None:
             answer.get()
 
@@ -175,33 +188,31 @@ class DecodeLoop:
             return
         self._on_end = on_end
         reply = Reply()
-        self._inbox.put(Stop(reply))
+        self._inbox.put(Message(partial(self._finish_all, reply), reply))
         if self._ended:
             self._refuse_rest()
         reply.get()
 
     def abandon(self, on_end: Callable[[], None]) -> bool:
         """As `close`, without waiting, for finalizers; False without a thread."""
-        self.closed = True
+        self._refuse()
         if not self._thread.alive:
             return False
         self._on_end = on_end
-        self._refuse()
-        self._inbox.put(Stop())
+        self._inbox.put(Message(self._finish_all))
         return True
 
     def end_at_exit(self) -> None:
         """End the loop at exit of the interpreter, without `on_end`, and wait a limited time."""
         if self._thread.alive and not sys.is_finalizing():
             self._refuse()
-            self._inbox.put(Stop())
+            self._inbox.put(Message(self._finish_all))
             self._thread.join(EXIT_SECONDS)
 
     def _refuse(self) -> None:
         """Refuse new tasks, and cancel all requests."""
         self.closed = True
-        for request in self._known():
-            self.cancel(request)
+        self._cancel_known()
 
     def _known(self) -> list[Request]:
         """Requests that run or wait."""
@@ -216,31 +227,28 @@ class DecodeLoop:
         """
         if self.here or not self._thread.asked:
             return
-        messages: list[Any] = [self._doing, *self._calls, *self._unread(), *self._known()]
+        waits: list[Any] = [self._doing, *self._unread(), *self._known()]
         self.admission.clear()
         self._inbox = SimpleQueue()
-        self._calls.clear()
         if not self._idle:
             self._shared.lose_all()
         self._idle = True
         self._thread.renew()
-        for message in messages:
-            reply = getattr(message.task if isinstance(message, Run) else message, "reply", None)
-            if reply is not None:
-                reply.fail(RequestSuperseded("the process was forked while this request ran: ask again"))
+        for each in waits:
+            if each is not None and each.reply is not None:
+                each.reply.fail(RequestSuperseded("the process was forked while this request ran: ask again"))
 
     def _serve(self) -> None:
         try:
             while self._take():
                 if self.admission.waiting:
                     self._admit()
-                if self._calls:
-                    self._do_call()
-                if (wanted := self.slots.wanted()) and not self._expects(wanted):
+                wanted = self.slots.wanted()
+                if wanted and not self._scheduler.grace_seconds(self.slots, len(wanted)):
                     self._tasks.decode(self._scheduler.choose(wanted))
         except BaseException:
             logger.exception("the decode loop ended")
-            self._finish_all(None)
+            self._finish_all()
 
     def _take(self) -> bool:
         """Take all messages, waiting for one where there is nothing to decode; False at the end."""
@@ -259,61 +267,25 @@ class DecodeLoop:
             finally:
                 self._idle = False
             wait, self._doing = 0, message
-            if isinstance(message, Stop):
-                self._finish_all(message.reply)
-                return False
-            self._do(message)
+            decode = message.act()
             self._doing = None
+            if decode or self._ended:
+                return not self._ended
 
     def _wait_seconds(self) -> float | None:
         """Longest wait for the next message; None: without limit."""
-        if self._calls:
-            return 0
         if wanted := self.slots.wanted():
-            return self._expects(wanted)
+            return self._scheduler.grace_seconds(self.slots, len(wanted))
         self.slots.store_owed(lambda: not self.admission.waiting)
         return self.admission.seconds()
 
-    def _expects(self, wanted: Sequence[Any]) -> float:
-        """Seconds for which a batch waits for more tokens than those that are `wanted` now."""
-        return 0 if len(wanted) == len(self.slots.all) else self._scheduler.grace_seconds(self.slots)
-
-    def _do(self, message: Message) -> None:
-        match message:
-            case Run(task):
-                self._receive(task)
-            case Resume(request):
-                paused = request.task
-                if paused is not None and isinstance(paused.wanted, Reader):  # else it runs already
-                    request.comes()
-                    if request.slot is not None:
-                        self._tasks.advance(paused, 0)
-                    elif request not in self.admission.waiting:
-                        self.admission.queue(request)
-            case End(request, reply):
-                self._tasks.end(request, reply)
-            case Look(cancel=True):
-                for request in self._known():
-                    self.cancel(request)
-            case Call():
-                self._calls.append(message)
-
-    def _do_call(self) -> None:
-        """Do the work that has waited longest, unless its request was cancelled."""
-        call = self._calls[0]
-        try:
-            if call.request.cancelled:
-                raise self._cancelled()
-            call.reply.put(call.work())
-        except BaseException as error:
-            call.reply.fail(error)
-        finally:
-            self._calls.popleft()
+    # -- messages ----------------------------------------------------------------------------------
 
     def _receive(self, task: Task) -> None:
         request = task.request
-        if request.over:
-            task.reply.fail(RequestCancelled("the request is over"))
+        if self._ended or request.over:
+            over = RequestCancelled("the request is over")
+            task.reply.fail(self._cancelled() if self._ended else over)
             return
         if request.task is not None:  # its caller was interrupted, and sends a new one
             self._tasks.drop(request)
@@ -323,6 +295,29 @@ class DecodeLoop:
             self._tasks.start(task, request.slot)
         else:
             self.admission.queue(request)
+
+    def _resume(self, request: Request) -> None:
+        paused = request.task
+        if paused is None or not isinstance(paused.wanted, Reader):
+            return  # it runs already
+        if self._ended:
+            paused.reply.fail(self._cancelled())
+            return
+        request.comes()
+        if request.slot is not None:
+            self._tasks.advance(paused, 0)
+        elif request not in self.admission.waiting:
+            self.admission.queue(request)
+
+    def _call(self, request: Request, work: Callable[[], Any], reply: Reply) -> bool:
+        """Do work of a request; True, since a batch is next."""
+        try:
+            if self._ended or request.cancelled:
+                raise self._cancelled()
+            reply.put(work())
+        except BaseException as error:
+            reply.fail(error)
+        return True
 
     def _admit(self) -> None:
         for request, found in self.admission.admitted():
@@ -341,46 +336,34 @@ class DecodeLoop:
 
     # -- the end -----------------------------------------------------------------------------------
 
-    def _finish_all(self, reply: Reply | None) -> None:
+    def _finish_all(self, reply: Reply | None = None) -> None:
         """End all requests and call `_on_end`; later messages are refused."""
-        self.closed = True
-        while self._calls:
-            self._calls.popleft().reply.fail(self._cancelled())
-        for request in self._known():
-            task, seated = request.task, request.slot is not None
-            self._tasks.drop(request)
-            if task is not None:
-                self._tasks.fail(task, self._cancelled())
-            if seated:
-                self._tasks.end(request, None)
         error: BaseException | None = None
-        self._ended = True
-        self._refuse_rest()  # `_on_end` waits for native calls whose threads may wait for a reply
-        try:
-            if self._on_end is not None:
-                self._on_end()
-        except BaseException as raised:
-            error = raised
-        self._on_end = None
-        self._refuse_rest()
+        if not self._ended:
+            self.closed = True
+            for request in self._known():
+                task, seated = request.task, request.slot is not None
+                self._tasks.drop(request)
+                if task is not None:
+                    self._tasks.fail(task, self._cancelled())
+                if seated:
+                    self._tasks.end(request, None)
+            self._ended = True
+            self._refuse_rest()  # `_on_end` waits for native calls whose threads may wait for a reply
+            try:
+                if self._on_end is not None:
+                    self._on_end()
+            except BaseException as raised:
+                error = raised
+            self._on_end = None
+            self._refuse_rest()
         if reply is not None:
             reply.put(None) if error is None else reply.fail(error)
 
     def _refuse_rest(self) -> None:
-        """Refuse messages that came after the end."""
+        """Refuse messages that came after the end, which their actions notice."""
         for message in self._unread():
-            match message:
-                case Run(task):
-                    task.request.task = None
-                    task.reply.fail(self._cancelled())
-                case Resume(request) if request.task is not None:
-                    request.task.reply.fail(self._cancelled())
-                case End(request, reply):
-                    self._tasks.end(request, reply)
-                case Call(reply=reply):
-                    reply.fail(self._cancelled())
-                case Stop(reply) if reply is not None:
-                    reply.put(None)
+            message.act()
 
     def _unread(self) -> Iterator[Message]:
         """Take the messages that are in the inbox, without waiting."""
@@ -389,3 +372,27 @@ class DecodeLoop:
                 yield self._inbox.get_nowait()
             except Empty:
                 return
+
+
+def _look() -> None:
+    """Wake the loop: a request was cancelled."""
+
+
+# -- the process -----------------------------------------------------------------------------------
+
+_loops: WeakSet[DecodeLoop] = WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    for loop in list(_loops):
+        loop.end_at_exit()
+
+
+def _renew_all() -> None:
+    for loop in list(_loops):
+        loop.renew_in_child()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_all)

@@ -32,6 +32,8 @@ class Progress:
     """The last token handed out."""
     thinking: int | None = None
     """Tokens of the answer's thought; None: not counted."""
+    stop: str = ""
+    """Stop string that ended the answer."""
     sent: bool = False
     """Tokens had been sent into the generator before it was preempted."""
     steps: int = 0
@@ -74,6 +76,7 @@ class Progress:
             redecoded=self.drafts.redecoded,
             rollbacks=dict(self.drafts.rollbacks),
             checkpoints=self.checkpoints,
+            stop=self.stop,
             cancelled=self.cancelled,
             plan_seconds=self.plan_seconds,
             restore_seconds=self.restore_seconds,

@@ -102,6 +102,4 @@ class Feed(Reply):
     def publish(self, token: int, needs: int) -> None:
         """Publish a token; called by the loop alone."""
         self.needs = needs
-        self._items.put((True, token))
-        if self._bell is not None:
-            self._bell.ring()
+        self.put(token)

@@ -53,6 +53,8 @@ class RequestReport:
     """From the request's start to its last token so far."""
     last: int = -1
     """Last token handed out; -1: none."""
+    stop: str = ""
+    """Stop string that ended the answer."""
     cancelled: bool = False
     """Ended by `cancel()`."""
     unreached: int = 0

@@ -23,45 +23,6 @@ _births = itertools.count()
 class Request:
     """A request: its view of the sequence, its slot, and its pending task."""
 
-    __slots__ = (
-        "__weakref__",
-        "after",
-        "aside",
-        "asked_at",
-        "awaits",
-        "away",
-        "bell",
-        "born",
-        "cancelled",
-        "completing",
-        "deadline",
-        "entered",
-        "inline",
-        "known",
-        "leads",
-        "limits",
-        "most",
-        "number",
-        "on_progress",
-        "over",
-        "parked",
-        "pauses",
-        "progress",
-        "prompt",
-        "reader",
-        "reply",
-        "rests_on",
-        "rows",
-        "salt",
-        "sent",
-        "slot",
-        "source",
-        "task",
-        "unwanted",
-        "view",
-        "whole",
-    )
-
     def __init__(
         self, view: View, *, completing: bool = False, rows: bool = False, salt: bytes = b""
     ) -> None:

@@ -152,8 +152,7 @@ class Runner:
     def computed_under(self, salt: str) -> None:
         """Change the model's own salt (`Llama.cache_salt`)."""
         identity = self.live.identity
-        if identity.computation is not None:
-            identity.computed_by(replace(identity.computation, salt=salt))
+        identity.computed_by(replace(identity.computation, salt=salt))
 
     def share(self) -> None:
         """Store unstored attention of the live tokens, which another slot is about to load."""

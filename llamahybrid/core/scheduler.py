@@ -1,20 +1,34 @@
 """Scheduler: choose the tokens of the next batch.
 
-A batch holds one token of each running answer and chunks of the waiting prompts; `pace` limits the chunks so
-that answers keep their pace.
+A batch holds one token of each running answer and chunks of the waiting prompts. Each batch reads all
+weights, so that small chunks slow the prompts down; large ones delay the answers. A step of few answers takes
+hardly less time than one of many, so that chunks are larger beside few answers.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import TypeAlias
 
 from llamahybrid.core.batch import Decode
-from llamahybrid.core.pace import RecentMin, chunk_tokens, largest_chunk, prefill_seconds
 from llamahybrid.core.request import Task
 from llamahybrid.core.slots import Slots
 from llamahybrid.memory.costs import CostMeter
+
+CHUNK_STEPS = 16
+"""Duration of the prompt chunks in a batch, in steps of answers,"""
+
+CHUNK_SECONDS = 0.4
+"""or in seconds, whichever is longer: two tokens a second still read as a text that is being written. Both
+are divided by the share of answers among all requests that decode."""
+
+SMALLEST_CHUNK = 32
+"""Fewest tokens of the prompt chunks in a batch."""
+
+UNMEASURED = 128
+"""The same before the first measurement."""
 
 MIN_TIMED = 16
 """Fewest prompt tokens in a batch that is used to measure the time of one."""
@@ -39,12 +53,20 @@ class Scheduler:
         self._n_batch = n_batch
         self._merges = merges
         self._turn = 0
-        self._step, self._token = RecentMin(), RecentMin()
-        """Seconds a step of answers, and a token of a prompt."""
+        self._steps: deque[float] = deque(maxlen=2)
+        """Seconds of the last steps of answers, of which the shorter counts: a single one may include a pause
+        of the process or the machine."""
+        self._tokens: deque[float] = deque(maxlen=2)
+        """The same for a token of a prompt."""
 
-    def grace_seconds(self, slots: Slots) -> float:
-        """Seconds for which a batch still waits for the next tokens of answers with fast readers."""
-        now, grace = time.monotonic(), max(GRACE_SECONDS, GRACE_SHARE * self._step.seconds)
+    def grace_seconds(self, slots: Slots, wanted: int) -> float:
+        """Seconds for which a batch still waits for the next tokens of answers with fast readers.
+
+        `wanted`: number of tasks whose tokens are there.
+        """
+        if wanted == len(slots):
+            return 0
+        now, grace = time.monotonic(), max(GRACE_SECONDS, GRACE_SHARE * min(self._steps, default=0.0))
         left = 0.0
         for request in slots.seated:
             expected = request.progress is not None and not request.progress.over
@@ -67,7 +89,8 @@ class Scheduler:
         together = [each for each in tasks if each not in alone]
         if not self._merges or (alone and (not together or self._turn % 2)):
             task, wanted = (alone or tasks)[self._turn // 2 % len(alone or tasks)]
-            wanted.count = self._chunk(wanted, len(tasks) - 1)
+            most = self._prompt_tokens(len(tasks) - 1, 1) if wanted.prompt else self._n_batch
+            wanted.count = min(len(wanted.tokens), most)
             return [(task, wanted)]
         return sorted(self._together(together), key=lambda each: each[1].live.native.seq)
 
@@ -76,7 +99,7 @@ class Scheduler:
         prompts = [each for each in tasks if not each[1].step]
         room = self._n_batch - len(batch)
         if batch and prompts:
-            room = min(room, self._budget(len(batch), len(prompts)))
+            room = min(room, self._prompt_tokens(len(batch), len(prompts)))
         prompts.sort(key=lambda each: len(each[1].tokens))  # a short one leaves its share to the others
         for number, (task, wanted) in enumerate(prompts):
             wanted.count = min(len(wanted.tokens), room // (len(prompts) - number))
@@ -85,20 +108,13 @@ class Scheduler:
                 room -= wanted.count
         return batch
 
-    def _budget(self, answers: int, prompts: int) -> int:
-        """Number of prompt tokens in a batch with this number of answers and prompts."""
-        seconds = prefill_seconds(self._step.seconds, answers, prompts)
-        return largest_chunk(seconds, self._token_seconds())
-
-    def _chunk(self, wanted: Decode, others: int) -> int:
-        """Number of tokens in a batch that holds one sequence alone."""
-        if not wanted.prompt or len(wanted.tokens) == 1:
-            return len(wanted.tokens)
-        seconds = prefill_seconds(self._step.seconds, others, 1)
-        return chunk_tokens(len(wanted.tokens), seconds, self._token_seconds())
-
-    def _token_seconds(self) -> float:
-        return max(self._token.seconds, self._meter.costs().prefill_seconds)
+    def _prompt_tokens(self, answers: int, prompts: int) -> int:
+        """Number of tokens of prompts between two steps of answers, by the numbers of both."""
+        token = max(min(self._tokens, default=0.0), self._meter.costs().prefill_seconds)
+        if not token:
+            return UNMEASURED
+        seconds = max(CHUNK_STEPS * min(self._steps, default=0.0), CHUNK_SECONDS)
+        return max(SMALLEST_CHUNK, int(seconds * (answers + prompts) / answers / token))
 
     def took(self, batch: Sequence[Waiting], seconds: float) -> None:
         """Note the duration of a batch."""
@@ -107,12 +123,12 @@ class Scheduler:
             tokens += wanted.count
             answers += wanted.step
         if answers == len(batch):
-            self._step.took(seconds)
+            self._steps.append(seconds)
             self._meter.together = answers
             if answers == 1:
                 self._meter.decoded(1, seconds)
             return
         if tokens - answers >= MIN_TIMED:
-            self._token.took(seconds / tokens)
+            self._tokens.append(seconds / tokens)
         if len(batch) == 1:
             self._meter.decoded(tokens, seconds)

@@ -13,7 +13,6 @@ from llamahybrid.core.executor import Executor
 from llamahybrid.core.leaving import preempt
 from llamahybrid.core.request import Request, Task
 from llamahybrid.core.runner import Runner
-from llamahybrid.memory.adoption import take_over
 from llamahybrid.prompt_cache.base import LiveState, Tokens
 from llamahybrid.prompt_cache.ladder import MIN_SPACING
 
@@ -132,24 +131,11 @@ class Slots:
         if held >= slot.runner.checkpoints.depth(prompt, salt) + MIN_SPACING:
             there.runner.share()
 
-    def gather(self, prompt: Tokens, salt: bytes) -> Executor:
-        """Move the longest live prefix of these tokens to the first slot, and empty the others."""
-        first = self.all[0]
-        last = max(self.all, key=lambda each: each.executor.live_prefix(prompt, salt))
+    def empty_others(self) -> None:
+        """Store and empty all slots but the first, for a request that has the whole context."""
         for slot in self.all[1:]:
-            if slot is not last:
-                slot.runner.save_tip()
-                slot.executor.live.empty()
-        if last is not first:
-            if last.executor.live_prefix(prompt, salt):
-                if first.executor.live.identity.serves(salt):
-                    first.runner.save_tip()
-                else:
-                    first.runner.serve(salt)  # else the content gets the name of another salt
-                take_over(first.executor.live, last.executor.live)
-            last.runner.save_tip()
-            last.executor.live.empty()
-        return first.executor
+            slot.runner.save_tip()
+            slot.executor.live.empty()
 
     def park(self, request: Request) -> None:
         """Preempt a request, which continues later; the cache follows its tokens until then."""

@@ -37,7 +37,6 @@ class StoppableBatches:
             return
         undo = live.n, _state(request, wanted)
         request.number = self._flag.begin()
-        self._flag.arm(True)
         if request.cancelled:
             self._flag.request(request.number)
         try:
@@ -47,7 +46,6 @@ class StoppableBatches:
                 recover(live, undo)
             raise
         finally:
-            self._flag.arm(False)
             self._flag.end()
 
 

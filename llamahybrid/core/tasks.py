@@ -54,8 +54,8 @@ class Tasks:
         if request.cancelled:
             self.fail(task, self._cancelled())
             return
+        self._admission.running = request
         try:
-            self._admission.running = request
             if request.parked:
                 task.return_steps = come_back(slot.executor)
             elif task.steps is None:
@@ -63,8 +63,6 @@ class Tasks:
         except BaseException as error:
             self.fail(task, error)
             return
-        finally:
-            self._admission.running = None
         if task.return_steps is not None or isinstance(task.steps, Generator):
             self.advance(task, None)
         else:
@@ -95,8 +93,6 @@ class Tasks:
         except BaseException as raised:
             self.fail(task, raised)
             return
-        finally:
-            self._admission.running = None
         if back:
             self._came_back(task)
         else:

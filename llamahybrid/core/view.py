@@ -57,7 +57,7 @@ class View:
         self.input_ids = np.zeros(n_ctx, dtype=np.intc)
         if len(self.scores) < rows:
             self.scores = np.empty((rows, n_vocab), dtype=np.single)
-        if self.keeps_rows:
+        if self.logits_all:
             self._make_scores()
 
     def blank(self) -> View:
@@ -109,10 +109,6 @@ class View:
         self.true_rows = min(self.true_rows, end)
         self.requires_eval = not tip_logits
 
-    def takes_one(self, n: int) -> bool:
-        """The view has n tokens, and one more may be appended without its row."""
-        return self.n_tokens == n and not self.logits_all
-
     def append(self, token: int, n: int) -> None:
         """Append a decoded token behind n others."""
         self.input_ids[n] = token
@@ -142,11 +138,6 @@ class View:
 
     # -- rows of logits --------------------------------------------------------------------------
 
-    @property
-    def keeps_rows(self) -> bool:
-        """The logits of every token are kept."""
-        return self.logits_all
-
     def keep_rows(self, rows: bool) -> None:
         """Keep the logits of every token from now on, or only where `always_rows`."""
         self.logits_all = self.always_rows or rows
@@ -165,7 +156,7 @@ class View:
 
         Rows of a view in use are copied; else the views exchange their arrays.
         """
-        if not (self.keeps_rows and other.true_rows and self.n_tokens == 0):
+        if not (self.logits_all and other.true_rows and self.n_tokens == 0):
             return
         known = other.ids()[: other.true_rows]
         n = common_prefix(known, prompt)

@@ -80,6 +80,10 @@ def _version(version: str) -> Finding:
 def _load_advice(error: str) -> str:
     if "libcuda.so" in error:
         return "the NVIDIA driver is missing: install it, or a llama-cpp-python without CUDA"
+    if "libcublas" in error or "libcudart" in error:
+        return (
+            "install the CUDA toolkit of that version, or set LD_LIBRARY_PATH to the folder of this library"
+        )
     return "install llama-cpp-python again, or choose LLAMAHYBRID_ENGINE=stock"
 
 

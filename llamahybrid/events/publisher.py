@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from llamahybrid.client.salt import SHARED
+from llamahybrid.events import resumable
 from llamahybrid.events.blocks import Block, Cutter, events
-from llamahybrid.prompt_cache import resumable
 from llamahybrid.prompt_cache.base import Tokens
 
 try:
@@ -148,5 +148,5 @@ class EventPublisher(AbstractContextManager["EventPublisher"]):
             "GPU": (tokens for name, tokens in (s.glimpse() for s in slots.all) if name == namespace)
         }
         if cache is not None:
-            paths |= {"CPU": resumable.in_ram(cache, view), "DISK": resumable.on_disk_paths(cache, view)}
+            paths |= {"CPU": resumable.in_ram(cache, view), "DISK": resumable.on_disk(cache, view)}
         return self._cutter.blocks_of(paths, namespace)

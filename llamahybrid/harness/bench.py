@@ -24,7 +24,7 @@ from llamahybrid.harness.plan import Cost, Speed, cost_of, fitting
 from llamahybrid.harness.plan import measured as measured_speed
 from llamahybrid.harness.report import Report, RequestFigures, Saving, Times, WorkloadFigures
 from llamahybrid.harness.runner import WorkloadRunner, suits
-from llamahybrid.harness.targets.base import Ask, ModelFile, Session, Shape, Target
+from llamahybrid.harness.targets.base import ModelFile, Session, Shape, Target
 from llamahybrid.harness.workloads.speech import Speech
 from llamahybrid.harness.workloads.tokens import (
     Workload,
@@ -205,12 +205,12 @@ class Bench:
                     return
                 speech = Speech(session.vocabulary, seed=number, scale=self._scale)
                 prompt = speech.message(RESTART_TOKENS, "system") + speech.message(40) + speech.reply()
-                answer = WorkloadRunner(session).ask(_ask(prompt)).tokens or ()
+                answer = WorkloadRunner(session).ask(Request(16, prompt)).tokens or ()
             target.close()
             with target.open(self.model, shape) as session:
                 session.decoded()
                 after = WorkloadRunner(session).ask(
-                    _ask([*prompt, *answer, *speech.message(40), *speech.reply()])
+                    Request(16, [*prompt, *answer, *speech.message(40), *speech.reply()])
                 )
                 measured.decoded = session.decoded()
         if after.total is not None:
@@ -227,10 +227,6 @@ class Bench:
             saving = session.saving(speech.words(SAVED_TOKENS))
             if saving is not None:
                 measured.savings.append(saving)
-
-
-def _ask(tokens: Sequence[int]) -> Ask:
-    return Ask.of(Request(16, tokens))
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from llamahybrid.harness import directed
 from llamahybrid.harness.collecting import LATE, Collector, left_out
 from llamahybrid.harness.figures import judged, workload_figures
 from llamahybrid.harness.plan import Cost, Plan, Speed, longest_scale, measured
-from llamahybrid.harness.report import PROBE, Report, Verdict, WorkloadFigures
+from llamahybrid.harness.report import Report, Verdict, WorkloadFigures
 from llamahybrid.harness.runner import RequestResult, WorkloadRunner, suits
 from llamahybrid.harness.targets.base import ModelFile, Session, Shape, Target
 from llamahybrid.harness.workloads.agents import AGENTS
@@ -197,7 +197,7 @@ class Check:
         for probe in directed.PROBES:
             self._step(f"{name}: {probe.about}")
             if plan.over and not bad:
-                yield left_out(f"{PROBE}{probe.about}", LATE)
+                yield left_out(probe.workload.name, LATE)
                 continue
             with target.open(model, directed.SHAPE) as session:
                 done = directed.run(session, probe, bad, plan.script_scale)

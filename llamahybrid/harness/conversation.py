@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 Message: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Request:
-    """A client's request: token ids or chat messages."""
+    """A client's request: token ids, messages or a text."""
 
+    __pydantic_config__: ClassVar = {"strict": True, "extra": "forbid"}
     max_tokens: int
     tokens: Sequence[int] = ()
     messages: Sequence[Message] = ()
     tools: Sequence[dict[str, Any]] = ()
+    text: str = ""
     seed: int | None = None
     """None: greedy; otherwise temperature 1 with this seed."""
+    salt: str = ""
     chat: str = ""
     """Name of the chat, in workloads with several."""
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "messages", "tools"):  # copied: a client's lists grow
+            object.__setattr__(self, name, tuple(getattr(self, name)))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ Each runs in a session of its own. Workloads detect faults; directed probes name
 
 from __future__ import annotations
 
-import random
 import statistics
 import uuid
 from collections.abc import Callable, Sequence, Set
@@ -14,45 +13,15 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from llamahybrid.harness import figures
-from llamahybrid.harness.conversation import Message
+from llamahybrid.harness.conversation import Conversation, Request
 from llamahybrid.harness.figures import UNKNOWN_BEFORE, Judged
-from llamahybrid.harness.report import PROBE, Outcome, RequestFigures, Sameness, Verdict, WorkloadFigures
+from llamahybrid.harness.report import PROBE, Outcome, Sameness, Verdict, WorkloadFigures
 from llamahybrid.harness.runner import WorkloadRunner
-from llamahybrid.harness.targets.base import Ask, Reply, Session, Shape
+from llamahybrid.harness.targets.base import Session, Shape
+from llamahybrid.harness.workloads.speech import Speech
+from llamahybrid.harness.workloads.tokens import Workload
 
 SHAPE = Shape(2048)
-
-
-class Script:
-    """Sends pieces to a session: as token ids if it takes them, else as messages."""
-
-    def __init__(self, session: Session, seed: int = 0, scale: float = 1.0) -> None:
-        self.session = session
-        self.scale = scale
-        self.player = WorkloadRunner(session)
-        self._random = random.Random(f"probe/{session.nonce}/{seed}")
-        self._words = session.vocabulary.words if session.vocabulary else range(10_000)
-
-    @property
-    def ids(self) -> bool:
-        """True if the session takes token ids."""
-        return self.session.takes_tokens
-
-    def words(self, n: int) -> list[int]:
-        """Return a piece of `n` tokens, or a sentence of about that many."""
-        n = n if self.scale == 1.0 else max(1, round(n * self.scale))
-        return self._random.choices(self._words, k=n if self.ids else max(1, n // 3))
-
-    def ask(self, *pieces: Sequence[int], n: int = 12, chat: str = "0", salt: str = "") -> Reply:
-        """Send a prompt of these pieces, each a message if there are no token ids."""
-        if self.ids:
-            return self.player.ask(Ask(n, tuple(t for piece in pieces for t in piece), salt=salt), chat)
-        messages: list[Message] = [{"role": "user", "content": _text(piece)} for piece in pieces]
-        return self.player.ask(Ask(n, messages=tuple(messages), salt=salt), chat)
-
-
-def _text(piece: Sequence[int]) -> str:
-    return " ".join(f"w{word}" for word in piece)
 
 
 @dataclass(frozen=True)
@@ -79,17 +48,22 @@ class Probe:
     name: str
     """Name of the verdict."""
     about: str
-    run: Callable[[Script], None]
+    script: Callable[[Speech], Conversation]
     judge: Callable[[Found], Judgement]
     ids: bool = False
     """Needs token ids."""
 
+    @property
+    def workload(self) -> Workload:
+        """The script under the name of the probe."""
+        return Workload(f"{PROBE}{self.about}", self.script)
 
-def hits(script: Script) -> None:
+
+def hits(speech: Speech) -> Conversation:
     """A prompt, and that prompt with more at its end."""
-    head = script.words(160)
-    reply = script.ask(head)
-    script.ask(head, [*(reply.tokens or ()), *script.words(20)])
+    head = speech.words(160)
+    answer = yield Request(12, head)
+    yield Request(12, [*head, *answer.tokens, *speech.words(20)])
 
 
 def _judge_hits(found: Found) -> Judgement:
@@ -100,12 +74,12 @@ def _judge_hits(found: Found) -> Judgement:
     return "ok" if cached >= total // 2 else "bad", said
 
 
-def beside(script: Script) -> None:
+def beside(speech: Speech) -> Conversation:
     """A long prompt; then one that shares its first half; then its text behind another start."""
-    half, rest = script.words(110), script.words(110)
-    script.ask(half, rest)
-    script.ask(half, script.words(130))
-    script.ask(script.words(8), half, rest, chat="1")
+    half, rest = speech.words(110), speech.words(110)
+    yield Request(12, half + rest)
+    yield Request(12, half + speech.words(130))
+    yield Request(12, speech.words(8) + half + rest, chat="1")
 
 
 def _judge_beside(found: Found) -> Judgement:
@@ -113,32 +87,30 @@ def _judge_beside(found: Found) -> Judgement:
     return verdict.outcome, verdict.detail
 
 
-def cut(script: Script) -> None:
+def cut(speech: Speech) -> Conversation:
     """A history, then one that parts from it far before its end and is shorter."""
-    first, second = script.words(60), script.words(60)
-    script.ask(first, second, script.words(120))
-    script.ask(first, second, script.words(30))
-    script.ask(first, script.words(40))
+    first, second = speech.words(60), speech.words(60)
+    yield Request(12, first + second + speech.words(120))
+    yield Request(12, first + second + speech.words(30))
+    yield Request(12, first + speech.words(40))
 
 
-def rollback(script: Script) -> None:
+def rollback(speech: Speech) -> Conversation:
     """The last few tokens removed, again and again, as rollback planes of a recurrent memory allow."""
-    history = script.words(150)
+    history = speech.words(150)
     for back in (1, 2, 3, 2):
-        reply = script.ask(history, n=16)
-        history = [*history, *(reply.tokens or ())[: -1 - back], *script.words(12)]
-    script.ask(history, n=16)
+        answer = yield Request(16, history)
+        history = [*history, *answer.tokens[: -1 - back], *speech.words(12)]
+    yield Request(16, history)
 
 
-def interleaved(script: Script) -> None:
+def interleaved(speech: Speech) -> Conversation:
     """Two conversations with nothing in common, at the same positions, in turn."""
-    first, second = script.words(150), script.words(190)
-    one = script.ask(first, n=12, chat="a")
-    two = script.ask(second, n=12, chat="b")
-    first = [*first, *(one.tokens or ())]
-    second = [*second, *(two.tokens or ())]
-    script.ask(first, script.words(16), chat="a")
-    script.ask(second, script.words(16), chat="b")
+    first, second = speech.words(150), speech.words(190)
+    one = yield Request(12, first, chat="a")
+    two = yield Request(12, second, chat="b")
+    yield Request(12, [*first, *one.tokens, *speech.words(16)], chat="a")
+    yield Request(12, [*second, *two.tokens, *speech.words(16)], chat="b")
 
 
 def _exact(right: str, blamed: str = "") -> Callable[[Found], Judgement]:
@@ -158,13 +130,13 @@ def _exact(right: str, blamed: str = "") -> Callable[[Found], Judgement]:
     return judge
 
 
-def salted(script: Script) -> None:
+def salted(speech: Speech) -> Conversation:
     """A prompt under one salt, twice, then under another."""
-    head = script.words(400)
+    head = speech.words(400)
     one, two = uuid.uuid4().hex, uuid.uuid4().hex
-    script.ask(head, salt=one)
-    script.ask(head, script.words(9), salt=one)
-    script.ask(head, script.words(9), salt=two)
+    yield Request(12, head, salt=one)
+    yield Request(12, head + speech.words(9), salt=one)
+    yield Request(12, head + speech.words(9), salt=two)
 
 
 _APART = "salts are not kept apart, or cache_salt is not known"
@@ -181,12 +153,12 @@ def _judge_salted(found: Found) -> Judgement:
     return "ok", f"{same} tokens were reused under one salt, {other} under another"
 
 
-def reported(script: Script) -> None:
+def reported(speech: Speech) -> Conversation:
     """Two prompts with nothing in common; then the second again."""
-    script.ask(script.words(300), chat="0")
-    other = script.words(300)
-    script.ask(other, chat="1")
-    script.ask(other, chat="1")
+    yield Request(12, speech.words(300), chat="0")
+    other = speech.words(300)
+    yield Request(12, other, chat="1")
+    yield Request(12, other, chat="1")
 
 
 def _judge_reported(found: Found) -> Judgement:
@@ -229,25 +201,24 @@ PROBES = (
 )
 
 
-def run(session: Session, probe: Probe, bad: set[str], scale: float = 1.0) -> WorkloadFigures:
+def run(session: Session, probe: Probe, bad: Set[str], scale: float = 1.0) -> WorkloadFigures:
     """Run one probe in a fresh session, its prompts shortened by `scale`; `bad`: verdicts so far.
 
     Raises TargetError.
     """
-    requests: tuple[RequestFigures, ...] = ()
-    name, judgement = f"{PROBE}{probe.about}", _unsuited(session, probe)
+    found: Sequence[Judged] = ()
+    name, judgement = probe.workload.name, _unsuited(session, probe)
     if judgement is None:
-        script = Script(session, len(bad), scale)
-        probe.run(script)
-        found = figures.judged(session, name, script.player.played)
-        requests, judgement = tuple(each.figures for each in found), probe.judge(Found(found, bad))
+        found = figures.judged(session, name, WorkloadRunner(session).converse(probe.workload, scale))
+        judgement = probe.judge(Found(found, bad))
+    requests = tuple(each.figures for each in found)
     return WorkloadFigures(name, requests, verdicts=(Verdict(probe.name, *judgement),), scale=scale)
 
 
 def _unsuited(session: Session, probe: Probe) -> Judgement | None:
     if probe.ids and not session.takes_tokens:
         return "cannot tell", "the target takes no token ids"
-    if probe.run is salted and session.salts is False:
+    if probe.script is salted and session.salts is False:
         return "cannot tell", "the target has no salts"
     return None
 
@@ -265,18 +236,18 @@ def memory(session: Session, share: float = 1.0) -> WorkloadFigures:
     The median of several measurements counts, because an allocator takes pages by chance.
     `share` of the requests are made, and of the prompts' length. Raises TargetError.
     """
-    verdict_name = "memory-flat"
+    name, vocabulary = "memory-flat", session.vocabulary
     first, state = session.resident(), session.state_bytes
-    if first is None or state is None:
-        untold = Verdict(verdict_name, "cannot tell", "its memory, or a state's size, is not told")
+    if first is None or state is None or vocabulary is None:
+        untold = Verdict(name, "cannot tell", "its memory, or a state's size, is not told")
         return WorkloadFigures(MEMORY, verdicts=(untold,))
-    script = Script(session, scale=max(0.25, share))
-    prompts = script.words(MEMORY_PROMPT), script.words(MEMORY_PROMPT)
+    speech = Speech(vocabulary, scale=max(0.25, share))
+    prompts = speech.words(MEMORY_PROMPT), speech.words(MEMORY_PROMPT)
     warm, counted = (max(4, round(n * share)) for n in (WARM, COUNTED))
 
     def say(count: int) -> None:
         for number in range(count):
-            script.ask(prompts[number % 2], n=2)
+            session.ask(Request(2, prompts[number % 2]))
 
     session.keep_no_rows()  # else the harness makes memory grow
     say(warm)
@@ -286,5 +257,5 @@ def memory(session: Session, share: float = 1.0) -> WorkloadFigures:
         looks.append(session.resident() or 0)
     growth = int(statistics.median(b - a for a, b in pairwise(looks)) / counted)
     said = f"{growth:,} bytes a request; a conversation's state takes {state:,}"
-    verdict = Verdict(verdict_name, "bad" if growth > state // 2 else "ok", said)
+    verdict = Verdict(name, "bad" if growth > state // 2 else "ok", said)
     return WorkloadFigures(MEMORY, memory_growth=growth, verdicts=(verdict,))

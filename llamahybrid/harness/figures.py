@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from llamahybrid.harness.misses import Past, explain, explain_text, parting
+from llamahybrid.harness.misses import explain, explain_text, parting
 from llamahybrid.harness.oracle import Exchange, least_decodes
 from llamahybrid.harness.report import RequestFigures, Sameness, Verdict, WorkloadFigures, place
 from llamahybrid.harness.runner import RequestResult
@@ -71,21 +71,18 @@ def judged(
             why = "the time was over before it was compared (see --minutes)" if late else ""
             compared.append(("unknown", why))
         else:
-            compared.append(session.sameness(each.ask, each.reply))
-    pasts = [_past(each) for each in played]
-    texts = [_text_past(each) for each in played]
+            compared.append(session.sameness(each.request, each.reply))
+    texts = [_in_characters(each) for each in played]
     found = []
     for index, (each, (same, said)) in enumerate(zip(played, compared, strict=True)):
-        reply, past = each.reply, pasts[index]
-        matched = None
-        if past.prompt:
-            history = pasts[:index]
+        reply, matched = each.reply, None
+        if each.prompt:
+            history = list(played[:index])
             if session.parallel > 1:  # a later request may have been served first
-                later = zip(played[index + 1 :], pasts[index + 1 :], strict=True)
-                history += [other for one, other in later if one.sent < each.sent + reply.seconds]
-            parted = parting(past.prompt, history, each.ask.salt)
+                history += [one for one in played[index + 1 :] if one.sent < each.sent + reply.seconds]
+            parted = parting(each.prompt, history, each.request.salt)
             matched = parted.at if parted else 0
-            miss = explain(past, history, session.spell, reply.reason)
+            miss = explain(each, history, session.spell)
         else:
             miss = explain_text(texts[index], texts[:index])
         cached, decoded = reply.cached, reply.decoded
@@ -110,16 +107,10 @@ def judged(
     return found
 
 
-def _past(played: RequestResult) -> Past:
-    """Return a request in the form that later ones are compared with."""
-    reply = played.reply
-    return Past(played.ask, played.chat, played.turn, reply.prompt or (), reply.tokens or (), reply.cached)
-
-
-def _text_past(played: RequestResult) -> Past:
-    """Return a request as `_past`, with characters for unknown token ids."""
-    codes = tuple(map(ord, rendered(played.ask)))
-    return Past(played.ask, played.chat, played.turn, codes)
+def _in_characters(played: RequestResult) -> RequestResult:
+    """Return a request with the characters of its prompt in place of unknown token ids."""
+    codes = tuple(map(ord, rendered(played.request)))
+    return replace(played, reply=replace(played.reply, prompt=codes, tokens=()))
 
 
 def workload_figures(
@@ -160,7 +151,7 @@ def totals(measured_from: int, found: Sequence[Judged], total: int | None) -> tu
         if reply.prompt is None or reply.tokens is None:
             return None, None
         records.append(Exchange(reply.prompt, reply.tokens))
-    each_least = least_decodes(records, [each.played.ask.salt for each in found])
+    each_least = least_decodes(records, [each.played.request.salt for each in found])
     counts = [each.played.number >= measured_from for each in found]
     least = sum(n for n, count in zip(each_least, counts, strict=True) if count)
     decoded = [each.figures.decoded for each in found]

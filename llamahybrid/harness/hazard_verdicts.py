@@ -26,8 +26,9 @@ def verdicts(path: str) -> tuple[Verdict, ...]:
 def verdict(result: Result, patches: frozenset[str] | None) -> Verdict:
     """Return a result as a verdict named "hazard:<probe>"; `patches`: those of the library.
 
-    The detail has the outcome in its first line, then steps, place in llama.cpp and sound behaviour. A hazard
-    that the library's patches do not cure is "cannot tell", because that is their known limit.
+    The detail has the outcome in its first line, then the steps, the function of llama.cpp and the outcome
+    with our patches. A hazard that the library's patches do not cure is "cannot tell", because that is their
+    known limit.
     """
     probe, found = result.probe, result.outcome
     lacking = expected(result, patches)
@@ -40,8 +41,10 @@ def verdict(result: Result, patches: frozenset[str] | None) -> Verdict:
         said.append(f"logits off by {found.difference:.2g}")
     if not found.verdict.sound and probe.patches:
         said.append(f"cured by the set {cure(probe)} ({' '.join(probe.patches)})")
-    steps = f"{probe.done} ({probe.site}) A sound library {probe.sound}."
-    return Verdict(f"hazard:{probe.id}", outcome, f"{'; '.join(said)}\n{steps}")
+    known = probe.known.get(result.model, probe.known[probe.model])
+    sound = f"With our patches: {known.patched.value}, {known.says}."
+    detail = f"{'; '.join(said)}\n{probe.done} (llama.cpp: {probe.site}) {sound}"
+    return Verdict(f"hazard:{probe.id}", outcome, detail)
 
 
 def report_of(results: Sequence[Result], under_test: Library, complete: bool = True) -> Report:

@@ -10,8 +10,9 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from llamahybrid.harness.conversation import Request
 from llamahybrid.harness.oracle import common_prefix
-from llamahybrid.harness.targets.base import Ask
+from llamahybrid.harness.runner import RequestResult
 
 Spell = Callable[[Sequence[int]], str | None]
 
@@ -27,37 +28,22 @@ _THINK = re.compile(r"<\|?(think|thinking|thought|start_thinking)\b|◁think▷|
 
 
 @dataclass(frozen=True)
-class Past:
-    """An earlier request."""
-
-    ask: Ask
-    chat: str
-    turn: int
-    prompt: tuple[int, ...]
-    answer: tuple[int, ...] = ()
-    cached: int | None = None
-
-    @property
-    def tokens(self) -> tuple[int, ...]:
-        """All decoded tokens; the last token of an answer is never decoded."""
-        return self.prompt + self.answer[:-1]
-
-
-@dataclass(frozen=True)
 class Parting:
     """The position at which a prompt differs from an earlier history."""
 
     at: int
-    past: Past
+    past: RequestResult
     index: int
     """Number of the past request."""
 
 
-def parting(prompt: Sequence[int], history: Sequence[Past], salt: str | None = None) -> Parting | None:
+def parting(
+    prompt: Sequence[int], history: Sequence[RequestResult], salt: str | None = None
+) -> Parting | None:
     """Return the longest prefix in common with an earlier request, of `salt` alone unless it is None."""
     best: Parting | None = None
     for index, past in enumerate(history):
-        if salt is not None and past.ask.salt != salt:
+        if salt is not None and past.request.salt != salt:
             continue
         at = min(common_prefix(prompt, past.tokens), len(prompt))
         if at and (best is None or at >= best.at):
@@ -75,29 +61,29 @@ def again(new: Sequence[int], old: Sequence[int]) -> int:
     return sum(covered)
 
 
-def explain(new: Past, history: Sequence[Past], spell: Spell, reason: str | None = None) -> str | None:
+def explain(new: RequestResult, history: Sequence[RequestResult], spell: Spell) -> str | None:
     """Return the sentence on a request; None: nothing was missed, or nothing is known.
 
-    `history`: earlier requests, in order; `reason`: the target's own.
+    `history`: earlier requests, in order.
     """
     total = len(new.prompt)
-    found = parting(new.prompt, history, new.ask.salt)
+    found = parting(new.prompt, history, new.request.salt)
     matched = found.at if found else 0
     other = parting(new.prompt, history)
-    if other is not None and other.at - max(matched, new.cached or 0) > FEW:
+    if other is not None and other.at - max(matched, new.reply.cached or 0) > FEW:
         return (
             f"{other.at:,} tokens are known under another salt; requests of different salts share nothing "
             "by design: give them the same cache_salt if they may"
         )
-    if found is None or new.cached is None:
+    if found is None or new.reply.cached is None:
         return None
-    if (lost := min(matched, total - 1) - new.cached) > FEW:
-        return _lost(new, history, found, lost, spell, reason)
+    if (lost := min(matched, total - 1) - new.reply.cached) > FEW:
+        return _lost(new, history, found, lost, spell)
     return _shifted(new, history, spell)
 
 
 def _lost(
-    new: Past, history: Sequence[Past], found: Parting, lost: int, spell: Spell, reason: str | None
+    new: RequestResult, history: Sequence[RequestResult], found: Parting, lost: int, spell: Spell
 ) -> str:
     """Return the sentence on known tokens that the target did not reuse."""
     total, at, past = len(new.prompt), found.at, found.past
@@ -110,12 +96,12 @@ def _lost(
     between = history[found.index + 1 :]
     chats = {each.chat for each in between if each.chat != past.chat}
     served = any(
-        each.cached is not None and each.cached >= min(at, len(each.prompt)) - FEW
+        each.reply.cached is not None and each.reply.cached >= min(at, len(each.prompt)) - FEW
         for each in between
         if common_prefix(each.prompt, past.tokens) >= at
     )
-    if reason:
-        why = f"the target says: {reason}"
+    if new.reply.reason:
+        why = f"the target says: {new.reply.reason}"
     elif served:
         why = "it was there, and has been evicted or overwritten since"
     elif chats:
@@ -134,15 +120,17 @@ def _lost(
     return f"{where}; {point}; {why}{'; ' + cause if cause else ''}"
 
 
-def explain_text(new: Past, history: Sequence[Past]) -> str | None:
+def explain_text(new: RequestResult, history: Sequence[RequestResult]) -> str | None:
     """Return a sentence as `explain`, for prompts without token ids: each "token" is a character."""
     return _shifted(new, history, lambda codes: "".join(map(chr, codes)), "character")
 
 
-def _shifted(new: Past, history: Sequence[Past], spell: Spell, unit: str = "token") -> str | None:
+def _shifted(
+    new: RequestResult, history: Sequence[RequestResult], spell: Spell, unit: str = "token"
+) -> str | None:
     """Return the sentence on an earlier part that the client changed."""
     last = next((past for past in reversed(history) if past.chat == new.chat), None)
-    if last is None or last.ask.salt != new.ask.salt:
+    if last is None or last.request.salt != new.request.salt:
         return None
     at = common_prefix(new.prompt, last.tokens)
     if at >= len(last.tokens) or at >= len(new.prompt):
@@ -157,18 +145,20 @@ def _shifted(new: Past, history: Sequence[Past], spell: Spell, unit: str = "toke
     return f"{where}{_texts(new, last, at, spell)}; {again_said}: {cause}"
 
 
-def _texts(new: Past, past: Past, at: int, spell: Spell) -> str:
+def _texts(new: RequestResult, past: RequestResult, at: int, spell: Spell) -> str:
     """Quote the new and the old text at a position; empty if texts are unknown."""
     pair = _around(new, past, at, spell, 8)
     return f": {pair[0]!r} was {pair[1]!r}" if pair else ""
 
 
-def _around(new: Past, past: Past, at: int, spell: Spell, width: int) -> tuple[str, str] | None:
+def _around(
+    new: RequestResult, past: RequestResult, at: int, spell: Spell, width: int
+) -> tuple[str, str] | None:
     now, was = spell(new.prompt[at : at + width]), spell(past.tokens[at : at + width])
     return None if now is None or was is None else (now, was)
 
 
-def _cause(new: Past, past: Past, at: int, spell: Spell) -> str:
+def _cause(new: RequestResult, past: RequestResult, at: int, spell: Spell) -> str:
     """Return the usual cause of a difference inside an earlier history; empty: none of them."""
     pair = _around(new, past, at, spell, 24)
     line = _around(new, past, max(0, at - 12), spell, 30)
@@ -185,24 +175,24 @@ def _cause(new: Past, past: Past, at: int, spell: Spell) -> str:
                 "the text is the same, but in other tokens (a BOS, a space, or a word cut at the border of "
                 "an answer): send back the token ids, or the text exactly as it came"
             )
-    changed = _changed_message(new.ask, past.ask)
+    changed = _changed_message(new.request, past.request)
     if line and _TIME.search(line[0]) and _TIME.search(line[1]) and (changed in (None, 0)):
         return "a date or time changes there: move what changes to the end of the prompt, or round it"
     if changed is None:
         return "" if at >= len(past.prompt) - FEW else "an earlier part of the prompt was changed"
-    role = new.ask.messages[changed].get("role", "")
+    role = new.request.messages[changed].get("role", "")
     if changed == 0 and role in ("system", "developer"):
         return "the system prompt changes between turns: move what changes to the end of the prompt"
     return f"message {changed + 1} ({role}) is not what it was: it was edited, moved or taken out"
 
 
-def _thinks(past: Past, at: int, spell: Spell) -> bool:
+def _thinks(past: RequestResult, at: int, spell: Spell) -> bool:
     """Tell whether thinking begins at a position or shortly before it."""
     text = spell(past.tokens[max(0, at - FEW) : at + FEW])
     return bool(text and _THINK.search(text))
 
 
-def _changed_message(new: Ask, past: Ask) -> int | None:
+def _changed_message(new: Request, past: Request) -> int | None:
     """Return the number of the first changed message; None: there is none."""
     for i, was in enumerate(past.messages):
         if i >= len(new.messages) or new.messages[i] != was:

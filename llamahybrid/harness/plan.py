@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from functools import cache
 
 from llamahybrid.harness import directed
+from llamahybrid.harness.conversation import Request
 from llamahybrid.harness.report import Sameness
-from llamahybrid.harness.runner import RequestResult, WorkloadRunner
-from llamahybrid.harness.targets.base import Ask, Reply, Session
+from llamahybrid.harness.runner import WorkloadRunner
+from llamahybrid.harness.targets.base import Reply, Session
 from llamahybrid.harness.traces.trace import rendered
 from llamahybrid.harness.workloads.speech import Speech, Vocabulary
 from llamahybrid.harness.workloads.tokens import Workload
@@ -101,7 +102,7 @@ def measured(session: Session) -> Speed:
     def asked(words: int, answer: int) -> Reply:
         message = {"role": "user", "content": speech.sentence(words)}
         tokens = tuple(speech.words(words)) if session.takes_tokens else ()
-        return session.ask(Ask(answer, tokens, messages=() if tokens else (message,)))
+        return session.ask(Request(answer, tokens, messages=() if tokens else (message,)))
 
     asked(16, 4)  # reads the model's file, too
     replies = [asked(16, 4)]
@@ -121,7 +122,7 @@ def longest_scale(workloads: Sequence[Workload], speed: Speed, seconds: float) -
     """Return the longest scale at which directed probes and workloads take `seconds` at most."""
 
     def needed(scale: float) -> float:
-        scripts = (cost_of_script(each.run, max(SHORTEST_SCRIPT, scale)) for each in directed.PROBES)
+        scripts = (cost_of(each.workload, max(SHORTEST_SCRIPT, scale)) for each in directed.PROBES)
         costs = (*scripts, *(cost_of(each, scale) for each in workloads))
         return COMPARED * sum(map(speed.seconds, costs))
 
@@ -136,22 +137,9 @@ def fitting(seconds_at: Callable[[float], float], seconds: float) -> float:
 @cache
 def cost_of(workload: Workload, scale: float) -> Cost:
     """Return the cost of a workload at a scale."""
-    player = WorkloadRunner(_Pretended())
-    player.converse(workload, scale)
-    return _cost(player.played)
-
-
-@cache
-def cost_of_script(run: Callable[[directed.Script], None], scale: float) -> Cost:
-    """Return the cost of a directed probe's script at a scale."""
-    script = directed.Script(_Pretended(), scale=scale)
-    run(script)
-    return _cost(script.player.played)
-
-
-def _cost(played: Sequence[RequestResult]) -> Cost:
-    prompt = sum(len(each.ask.tokens) or len(rendered(each.ask)) // LETTERS_A_TOKEN for each in played)
-    return Cost(prompt, sum(each.ask.max_tokens for each in played))
+    asked = [each.request for each in WorkloadRunner(_Pretended()).converse(workload, scale)]
+    prompt = sum(len(each.tokens) or len(rendered(each)) // LETTERS_A_TOKEN for each in asked)
+    return Cost(prompt, sum(each.max_tokens for each in asked))
 
 
 PRETENDED = Vocabulary(tuple(range(16, 1016)), 1, 2)
@@ -163,12 +151,12 @@ class _Pretended(Session):
     takes_chats = True
     vocabulary = PRETENDED
 
-    def ask(self, ask: Ask) -> Reply:
+    def ask(self, request: Request) -> Reply:
         """Return an answer of as many tokens as were asked for."""
-        tokens = PRETENDED.words[: ask.max_tokens]
-        return Reply("", 0.0, tokens=tokens, total=len(ask.tokens))
+        tokens = PRETENDED.words[: request.max_tokens]
+        return Reply("", 0.0, tokens=tokens, total=len(request.tokens))
 
-    def sameness(self, ask: Ask, reply: Reply) -> tuple[Sameness, str]:
+    def sameness(self, request: Request, reply: Reply) -> tuple[Sameness, str]:
         """Return that nothing is known."""
         return "unknown", "pretended"
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import count
 
-from llamahybrid.harness.conversation import Answer, Conversation, Request
-from llamahybrid.harness.targets.base import Ask, Reply, Session
-from llamahybrid.harness.workloads.speech import Speech, Vocabulary
+from llamahybrid.harness.conversation import Answer, Request
+from llamahybrid.harness.targets.base import Reply, Session
+from llamahybrid.harness.workloads.speech import Speech, Vocabulary, spelled
 from llamahybrid.harness.workloads.tokens import Workload
 
 TEXT_ALONE = Vocabulary(tuple(range(16)), None, None)
@@ -22,14 +23,28 @@ TEXT_ALONE = Vocabulary(tuple(range(16)), None, None)
 class RequestResult:
     """A request and its answer."""
 
-    chat: str
-    turn: int
-    """Of that chat, from 0."""
-    number: int
-    """Of that client, from 0."""
-    sent: float
-    ask: Ask
+    request: Request
     reply: Reply
+    turn: int
+    """Of its chat, from 0."""
+    number: int = 0
+    """Of its client, from 0."""
+    sent: float = 0.0
+
+    @property
+    def chat(self) -> str:
+        """The name of its chat."""
+        return self.request.chat
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        """Token ids of the prompt; empty: unknown."""
+        return self.reply.prompt or ()
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """All decoded tokens; the last token of an answer is never decoded."""
+        return self.prompt + (self.reply.tokens or ())[:-1]
 
 
 Told = Callable[[RequestResult], None]
@@ -54,78 +69,65 @@ class WorkloadRunner:
         self._lock = threading.Lock()
         self.played: list[RequestResult] = []
 
-    def ask(self, ask: Ask, chat: str = "0", number: int = 0) -> Reply:
+    def ask(self, request: Request, number: int = 0) -> Reply:
         """Send a request. Raises TargetError."""
-        if self.session.salts is False:  # it shares everything
-            ask = replace(ask, salt="")
+        salt = "" if self.session.salts is False else request.salt  # without salts everything is shared
+        request = replace(request, chat=request.chat or "0", salt=salt)
         with self._lock:
-            turn = self._turns[chat]
-            self._turns[chat] += 1
+            turn = self._turns[request.chat]
+            self._turns[request.chat] += 1
         sent = time.monotonic()
-        reply = self.session.ask(ask)
-        played = RequestResult(chat, turn, number, sent, ask, reply)
+        reply = self.session.ask(request)
+        played = RequestResult(request, reply, turn, number, sent)
         with self._lock:
             self.played.append(played)
         if self._told is not None:
             self._told(played)
         return reply
 
-    def time_is_over(self) -> bool:
-        """Tell that no further request may begin."""
-        if self._until is not None and time.monotonic() > self._until:
-            self.cut_short = True
-        return self.cut_short or self._ended.is_set()
-
     def converse(self, workload: Workload, scale: float = 1.0) -> Sequence[RequestResult]:
         """Play a workload with all its clients, its messages and answers shortened by `scale`.
 
         Return the requests in the order of sending. Raises TargetError.
         """
-        clients = [_Client(self, workload, i, scale) for i in range(workload.clients)]
+        clients = [self._client(workload, str(i), scale) for i in range(workload.clients)]
         if self.session.parallel > 1 and len(clients) > 1:
             with ThreadPoolExecutor(len(clients)) as pool:
                 try:
-                    for each in [pool.submit(client.finish) for client in clients]:
+                    for each in [pool.submit(list[bool], client) for client in clients]:
                         each.result()
                 except BaseException:  # threads end after their current request
                     self._ended.set()
                     raise
         else:
             while clients:
-                clients = [client for client in clients if client.step()]
+                clients = [client for client in clients if next(client, False)]
         return sorted(self.played, key=lambda each: each.sent)
 
-
-class _Client:
-    def __init__(self, player: WorkloadRunner, workload: Workload, number: int, scale: float) -> None:
-        session = player.session
-        seed = f"{session.nonce}/{number}" if session.nonce else number
-        speech = Speech(session.vocabulary or TEXT_ALONE, seed=seed, marked=workload.marked, scale=scale)
-        self._speech = speech
-        self._player, self._client, self._number = player, str(number), 0
-        self._several = workload.clients > 1
-        self._conversation: Conversation = workload.start(speech)
-        self._request: Request | None = next(self._conversation, None)
-
-    def step(self) -> bool:
-        """Send the next request; False: there is none, or no time."""
-        request = self._request
-        if request is None or self._player.time_is_over():
-            return False
-        request = replace(request, max_tokens=self._speech.size(request.max_tokens))
-        chat = f"{self._client}/{request.chat}" if self._several and request.chat else request.chat
-        reply = self._player.ask(Ask.of(request), chat or self._client, self._number)
-        self._number += 1
-        try:
-            self._request = self._conversation.send(answer_of(self._player.session, reply))
-        except StopIteration:
-            self._request = None
-        return self._request is not None
-
-    def finish(self) -> None:
-        """Send all requests."""
-        while self.step():
-            pass
+    def _client(self, workload: Workload, name: str, scale: float) -> Iterator[bool]:
+        """Send the requests of a client, one a step; fewer if there is no time."""
+        session = self.session
+        seed = f"{session.nonce}/{name}" if session.nonce else int(name)
+        vocabulary = session.vocabulary or TEXT_ALONE
+        speech = Speech(vocabulary, seed=seed, marked=workload.marked, scale=scale)
+        conversation = workload.start(speech)
+        request = next(conversation, None)
+        for number in count():
+            late = self._until is not None and time.monotonic() > self._until
+            if request is None or late or self._ended.is_set():
+                self.cut_short |= request is not None and late
+                return
+            if request.tokens and not session.takes_tokens:  # of a directed probe
+                messages = [{"role": "user", "content": spelled(request.tokens)}]
+                request = replace(request, tokens=(), messages=messages)
+            chat = f"{name}/{request.chat}" if workload.clients > 1 and request.chat else request.chat or name
+            n = speech.size(request.max_tokens)
+            reply = self.ask(replace(request, max_tokens=n, chat=chat), number)
+            try:
+                request = conversation.send(answer_of(session, reply))
+            except StopIteration:
+                return
+            yield True
 
 
 _PIECES = 100

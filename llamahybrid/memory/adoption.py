@@ -1,6 +1,6 @@
 """Adoption: a live sequence takes over content that other code put into context memory.
 
-Sources are chat handlers that decode natively (images), loaded whole states, and other sequences.
+Sources are chat handlers that decode natively (images), and loaded whole states.
 """
 
 from __future__ import annotations
@@ -65,29 +65,3 @@ def _lag(tokens: Tokens, last: int) -> int:
     known = np.flatnonzero(tokens >= 0)
     start = int(known[-1]) + 1 if len(known) else 0
     return len(tokens) - 1 - last if start <= last < len(tokens) else 0
-
-
-def take_over(live: LiveSequence, other: LiveSequence) -> None:
-    """Copy the content of another sequence of this context; leave the sequence empty if that fails."""
-    live.empty()
-    row = other.row.logits()
-    logits = None if row is None else row.copy()
-    if other.state.is_invalid or not other.n:
-        return
-    live.invalidate()
-    copied = _copy(live, other)
-    live.state.take_over(other.state)
-    if not copied or live.fault() is not None:
-        live.empty()
-    elif logits is not None:
-        live.put_logits(logits)
-
-
-def _copy(live: LiveSequence, other: LiveSequence) -> bool:
-    """Copy the native state of one sequence to another; False on failure.
-
-    By a state: native copies between KV streams are delayed, and overwrite state loaded in between.
-    """
-    state = other.native.state()
-    loaded = state is not None and live.native.load(state)
-    return loaded and live.native.state_size(partial=False) == other.native.state_size(partial=False)

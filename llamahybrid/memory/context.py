@@ -72,8 +72,7 @@ class GuardedContext(LlamaContext):  # type: ignore[misc]
         self.changes += 1
         name = Nameless()
         for live in [] if self.live is None else self.live.shared.members:
-            if live.identity.computation is not None:
-                live.identity.computed_by(replace(live.identity.computation, adapters=name))
+            live.identity.computed_by(replace(live.identity.computation, adapters=name))
 
     def state_loaded(self) -> None:
         """Note a loaded state, which neither positions nor counters may show."""

@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from llamahybrid.memory.fingerprint import salt_tag, with_salt
+from llamahybrid.memory.fingerprint import Computation, salt_tag, with_salt
 from llamahybrid.memory.paging import Pager
 from llamahybrid.memory.segment import Splitter
 from llamahybrid.memory.state import SequenceState
 from llamahybrid.prompt_cache.base import HERE_ONLY
 
-if TYPE_CHECKING:
-    from llamahybrid.memory.fingerprint import Computation
-
 
 class Identity:
     """The name under which states of one sequence are stored."""
 
-    def __init__(self, fingerprint: bytes, state: SequenceState, pager: Pager | None) -> None:
-        """`fingerprint`: 16 bytes that stored state is valid for."""
-        self.computation: Computation | None = None
-        """The model, engine and parameters; None: `fingerprint` never changes."""
+    def __init__(self, computation: Computation, state: SequenceState, pager: Pager | None) -> None:
+        self.computation = computation
+        """The model, engine and parameters."""
         self.salt = b""
         """Digest of the salt of its requests; empty: the shared default."""
-        self._unsalted = fingerprint
         self._state = state
         self.splitter = None if pager is None else Splitter(pager.layout)
         """Splits stored attention of this layout."""
-        self._rename(fingerprint)
+        self._rename(computation.fingerprint)
 
     def _rename(self, unsalted: bytes) -> None:
         self._unsalted = unsalted
@@ -42,9 +36,8 @@ class Identity:
 
     def namespace_of(self, salt: bytes) -> str:
         """Return the namespace for requests of a salt: the computation, then the salt."""
-        nameless = self.computation is not None and self.computation.nameless
         name = self._unsalted.hex() + (f"+{salt_tag(salt)}" if salt else "")
-        return name + (HERE_ONLY if nameless else "")
+        return name + (HERE_ONLY if self.computation.nameless else "")
 
     def serves(self, salt: bytes) -> bool:
         """The sequence belongs to requests of this salt, and its name says so."""
@@ -56,7 +49,7 @@ class Identity:
             raise ValueError("the live tokens belong to requests of another salt")
         self.salt = salt
         self._rename(self._unsalted)
-        while self.computation is not None and self.computation.fingerprint != self._unsalted:
+        while self.computation.fingerprint != self._unsalted:
             self._rename(self.computation.fingerprint)  # changed by another thread
 
     def computed_by(self, computation: Computation) -> None:
@@ -72,5 +65,5 @@ class Identity:
 
     def verify_model(self) -> None:
         """Change the computation if a mapped model file was written to."""
-        if self.computation is not None and self.computation.model.edited():
+        if self.computation.model.edited():
             self.computed_by(replace(self.computation))

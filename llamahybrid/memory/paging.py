@@ -12,10 +12,10 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from llama_cpp import llama_cpp
+from llama_cpp._internals import LlamaContext
 
 from llamahybrid.capi.calls import FULL, PARTIAL
 from llamahybrid.capi.shim import library, range_function
@@ -23,9 +23,6 @@ from llamahybrid.memory.segment import SegmentLayout
 from llamahybrid.prompt_cache.base import Bytes
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES
 from llamahybrid.prompt_cache.ram import new_buffer
-
-if TYPE_CHECKING:
-    from llama_cpp._internals import LlamaContext
 
 logger = logging.getLogger("llamahybrid")
 
@@ -140,7 +137,7 @@ class Pager:
 
     def _write(self, payload: Bytes) -> bool:
         try:
-            if not set_state(self._ctx, payload, self._scratch, FULL):
+            if not library().load_state(self._ctx.ctx, payload, self._scratch, FULL):
                 return False
             llama_cpp.llama_memory_seq_cp(self._ctx.memory, self._scratch, self._seq, -1, -1)
         finally:
@@ -158,22 +155,23 @@ class Pager:
 
     def _read(self, start: int, end: int, buffer: Callable[[int], Bytes]) -> Bytes | None:
         """Return the payload of [start, end) in an array that `buffer(n)` gives; None on failure."""
+        native, ctx = library(), self._ctx.ctx
         llama_cpp.llama_memory_seq_cp(self._ctx.memory, self._seq, self._scratch, start, end)
         try:
+            rest = STATE_HEAD
             if not self._attention_is_all:
                 # This drops the recurrent part before it is copied. Window cells stay: see below.
-                set_state(self._ctx, self._nothing, self._scratch, PARTIAL)
-            whole, rest = state_size(self._ctx, self._scratch, FULL), STATE_HEAD
-            if not self._attention_is_all:
-                rest = state_size(self._ctx, self._scratch, PARTIAL)
+                native.load_state(ctx, self._nothing, self._scratch, PARTIAL)
+                rest = native.state_size(ctx, self._scratch, PARTIAL)
+            whole = native.state_size(ctx, self._scratch, FULL)
             payload = buffer(whole - rest + self._nothing.nbytes)
             if payload.nbytes != whole - rest + self._nothing.nbytes:
                 return None
             state = payload if whole == payload.nbytes else new_buffer(whole)
-            written = get_state(self._ctx, state, self._scratch, FULL)
+            written = native.save_state(ctx, state, self._scratch, FULL)
         finally:
             cleared = self._clear_scratch()
-        if not cleared or written != whole:
+        if not cleared or not written:
             return None
         if state is not payload:
             attention = whole - rest + STATE_HEAD
@@ -224,13 +222,16 @@ class WindowPager(Pager):
     def _piece_bytes(self, start: int, end: int, flags: int = FULL) -> int:
         llama_cpp.llama_memory_seq_cp(self._ctx.memory, self._seq, self._scratch, start, end)
         try:
-            return state_size(self._ctx, self._scratch, flags)
+            return library().state_size(self._ctx.ctx, self._scratch, flags)
         finally:
             self._clear_scratch()
 
 
 class RangePager(Pager):
-    """Ranges by the patched library's functions for them (patches/0015-attention-ranges.patch)."""
+    """Ranges by the patched library's functions for them (patches/0015-attention-ranges.patch).
+
+    Loaded ranges replace the cells at their positions, and a cut behind them follows.
+    """
 
     moves_cells = False
 
@@ -241,6 +242,9 @@ class RangePager(Pager):
 
     def _layout_of(self, payload: Bytes, start: int, end: int) -> SegmentLayout | None:
         return SegmentLayout.learn(payload, end - start, _RANGE_HEAD, 0)
+
+    def keep_attention(self, position: int) -> None:
+        """Nothing."""
 
     def _read(self, start: int, end: int, buffer: Callable[[int], Bytes]) -> Bytes | None:
         size = range_function("get_size")(self._ctx.ctx, self._seq, start, end)
@@ -268,11 +272,11 @@ def learn_pager(
     The last sequence of the context must be empty. None without a second sequence, with more or less than
     one attention cell for each token, and for an unknown layout.
     """
-    empty = int(llama_cpp.llama_n_seq_max(ctx.ctx)) - 1
+    native, empty = library(), int(llama_cpp.llama_n_seq_max(ctx.ctx)) - 1
     if empty < 1:
         return None
-    nothing = np.empty(state_size(ctx, empty, PARTIAL), np.uint8)
-    if get_state(ctx, nothing, empty, PARTIAL) != nothing.nbytes:
+    nothing = np.empty(native.state_size(ctx.ctx, empty, PARTIAL), np.uint8)
+    if not native.save_state(ctx.ctx, nothing, empty, PARTIAL):
         return None
     nothing = nothing[: STATE_HEAD if whole else None]
     for kind in kinds:
@@ -289,22 +293,3 @@ STATE_HEAD = 8  # magic and sequence id, in front of every state (src/llama-cont
 _SCRATCH_HEAD = STATE_HEAD + 8  # and the numbers of streams and cells
 _COUNTS_BYTES = 8  # the numbers of streams and cells alone, in front of the second cache
 _RANGE_HEAD = 8  # magic and the number of cells
-
-
-def state_size(ctx: LlamaContext, seq: int, flags: int) -> int:
-    """Bytes of a sequence's state."""
-    return int(llama_cpp.llama_state_seq_get_size_ext(ctx.ctx, seq, flags))
-
-
-def get_state(ctx: LlamaContext, out: Bytes, seq: int, flags: int) -> int:
-    """Write a sequence's state into `out`; bytes written."""
-    return int(llama_cpp.llama_state_seq_get_data_ext(ctx.ctx, _pointer(out), out.nbytes, seq, flags))
-
-
-def set_state(ctx: LlamaContext, data: Bytes, seq: int, flags: int) -> bool:
-    """Load a sequence's state; False where it was refused."""
-    return library().load_state(ctx.ctx, data, seq, flags)
-
-
-def _pointer(array: Bytes) -> Any:
-    return array.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))

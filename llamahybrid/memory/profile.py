@@ -9,16 +9,13 @@ from __future__ import annotations
 import itertools
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from llama_cpp import llama_cpp
+from llama_cpp._internals import LlamaContext
 
 from llamahybrid.capi.calls import NativeContext
 from llamahybrid.memory.paging import Pager, RangePager, WindowPager, learn_pager
-from llamahybrid.memory.streams import StreamPager, StreamRangePager
-
-if TYPE_CHECKING:
-    from llama_cpp._internals import LlamaContext
+from llamahybrid.memory.streams import StreamPager
 
 TRIAL = (2, 4, 8)
 """Tokens in memory at which the trial looks at sizes: two points give a line, the third confirms it."""
@@ -156,10 +153,9 @@ def probe(ctx: LlamaContext, swa_full: bool, slots: int = 1, paging: bool = True
         whole = not prunes and pos_min != pos_max
         pager = None
         if paging and linear and (partial_is_partial or whole) and per_token > 0:
-            if slots > 1:
-                kinds: list[type[Pager]] = [StreamRangePager, StreamPager]
-            else:
-                kinds = [WindowPager] if whole and window else [RangePager, Pager]
+            kinds: list[type[Pager]] = [RangePager, StreamPager if slots > 1 else Pager]
+            if slots == 1 and whole and window:
+                kinds = [WindowPager]
             pager = learn_pager(kinds, ctx, *PAGED, whole=whole, window=window)
         for position in range(native.positions()[1] + 1, TRIAL[0] + native.planes() + 1):
             native.decode([position], position, "last")  # a cut deeper than rollback planes reach

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
-from llama_cpp import llama_cpp
 
 from llamahybrid.capi.calls import LAST_ROW, NativeContext, Outputs
 from llamahybrid.errors import DecodeError
+from llamahybrid.memory.fingerprint import Computation
 from llamahybrid.memory.identity import Identity
 from llamahybrid.memory.output_row import OutputRow
 from llamahybrid.memory.planes import Planes
@@ -22,10 +21,6 @@ from llamahybrid.memory.state import SequenceState
 from llamahybrid.prompt_cache.base import NOTHING, Bytes, LiveView, Logits, Segment, Tokens
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES, seal
 
-if TYPE_CHECKING:
-    from llama_cpp._internals import LlamaContext
-
-
 UNCHANGED_BY_FAILURE = frozenset({1, -1})
 """Results of llama_decode that leave memory unchanged: no slot found, invalid batch (include/llama.h)."""
 
@@ -35,34 +30,30 @@ class LiveSequence:
 
     def __init__(
         self,
-        ctx: LlamaContext,
+        shared: SharedContext,
         profile: MemoryProfile,
+        computation: Computation,
         *,
-        fingerprint: bytes,
         capacity: int,
         n_vocab: int,
-        shared: SharedContext | None = None,
         seq: int = 0,
     ) -> None:
-        """`fingerprint`: 16 bytes that stored state is valid for; `capacity`: tokens, n_ctx.
-
-        `shared`: the state shared with other sequences of the context, if any; `seq`: its id.
-        """
+        """`shared`: its context; `capacity`: tokens that it may hold; `seq`: its id."""
         if profile.pager is not None and seq:
             profile = replace(profile, pager=profile.pager.of(seq))
-        self.shared = shared or SharedContext(ctx, int(llama_cpp.llama_n_batch(ctx.ctx)))
+        self.shared = shared
         self.profile = profile
         """Replaced where its size rule proves wrong (see `learn_size_rule`)."""
         self.capacity = capacity
         self.n_vocab = n_vocab
         self.state = SequenceState.empty(capacity)
         """The believed content of memory; read-only for other code."""
-        self.identity = Identity(fingerprint, self.state, profile.pager)
-        self.native = NativeContext(ctx, seq, self.shared.batch)
-        self.row = OutputRow(self.native, self.state, n_vocab, alone=self.shared.slots == 1)
+        self.identity = Identity(computation, self.state, profile.pager)
+        self.native = NativeContext(shared.ctx, seq, shared.batch)
+        self.row = OutputRow(self.native, self.state, n_vocab, alone=shared.slots == 1)
         self.planes = Planes(self.native)
-        self.shared.join(self)
-        self.shared.recount()
+        shared.join(self)
+        shared.recount()
 
     # -- content -------------------------------------------------------------------------------------
 

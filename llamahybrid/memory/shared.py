@@ -7,8 +7,10 @@ buffers are zeroed for all sequences at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 from weakref import ref
+
+from llama_cpp._internals import LlamaContext
 
 from llamahybrid.capi.calls import NativeContext, Outputs, TokenBatch
 from llamahybrid.errors import DecodeError
@@ -17,9 +19,6 @@ from llamahybrid.memory.output_row import OutputRow
 from llamahybrid.memory.state import SequenceState
 from llamahybrid.prompt_cache.base import Bytes, Tokens
 from llamahybrid.prompt_cache.ram import new_buffer
-
-if TYPE_CHECKING:
-    from llama_cpp._internals import LlamaContext
 
 
 class Member(Protocol):
@@ -50,6 +49,7 @@ class SharedContext:
     """A context and its live sequences."""
 
     def __init__(self, ctx: LlamaContext, n_batch: int, slots: int = 1) -> None:
+        self.ctx = ctx
         self.slots = slots
         """Number of live sequences."""
         self.batch = TokenBatch(n_batch, sequences=slots > 1)

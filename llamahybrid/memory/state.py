@@ -101,14 +101,6 @@ class SequenceState:
         if self.extra_bytes and not self.opaque:
             self.extra_bytes = 0
 
-    def take_over(self, other: SequenceState) -> None:
-        """Copy another sequence's state, without its output row."""
-        self.forget_row()
-        self.ids[:] = other.ids
-        self.lag, self.extra_bytes = other.lag, other.extra_bytes
-        self.needs_zeroing, self.grown, self.foreign = other.needs_zeroing, False, other.foreign
-        self.n = other.n
-
     def invalidate_tip(self) -> None:
         """Put an id that matches nothing at the tip."""
         if not self.is_invalid:

@@ -1,9 +1,8 @@
-"""Pagers of a context with a KV stream for each sequence (`kv_unified` False).
+"""StreamPager: ranges of a context with a KV stream for each sequence (`kv_unified` False), on stock.
 
 The stock library has no ranges there: copies between streams move whole buffers, and a partial copy ends the
 process (src/llama-kv-cache.cpp, seq_cp). So the whole state of a sequence is read and ranges are cut out of
-its attention; a load writes a whole state, made of the ranges and of the tokens before them. The patched
-library reads and writes ranges of a stream.
+its attention; a load writes a whole state, made of the ranges and of the tokens before them.
 """
 
 from __future__ import annotations
@@ -11,27 +10,18 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from llama_cpp import llama_cpp
+from llama_cpp._internals import LlamaContext
 
 from llamahybrid.capi.calls import FULL, PARTIAL
-from llamahybrid.memory.paging import STATE_HEAD, Pager, RangePager, get_state, set_state, state_size
+from llamahybrid.capi.shim import library
+from llamahybrid.memory.paging import STATE_HEAD, Pager
 from llamahybrid.memory.segment import SegmentLayout
 from llamahybrid.prompt_cache.base import Bytes
 from llamahybrid.prompt_cache.ram import new_buffer
 
-if TYPE_CHECKING:
-    from llama_cpp._internals import LlamaContext
-
 _NUMBER = struct.Struct("<I")
-
-
-class StreamRangePager(RangePager):
-    """Ranges of a stream, through the patched library."""
-
-    def keep_attention(self, position: int) -> None:
-        """Nothing: loaded ranges replace what lies at their positions, and a cut behind them follows."""
 
 
 class StreamPager(Pager):
@@ -89,7 +79,7 @@ class StreamPager(Pager):
         layout.join(pieces, state[begin : begin + size])
         state[begin + size : begin + size + behind] = 0
         state[begin + size + behind :] = rest
-        return set_state(self._ctx, state, self._seq, FULL)
+        return library().load_state(self._ctx.ctx, state, self._seq, FULL)
 
     def learn(self, start: int, end: int) -> SegmentLayout | None:
         """See `Pager.learn`: sequence 0 holds [0, n) with n >= `end`."""
@@ -125,10 +115,11 @@ class StreamPager(Pager):
 
     def _read_attention(self) -> Bytes | None:
         """Return the part of the state for the sequence's stream, unsorted."""
-        full = state_size(self._ctx, self._seq, FULL)
-        rest = STATE_HEAD if self._attention_is_all else state_size(self._ctx, self._seq, PARTIAL)
+        native, ctx = library(), self._ctx.ctx
+        full = native.state_size(ctx, self._seq, FULL)
+        rest = STATE_HEAD if self._attention_is_all else native.state_size(ctx, self._seq, PARTIAL)
         state = new_buffer(full)
-        if get_state(self._ctx, state, self._seq, FULL) != full or getattr(self._ctx, "lost", False):
+        if not native.save_state(ctx, state, self._seq, FULL) or getattr(self._ctx, "lost", False):
             return None
         begin, behind = self._around
         return state[begin : STATE_HEAD + full - rest - behind]

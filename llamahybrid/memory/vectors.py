@@ -149,15 +149,9 @@ class Vectors:
             logger.info(
                 "embeddings beside chats: a context of their own for %d tokens, with outputs of %d MiB",
                 self.n_batch,
-                self.output_bytes >> 20,
+                2 * FLOAT_BYTES * (self._model.n_vocab() + self._model.n_embd()) * self.n_batch >> 20,
             )
         return self._context, self._batch
-
-    @property
-    def output_bytes(self) -> int:
-        """Bytes of a full batch of outputs: logits and vectors, both in the graph and outside of it."""
-        row = self._model.n_vocab() + self._model.n_embd()
-        return int(2 * FLOAT_BYTES * row * self.n_batch)
 
 
 def _trained_ctx(model: LlamaModel) -> int:

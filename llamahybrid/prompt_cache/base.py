@@ -204,6 +204,8 @@ class Outline:
     """Known histories part right at `matched`."""
     tail: int = 0
     """Tokens before its end at which the next prompt last parted from a prompt; 0: not seen."""
+    keeps_asking: bool = False
+    """Histories keep the tokens that ask for an answer: prompts went on behind them, none parted inside."""
 
 
 @dataclass(frozen=True)

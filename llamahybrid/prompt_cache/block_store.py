@@ -6,14 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from itertools import islice
 from typing import TypeAlias
 
 from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.blocks import (
     BLOCK,
     BLOCK_BYTES,
-    ID_BYTES,
     MOST_LEADS,
     NO_PARENT,
     Item,
@@ -29,15 +28,17 @@ from llamahybrid.prompt_cache.blocks import (
     shared,
     whole_blocks,
 )
-from llamahybrid.prompt_cache.nodes import ids_of, token_at
+from llamahybrid.prompt_cache.nodes import ID_BYTES, ids_of, token_at
 from llamahybrid.prompt_cache.records import Record
 from llamahybrid.prompt_cache.seen import Seen
 
 MOST_FOLLOWERS = 2
-MOST_PARENTS = 1 << 16
-"""No path has more blocks: rows that name each other in a circle end there."""
+BATCH = 1000
+"""Rows that are read at once."""
 
 Values: TypeAlias = "dict[bytes, bytes | None]"
+Known: TypeAlias = "dict[bytes, tuple[bytes, bytes] | None]"
+"""Parents and texts of blocks by their hashes; None for a missing or damaged one."""
 
 
 class Busy(OSError):
@@ -66,25 +67,24 @@ class Rows:
     def release(self) -> None:
         """A thread that used it ends."""
 
-    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Values of rows; None for what is missing."""
+    def get(self, keys: Sequence[bytes], *, all_: bool = True) -> list[bytes | None]:
+        """Values of rows; None for a missing one. `all_` False: the first missing one may be the last."""
         raise NotImplementedError
-
-    def run(self, keys: Sequence[bytes]) -> list[bytes]:
-        """Values up to the first that is missing."""
-        return list(takewhile(lambda value: value is not None, self.get(keys)))  # type: ignore[arg-type]
 
     def has(self, keys: Sequence[bytes]) -> set[bytes]:
         """Keys of records that are there."""
         raise NotImplementedError
 
-    def rows(self, kind: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """All rows of a kind, without its letter."""
+    def keys(self, kind: bytes) -> Iterator[bytes]:
+        """All keys that begin with a letter, the newest first where an order is known."""
         raise NotImplementedError
 
-    def recent(self, kind: bytes, most: int) -> list[tuple[bytes, bytes]]:
-        """The newest rows of a kind, at most `most`; none where no order is known."""
-        return []
+    def rows(self, kind: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """All rows whose keys begin with a letter, which is left out."""
+        keys = self.keys(kind)
+        while some := list(islice(keys, BATCH)):
+            found = zip(some, self.get(some), strict=True)
+            yield from ((key[1:], value) for key, value in found if value is not None)
 
     def count(self) -> int:
         """The number of records; 0 where counting takes too long."""
@@ -128,10 +128,13 @@ class Rows:
 
 @dataclass
 class Path:
-    """A namespace and token ids."""
+    """The whole path of a place."""
 
     namespace: str
     ids: bytes
+    """Its token ids."""
+    blocks: list[bytes]
+    """Hashes of its nodes, the deepest first, the root among them."""
 
 
 class BlockStore:
@@ -197,7 +200,7 @@ class BlockStore:
     def _nodes(self, hashes: Sequence[bytes], ids: bytes) -> list[Node]:
         """The nodes along a path up to the first that is unknown."""
         nodes: list[Node] = []
-        for k, raw in enumerate(self.rows.run([b"n" + h for h in hashes])):
+        for k, raw in enumerate(self.rows.get([b"n" + h for h in hashes], all_=False)):
             node = Node.unpack(raw)
             if node is None or (k and node.text != ids[BLOCK_BYTES * (k - 1) : BLOCK_BYTES * k]):
                 break
@@ -221,34 +224,34 @@ class BlockStore:
         places = ((digest, Place.unpack(digest, raw)) for digest, raw in found)
         return {digest: place for digest, place in places if place is not None}
 
-    def path_of(self, place: Place, known: dict[bytes, Node | None] | None = None) -> Path | None:
-        """The namespace and all token ids of a place; None where a block of them is gone.
+    def path_of(self, place: Place, known: Known | None = None) -> Path | None:
+        """The path of a place; None where a block of it is gone or damaged.
 
-        `known`: nodes that were read already, of which it is to make use.
+        `known`: blocks that were read already, and are not read again.
         """
         known = {} if known is None else known
-        texts, hash_ = [place.tail], place.block
-        for _ in range(MOST_PARENTS):
+        texts, hashes, hash_ = [place.tail], list[bytes](), place.block
+        while True:
             if hash_ not in known:
-                known[hash_] = Node.unpack(self.rows.get([b"n" + hash_])[0])
-            node = known[hash_]
-            if node is None:
+                known[hash_] = _sound(hash_, self.rows.get([b"n" + hash_])[0])
+            block = known[hash_]
+            if block is None:
                 return None
-            if node.parent == NO_PARENT:
+            hashes.append(hash_)
+            hash_, text = block
+            if hash_ == NO_PARENT:
                 ids = b"".join(reversed(texts))
-                namespace = node.text.decode("utf-8", "replace")
-                return Path(namespace, ids) if len(ids) == ID_BYTES * place.end else None
-            texts.append(node.text)
-            hash_ = node.parent
-        return None
+                namespace = text.decode("utf-8", "replace")
+                return Path(namespace, ids, hashes) if len(ids) == ID_BYTES * place.end else None
+            texts.append(text)
 
-    def each(self) -> Iterator[tuple[Place, Path]]:
-        """All places with their paths, in no order."""
-        known: dict[bytes, Node | None] = {}
+    def each(self) -> Iterator[tuple[bytes, Place, Path]]:
+        """The digests of all places, with places and paths, in no order. All rows are read once."""
+        known: Known = {hash_: _sound(hash_, raw) for hash_, raw in self.rows.rows(b"n")}
         for digest, raw in self.rows.rows(b"p"):
             place = Place.unpack(digest, raw)
             if place is not None and (path := self.path_of(place, known)) is not None:
-                yield place, path
+                yield digest, place, path
 
     # -- storing -----------------------------------------------------------------------------------
 
@@ -312,6 +315,12 @@ class BlockStore:
         keys = dict.fromkeys(i.key for i in (*items, *others))
         digests = dict.fromkeys(i.digest for i in (*items, *others))
         self.rows.touch([*keys, *(b"p" + d for d in digests), *(b"n" + h for h in reversed(hashes))])
+
+
+def _sound(hash_: bytes, raw: bytes | None) -> tuple[bytes, bytes] | None:
+    """Parent and text of a row, if their hash is that of its key: rows never form a circle then."""
+    node = Node.unpack(raw)
+    return (node.parent, node.text) if node is not None and node.hash == hash_ else None
 
 
 def _led(node: Node, following: bytes, new: Item, *, begun: bool, end: int) -> Node:

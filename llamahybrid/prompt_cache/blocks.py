@@ -15,10 +15,12 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 
+import numpy as np
 import xxhash
 
+from llamahybrid.prompt_cache.nodes import ID_BYTES, IDS, common_prefix
+
 BLOCK = 256
-ID_BYTES = 4
 BLOCK_BYTES = BLOCK * ID_BYTES
 HASH_BYTES = 16
 NO_PARENT = bytes(HASH_BYTES)
@@ -113,6 +115,11 @@ class Node:
     leads: tuple[Lead, ...] = ()
     text: bytes = b""
     """Its token ids; of a root, its namespace."""
+
+    @property
+    def hash(self) -> bytes:
+        """The hash that its key has, if its row is right."""
+        return digest_of(b"" if self.parent == NO_PARENT else self.parent, self.text)
 
     def pack(self) -> bytes:
         """Its row."""
@@ -221,7 +228,5 @@ def whole_blocks(end: int) -> int:
 
 def shared(a: bytes, b: bytes) -> int:
     """The length of the common prefix of two rows of ids, in tokens."""
-    n = min(len(a), len(b))
-    if a[:n] == b[:n]:
-        return n // ID_BYTES
-    return next(i for i in range(0, n, ID_BYTES) if a[i : i + ID_BYTES] != b[i : i + ID_BYTES]) // ID_BYTES
+    n = min(len(a), len(b)) // ID_BYTES
+    return common_prefix(np.frombuffer(a, IDS, n), np.frombuffer(b, IDS, n))

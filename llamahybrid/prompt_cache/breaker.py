@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from statistics import median
+
+logger = logging.getLogger("llamahybrid")
 
 FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 1.0, 60.0
 """The pause after a failure of a store; doubled by each further failure."""
@@ -19,28 +22,38 @@ FADE_SECONDS = 60.0
 """A measured cost counts half this long after the last read: a disk had to spin up, a network was busy."""
 
 
-READ, WRITE = "reading from", "writing to"
-
-
 class Breaker:
-    """The pause after failures of a store."""
+    """The pause after failures of a store, and one warning of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, what: str) -> None:
+        """`what`: "reading from the disk cache", as the warning names it."""
+        self.broken = False
+        """The last try failed."""
+        self._what = what
+        self._warned = False
         self._until = 0.0
         self._seconds = 0.0
 
     def left(self) -> float:
-        """Seconds until it may be tried."""
+        """Seconds until the store may be tried again; 0: now."""
         return max(0.0, self._until - time.monotonic())
 
-    def failed(self) -> None:
-        """Leave it alone, longer each time."""
+    def failed(self, error: BaseException) -> None:
+        """Leave the store alone, longer each time."""
+        self.broken = True
         self._seconds = min(LONGEST_BACKOFF_SECONDS, max(FIRST_BACKOFF_SECONDS, 2 * self._seconds))
         self._until = time.monotonic() + self._seconds
+        self.warn(error)
+
+    def warn(self, error: BaseException) -> None:
+        """Log the first failure."""
+        if not self._warned:
+            self._warned = True
+            logger.warning("%s failed, and is tried again later: %s", self._what, error)
 
     def worked(self) -> None:
         """Note a success."""
-        self._seconds = 0.0
+        self.broken, self._seconds = False, 0.0
 
 
 class ReadCosts:

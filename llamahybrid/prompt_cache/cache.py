@@ -197,10 +197,7 @@ class PromptCache(RamStore):
             return 0
         freed = super().forget(tokens)  # first, so that nothing can be queued again
         for tier in self.outside:
-            if not tier.forget(tokens):
-                name = tier.name
-                logger.warning("not all that was to be forgotten is gone from the %s; forget it again", name)
-            freed += super().forget(tokens)  # records that another thread has read from there since
+            tier.forget(tokens)
         return freed
 
     def drop(self, checkpoint: Checkpoint) -> Tokens | None:
@@ -215,10 +212,7 @@ class PromptCache(RamStore):
         """Remove everything stored, on disk and server, too; live state and entries in use stay."""
         super().clear()  # first: a request that ends now has nothing of it to write
         for tier in self.outside:
-            if not tier.clear():
-                name = tier.name
-                logger.warning("not all that was to be cleared is gone from the %s; clear it again", name)
-            super().clear()  # records that another thread has read from there since
+            tier.clear()
 
     # -- looking in --------------------------------------------------------------------------------
 

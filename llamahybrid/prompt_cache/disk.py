@@ -17,11 +17,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import diskcache
+from diskcache.core import MODE_RAW
 
 from llamahybrid.errors import RecordError, RecordGone
 from llamahybrid.prompt_cache.block_store import Busy, Rows, Values
@@ -154,49 +154,38 @@ class DiskRows(Rows):
 
     # -- reading -----------------------------------------------------------------------------------
 
-    def run(self, keys: Sequence[bytes]) -> list[bytes]:
-        """See `Rows.run`."""
-        found: list[bytes] = []
+    def get(self, keys: Sequence[bytes], *, all_: bool = True) -> list[bytes | None]:
+        """See `Rows.get`."""
+        found: list[bytes | None] = []
         with self._cache() as cache:
             for key in keys:
                 value = cache.get(key)
-                if not isinstance(value, bytes):
+                found.append(value if isinstance(value, bytes) else None)
+                if not all_ and found[-1] is None:
                     break
-                found.append(value)
         return found
-
-    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """See `Rows.get`."""
-        with self._cache() as cache:
-            values = [cache.get(key) for key in keys]
-        return [value if isinstance(value, bytes) else None for value in values]
 
     def has(self, keys: Sequence[bytes]) -> set[bytes]:
         """See `Rows.has`."""
         with self._cache() as cache:
             return {key for key in keys if key in cache}
 
+    def keys(self, kind: bytes) -> Iterator[bytes]:
+        """See `Rows.keys`."""
+        for (key,) in self._select("key", kind):
+            yield bytes(key)
+
     def rows(self, kind: bytes) -> Iterator[tuple[bytes, bytes]]:
         """See `Rows.rows`."""
-        with self._cache(change=True) as cache:
-            for key in cache.iterkeys():
-                if key[:1] == kind and isinstance(value := cache.get(key), bytes):
-                    yield key[1:], value
+        for key, mode, value in self._select("key, mode, value", kind):
+            if mode == MODE_RAW and isinstance(value, bytes):
+                yield key[1:], value
 
-    def recent(self, kind: bytes, most: int) -> list[tuple[bytes, bytes]]:
-        """See `Rows.recent`; of very many other rows some are passed over."""
-        with self._cache() as cache:
-            newest = islice(reversed(cache), 16 * most)
-            keys = list(islice((key for key in newest if key[:1] == kind), most))
-            found = [(key[1:], cache.get(key)) for key in keys]
-        return [(key, value) for key, value in found if isinstance(value, bytes)]
-
-    def records(self) -> Iterator[bytes]:
-        """Keys of all records."""
+    def _select(self, columns: str, kind: bytes) -> Iterator[tuple[Any, ...]]:
+        """Columns of a kind of rows, the newest first; row by row, diskcache takes fifty times as long."""
+        query = f"SELECT {columns} FROM Cache WHERE key >= ? AND key < ? ORDER BY rowid DESC"
         with self._cache(change=True) as cache:
-            for key in cache.iterkeys():
-                if key[:1] == b"r":
-                    yield key
+            yield from cache._sql(query, (kind, bytes([kind[0] + 1])))
 
     def last_used(self, key: bytes) -> float:
         """See `Rows.last_used`."""

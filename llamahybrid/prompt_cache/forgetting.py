@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from llamahybrid.prompt_cache.base import Tokens
-from llamahybrid.prompt_cache.block_store import MOST_PARENTS, BlockStore
-from llamahybrid.prompt_cache.blocks import (
-    BLOCK,
-    BLOCK_BYTES,
-    HASH_BYTES,
-    NO_PARENT,
-    Item,
-    Node,
-    Place,
-    chain,
-    shared,
-)
+from llamahybrid.prompt_cache.block_store import BATCH, BlockStore
+from llamahybrid.prompt_cache.blocks import Item, Place, shared
 from llamahybrid.prompt_cache.nodes import ids_of
 
 
@@ -30,93 +21,43 @@ class Forgotten:
     """Attention among them that others need up to a position."""
 
 
-@dataclass
-class _Near:
-    """Records along a path and behind it, in one namespace."""
-
-    before: list[tuple[Item, Place]] = field(default_factory=list)
-    behind: list[tuple[Item, Place]] = field(default_factory=list)
-    shared: int = 0
-    """Tokens that another path has in common with it."""
-
-
 def on_path(store: BlockStore, tokens: Tokens, stays: int = 0) -> Forgotten:
     """Records of a path, in any namespace: all that go on from it, and those that lead only there.
 
-    Records that other paths share stay, and those that end within its first `stays` tokens. All rows are
-    read once; no record is.
+    Records that other paths share stay, and those that end within its first `stays` tokens.
     """
-    ids, forgotten = ids_of(tokens), Forgotten()
-    parents, along = dict[bytes, bytes](), dict[bytes, tuple[bytes, int]]()
-    for hash_, raw in store.rows.rows(b"n"):
-        parents[hash_] = raw[:HASH_BYTES]
-        if raw[:HASH_BYTES] == NO_PARENT:
-            along |= {h: (hash_, k) for k, h in enumerate(chain(hash_, ids))}
-    branches: dict[bytes, tuple[bytes, bytes]] = {}
-    alike: dict[bytes, int] = {}
-    roots: dict[bytes, _Near] = {}
-    for digest, raw in store.rows.rows(b"p"):
-        place = Place.unpack(digest, raw)
-        found = None if place is None else _branch(place.block, parents, along, branches)
-        if place is None or found is None:
-            continue
-        at, following = found
-        root, k = along[at]
-        rest = ids[BLOCK_BYTES * k :]
-        if following and following not in alike:
-            node = Node.unpack(store.rows.get([b"n" + following])[0])
-            alike[following] = shared(node.text, rest) if node else 0
-        length = BLOCK * k + (alike[following] if following else shared(place.tail, rest))
-        near, named = roots.setdefault(root, _Near()), [(item, place) for item in place.items]
-        if length == len(tokens):
-            near.behind += named
-        elif length == place.end:
-            near.before += named
-        else:
-            near.shared = max(near.shared, length)
-    for near in roots.values():
-        keep = max(stays, near.shared)
-        gone = near.behind + [(item, place) for item, place in near.before if item.end > keep]
+    ids, total, forgotten = ids_of(tokens), len(tokens), Forgotten()
+    near: dict[str, list[tuple[int, Place]]] = defaultdict(list)
+    for _, place, path in store.each():
+        if length := shared(path.ids, ids):
+            near[path.namespace].append((length, place))
+    for places in near.values():
+        others = max((n for n, place in places if n < min(total, place.end)), default=0)
+        keep = max(stays, others)
+        ours = [place for n, place in places if n == total or (n == place.end and n > keep)]
+        kept = [place for n, place in places if n == place.end <= keep and n < total]
+        gone = [(item, place) for place in ours for item in place.items]
         forgotten.items += gone
-        if near.shared or any(item.is_checkpoint and item.end <= keep for item, _ in near.before):
+        if others or any(item.is_checkpoint for place in kept for item in place.items):
             forgotten.torn += [(i, p, keep) for i, p in gone if i.start < keep < i.end]
     return forgotten
 
 
-def sweep_nodes(store: BlockStore) -> int:
-    """Remove nodes that lead to no place; how many there were."""
-    parents = {hash_: raw[:HASH_BYTES] for hash_, raw in store.rows.rows(b"n")}
-    alive: set[bytes] = set()
-    for digest, raw in store.rows.rows(b"p"):
-        place = Place.unpack(digest, raw)
-        hash_ = NO_PARENT if place is None else place.block
-        while hash_ in parents and hash_ not in alive:
-            alive.add(hash_)
-            hash_ = parents[hash_]
-    dead = [b"n" + hash_ for hash_ in parents if hash_ not in alive]
-    for at in range(0, len(dead), BLOCK):
-        store.rows.update(dead[at : at + BLOCK], lambda rows: dict.fromkeys(rows))
-    return len(dead)
+def sweep(store: BlockStore) -> None:
+    """Remove records that no path leads to, and rows that lead to no record.
 
-
-def _branch(
-    block: bytes,
-    parents: dict[bytes, bytes],
-    along: dict[bytes, tuple[bytes, int]],
-    known: dict[bytes, tuple[bytes, bytes]],
-) -> tuple[bytes, bytes] | None:
-    """The deepest block on a path that leads to another one, and the next on the way; b"" if it is that
-    one."""
-    way: list[bytes] = []
-    hash_ = block
-    while hash_ not in known and hash_ not in along:
-        way.append(hash_)
-        if hash_ not in parents or len(way) > MOST_PARENTS:
-            return None
-        hash_ = parents[hash_]
-    at, following = known.get(hash_, (hash_, b""))
-    known.setdefault(hash_, (at, following))
-    for each in reversed(way):
-        following = following or each
-        known[each] = (at, following)
-    return known[block]
+    Damaged and evicted rows leave them. Rows that another process adds at the same time stay.
+    """
+    rows = store.rows
+    before = [key for kind in (b"r", b"p", b"n") for key in rows.keys(kind)]
+    alive = set[bytes]()
+    for digest, place, path in store.each():
+        alive |= {item.key for item in place.items} | {b"n" + hash_ for hash_ in path.blocks}
+        alive.add(b"p" + digest)
+    dead = [key for key in before if key not in alive]
+    for key in dead:
+        if key.startswith(b"r"):
+            rows.remove(key)
+    dead = [key for key in dead if not key.startswith(b"r")]
+    for at in range(0, len(dead), BATCH):
+        rows.update(dead[at : at + BATCH], dict.fromkeys)

@@ -13,19 +13,12 @@ import functools
 import logging
 import os
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 logger = logging.getLogger("llamahybrid")
-
-SLICE_SECONDS = 0.01
-"""Longest time that a long change holds the lock at once."""
-
-YIELD_SECONDS = 5e-5
-"""The sleep of a thread that lets others have the lock."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -109,12 +102,6 @@ def guarded(
         return call
 
     return decorate
-
-
-def in_slices(work: Callable[[float], bool]) -> None:
-    """Call `work(seconds)`, which takes the lock for about that time, until it says that no more is left."""
-    while work(SLICE_SECONDS):
-        time.sleep(YIELD_SECONDS)
 
 
 _guards: weakref.WeakSet[Guard] = weakref.WeakSet()

@@ -51,8 +51,6 @@ class Counts:
     evicted: int = 0
     errors: int = 0
     """Times that the store failed; it is left alone for a while then."""
-    failed: int = 0
-    """1: the last write failed; it is tried again later."""
 
 
 class Loader:

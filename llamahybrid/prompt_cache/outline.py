@@ -246,9 +246,7 @@ def _joined(glances: Sequence[_Glance], live: Sequence[tuple[str, Tokens]]) -> C
                 match = tree.extend(edge.namespace, match, ids[ID_BYTES * match.length :])
             ends.append((tier, edge, match.path[-1]))
     branches = {
-        node: Branch(name, node.start, node.edge)
-        for name in tree.namespaces()
-        for node in _below(tree.root(name))
+        node: Branch(name, node.start, node.edge) for name in tree.namespaces() for node in tree.below(name)
     }
     for tier, edge, node in ends:
         _count(branches, tier, edge, node)
@@ -258,14 +256,6 @@ def _joined(glances: Sequence[_Glance], live: Sequence[tuple[str, Tokens]]) -> C
     begun = max((glance.conversations for glance in glances), default=0)
     shown = sum(len(tree.root(name).children) for name in tree.namespaces())
     return CacheOutline(tuple(_in_order(tree, branches)), max(0, begun - shown))
-
-
-def _below(node: Node) -> Iterator[Node]:
-    """Yield the nodes below one."""
-    ahead = list(node.children.values())
-    while ahead:
-        yield (node := ahead.pop())
-        ahead += node.children.values()
 
 
 def _count(branches: dict[Node, Branch], tier: Tier, edge: _Edge, end: Node) -> None:

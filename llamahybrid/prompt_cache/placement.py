@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from llamahybrid.prompt_cache.base import Costs, Outline
 from llamahybrid.prompt_cache.ladder import MARKED, MARKED_ENDS, MIN_SPACING, RATIOS, batch_ends, ladder
+from llamahybrid.prompt_cache.nodes import LONGEST_TAIL
 
 SHORT_SHARE = 0.08
 """Of a short prefill that cuts may cost: what is lost on one decides the most of a short conversation."""
@@ -75,13 +76,14 @@ def prefill_cuts(outline: Outline, costs: Costs) -> tuple[int, ...]:
     """Return where to cut the prefill of [cached, total) for checkpoints; ascending, at most `most`.
 
     The prompt's end is no cut. Message starts come first, in order of worth: the deepest one (with a chat
-    template that is where stripped thinking diverges), the branch point `matched`, the last message (another
-    question may follow the same text), the first boundary (the system prompt's end), the messages before the
-    last; those alone where room is `SCARCE`. Without message starts, the cut lies where the next history
-    parts if it does so as the last one did (`tail`). A ladder takes the rest of the time budget, counting all
-    waiting requests, unless a history only `grows`. Batch boundaries that the prefill passes anyway come on
-    top: they cost no batch. The branch point comes on top, too, where nothing else marks it or histories have
-    `parted` there before, so that the same divergence costs only once.
+    template that is where stripped thinking diverges; not where histories keep the tokens that ask for an
+    answer), the branch point `matched`, the last message (another question may follow the same text), the
+    first boundary (the system prompt's end), the messages before the last; those alone where room is
+    `SCARCE`. Without message starts, the cut lies where the next history parts if it does so as the last one
+    did (`tail`). A ladder takes the rest of the time budget, counting all waiting requests, unless a history
+    only `grows`. Batch boundaries that the prefill passes anyway come on top: they cost no batch. The branch
+    point comes on top, too, where nothing else marks it or histories have `parted` there before, so that the
+    same divergence costs only once.
     """
     total, cached, matched = outline.total, outline.cached, outline.matched
     left = total - cached
@@ -91,6 +93,7 @@ def prefill_cuts(outline: Outline, costs: Costs) -> tuple[int, ...]:
     count = min(room - len(known), _affordable(left, costs))
     if outline.boundaries:
         count = min(count, next((cuts for below, cuts in MARKED_CUTS if left < below), count))
+        count -= outline.keeps_asking and outline.boundaries[-1] >= outline.total - LONGEST_TAIL
     elif costs.waiting:
         count = min(count, max(_affordable_beside(left, costs), int(outline.tail > 0)))
     starts = _take(_starts(outline), cached, total, count, known)
@@ -195,7 +198,8 @@ def cut_tokens(costs: Costs) -> float:
 
 def _starts(outline: Outline) -> Iterator[int]:
     """Yield places worth a cut of their own, the best first."""
-    inside = [b for b in outline.boundaries if 0 < b < outline.total]
+    end = outline.total - (LONGEST_TAIL if outline.keeps_asking else 0)
+    inside = [b for b in outline.boundaries if 0 < b < end]
     if inside:
         yield inside[-1]
         yield outline.matched

@@ -43,8 +43,8 @@ def _restore_point(
         limit = min(limit, live_lcp)  # no other attention can be put back
     while True:
         known = ram.known(tokens, view, costs)
-        find = seen.offer_attention if anywhere else seen.offer
-        offer = find(known.cached, limit, known.missing, without=tier.loader.left_alone())
+        left_alone = tier.loader.left_alone()
+        offer = seen.offer(known.cached, limit, known.missing, anywhere=anywhere, without=left_alone)
         if offer is None:
             return
         saved = (offer.position - known.cached) * costs.prefill_seconds

@@ -2,15 +2,14 @@
 
 Layout, little endian: a frame of 40 bytes, the envelope's header (`envelope`), logits (float32), the payload.
 
-    magic 8s | logits u32 | reason u8 | pad 3 | written u64 | logits xxh3-64 u64 | all before and header u64
+    magic 8s | logits u32 | pad 12 | logits xxh3-64 u64 | all before and header xxh3-64 u64
 
-Token ids are in the rows of its path; the envelope's digest is of all of them.
+Token ids, and why it is kept, are in the rows of its path; the envelope's digest is of all ids.
 """
 
 from __future__ import annotations
 
 import struct
-import time
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -19,7 +18,7 @@ import xxhash
 
 from llamahybrid.errors import RecordError, SnapshotError
 from llamahybrid.prompt_cache.base import Bytes, Logits
-from llamahybrid.prompt_cache.blocks import Kind, Why
+from llamahybrid.prompt_cache.blocks import Kind
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES, Header, header_of
 from llamahybrid.prompt_cache.ram import new_buffer
 
@@ -27,7 +26,7 @@ FORMAT = 4
 """Of the rows and files of a folder or a server."""
 
 MAGIC = b"LLHREC04"
-_FRAME = struct.Struct("<8sIB3xQQ")
+_FRAME = struct.Struct("<8sI12xQ")
 _SEAL = struct.Struct("<Q")
 _FRAME_BYTES = _FRAME.size + _SEAL.size
 HEAD_BYTES = _FRAME_BYTES + HEADER_BYTES
@@ -40,9 +39,6 @@ class Head:
     header: Header
     """Of the envelope."""
     n_logits: int
-    why: Why
-    written: int
-    """Seconds since 1970."""
     logits_digest: int
 
     @property
@@ -68,12 +64,10 @@ class Record:
     """The envelope."""
 
 
-def pack(
-    state: Bytes, logits: Logits | None, why: Why = Why.TIP, written: int | None = None
-) -> tuple[bytes, memoryview]:
+def pack(state: Bytes, logits: Logits | None) -> tuple[bytes, memoryview]:
     """A record of a sealed state in two parts, to be written one after the other; its payload is not copied.
 
-    `written`: None for now. Raises RecordError where `state` is not sealed.
+    Raises RecordError where `state` is not sealed.
     """
     header = state[:HEADER_BYTES].tobytes()
     try:
@@ -81,8 +75,7 @@ def pack(
     except SnapshotError as error:
         raise RecordError(str(error)) from None
     row = b"" if logits is None else np.ascontiguousarray(logits, dtype="<f4").tobytes()
-    now = int(time.time()) if written is None else written
-    frame = _FRAME.pack(MAGIC, len(row) // 4, why, now, xxhash.xxh3_64_intdigest(row))
+    frame = _FRAME.pack(MAGIC, len(row) // 4, xxhash.xxh3_64_intdigest(row))
     seal = _SEAL.pack(xxhash.xxh3_64_intdigest(frame + header))
     return frame + seal + header + row, state[HEADER_BYTES:].data
 
@@ -92,12 +85,12 @@ def head_of(raw: bytes) -> Head:
     frame, seal, header = raw[: _FRAME.size], raw[_FRAME.size : _FRAME_BYTES], raw[_FRAME_BYTES:HEAD_BYTES]
     if len(header) != HEADER_BYTES or _SEAL.unpack(seal)[0] != xxhash.xxh3_64_intdigest(frame + header):
         raise RecordError("a record's head is damaged")
-    magic, n_logits, why, written, digest = _FRAME.unpack(frame)
+    magic, n_logits, digest = _FRAME.unpack(frame)
     if magic != MAGIC:
         raise RecordError(f"not a record of format {FORMAT}")
     try:
-        return Head(header_of(header), n_logits, Why(why), written, digest)
-    except ValueError as error:  # SnapshotError is one
+        return Head(header_of(header), n_logits, digest)
+    except SnapshotError as error:
         raise RecordError(str(error)) from None
 
 

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any
 
 from llamahybrid.errors import RecordGone
-from llamahybrid.prompt_cache.block_store import Rows, Values
+from llamahybrid.prompt_cache.block_store import BATCH, Rows, Values
 from llamahybrid.prompt_cache.records import FORMAT, Record, read_record
 
 try:
@@ -33,9 +33,6 @@ TIMEOUT_SECONDS = 5.0
 KEEP_SECONDS = 30 * 86400
 MOST_BYTES = 512 << 20
 """A server takes no longer value."""
-
-BATCH = 1000
-"""Commands that are sent at once."""
 
 
 class RemoteRows(Rows):
@@ -55,7 +52,7 @@ class RemoteRows(Rows):
 
     # -- reading -----------------------------------------------------------------------------------
 
-    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+    def get(self, keys: Sequence[bytes], *, all_: bool = True) -> list[bytes | None]:
         """See `Rows.get`; a key of another type is missing."""
         if not keys:
             return []
@@ -75,14 +72,13 @@ class RemoteRows(Rows):
             raise RecordGone("the record is gone")
         return read_record(io.BytesIO(raw), len(raw))
 
-    def rows(self, kind: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """See `Rows.rows`."""
+    def keys(self, kind: bytes) -> Iterator[bytes]:
+        """See `Rows.keys`; in no order, without those of another type."""
         with _errors():
             names = self._client.scan_iter(match=PREFIX + kind + b"*", count=BATCH)
-            while keys := [name[len(PREFIX) :] for name in islice(names, BATCH)]:
-                for key, value in zip(keys, self.get(keys), strict=True):
-                    if value is not None:
-                        yield key[1:], value
+            while some := [name[len(PREFIX) :] for name in islice(names, BATCH)]:
+                types = self._each("type", some)
+                yield from (key for key, type_ in zip(some, types, strict=True) if type_ == b"string")
 
     # -- changing ----------------------------------------------------------------------------------
 
@@ -123,10 +119,10 @@ class RemoteRows(Rows):
 
     def clear(self) -> None:
         """Remove everything of ours."""
-        with _errors():
-            names = self._client.scan_iter(match=PREFIX + b"*", count=BATCH)
-            while some := list(islice(names, BATCH)):
-                self._client.delete(*some)
+        keys = self.keys(b"")
+        while some := list(islice(keys, BATCH)):
+            with _errors():
+                self._client.delete(*(PREFIX + key for key in some))
 
     def _each(self, command: str, keys: Sequence[bytes], *arguments: object) -> list[Any]:
         """A command's answers for each key."""

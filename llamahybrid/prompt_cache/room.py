@@ -11,17 +11,22 @@ import math
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from llamahybrid.prompt_cache.base import Bytes, CacheStats, Tokens
 from llamahybrid.prompt_cache.eviction import Eviction, Tail, bytes_to_stay
-from llamahybrid.prompt_cache.guard import SLICE_SECONDS, Guard, guarded, in_slices
+from llamahybrid.prompt_cache.guard import Guard, guarded
 from llamahybrid.prompt_cache.nodes import Entry, Match
 from llamahybrid.prompt_cache.pins import Pins, Prefixes
-from llamahybrid.prompt_cache.ram import Account, Expected, new_buffer
+from llamahybrid.prompt_cache.ram import Account, new_buffer
 from llamahybrid.prompt_cache.tree import Tree
 
 RESTARTED = "an exception came while the prompt cache was changed; its content in RAM is gone"
+
+SLICE_SECONDS = 0.01
+"""Longest time that a smaller budget holds the lock at once."""
+
+YIELD_SECONDS = 5e-5
+"""The sleep in which other threads take the lock."""
 
 
 @dataclass
@@ -45,8 +50,6 @@ class Room:
         self.guard = Guard(RESTARTED)
         self.account = Account(limit)
         self.eviction = eviction
-        self.excess = 0
-        """Bytes over a lowered budget, which `resize` is about to evict."""
         self.counts = Counts()
         self.prefixes = Prefixes()
         """Prefixes that the user pinned."""
@@ -69,7 +72,6 @@ class Room:
         self.tree.requests, self.tree.damaged = requests, damaged
         self.prefixes = self.prefixes.copy()
         self.account.free_all()
-        self.excess = 0
 
     # -- buffers -----------------------------------------------------------------------------------
 
@@ -79,30 +81,23 @@ class Room:
         The budget counts a buffer until it is admitted or collected. A buffer that pins leave no room for is
         not counted, and `admit` refuses it.
         """
-        in_slices(partial(self._make_way, n_bytes))
-        room = self._claim(n_bytes)
-        if isinstance(room, Expected):
-            return self._come(new_buffer(n_bytes), room)
-        return new_buffer(n_bytes) if room is None else room
-
-    @guarded(False, later=True)
-    def _make_way(self, n_bytes: int, seconds: float) -> bool:
-        """Evict for one buffer, which may take thousands of checkpoints; True if more have to go."""
-        return self.make_room(n_bytes, reuse=n_bytes, seconds=seconds) is None
+        counted = self._lend(n_bytes)
+        return new_buffer(n_bytes) if counted is None else counted
 
     @guarded()
-    def _claim(self, n_bytes: int) -> Bytes | Expected | None:
-        """Return an idle buffer, or room for a new one, which counts from now on; None if none fits."""
+    def _lend(self, n_bytes: int) -> Bytes | None:
+        """Return a buffer that counts from now on; None if none fits."""
         if not self.make_room(n_bytes, reuse=n_bytes):
             return None
-        idle = self.account.reuse(n_bytes)
-        return self.account.reserve(Expected(n_bytes) if idle is None else idle)
+        return self._counted_buffer(n_bytes)
 
-    @guarded(lambda buffer, _: buffer)
-    def _come(self, buffer: Bytes, room: Expected) -> Bytes:
-        """A buffer takes the place of the room that was claimed for it."""
-        self.account.unreserve(room)
-        return self.account.reserve(buffer)
+    def _counted_buffer(self, n_bytes: int) -> Bytes | None:
+        """Return an idle or a new buffer, which counts from now on; None without memory for it."""
+        idle = self.account.reuse(n_bytes)
+        try:
+            return self.account.reserve(new_buffer(n_bytes) if idle is None else idle)
+        except MemoryError:
+            return None
 
     # -- room --------------------------------------------------------------------------------------
 
@@ -128,25 +123,22 @@ class Room:
         *,
         keep: Collection[Entry] = (),
         reuse: int | None = None,
-        seconds: float = math.inf,
-    ) -> bool | None:
+    ) -> bool:
         """Free `need` bytes: idle buffers, then by `eviction`'s order; False if that cannot be.
 
         Nothing is evicted where pins leave no room. `path`: tokens that must stay, with their nodes. `keep`:
         checkpoints; nothing is evicted once no others are left. `reuse`: an idle buffer of this size is as
-        good as room for one. None: not done after `seconds`.
+        good as room for one.
         """
-        end, keep = time.monotonic() + seconds, frozenset(keep)
+        keep = frozenset(keep)
         self.release_collected()
         if need > 0 and self._cannot_hold(need, path):
             return False
-        while (over := self.used() + need - self.account.limit - self.excess) > 0:
+        while (over := self.used() + need - self.account.limit) > 0:
             if reuse is not None and self.account.has_idle(reuse):
                 return True
             if not self._free_some(over, path, keep):
                 return False
-            if time.monotonic() >= end:
-                return None
         return True
 
     def _free_some(self, over: int, path: Match | None = None, keep: Collection[Entry] = ()) -> bool:
@@ -164,25 +156,23 @@ class Room:
 
     def resize(self, limit: int) -> None:
         """Set another budget, and evict down to it, a few at a time, so that other threads have the lock."""
-        try:
-            self.account.limit = limit
-            if self._shrink(math.inf if self.guard.inside() else SLICE_SECONDS):
-                in_slices(self._shrink)
-        finally:
-            self.excess = 0  # after an interrupt the next `make_room` evicts the rest
+        seconds = math.inf if self.guard.inside() else SLICE_SECONDS
+        while self._shrink(limit, seconds):
+            time.sleep(YIELD_SECONDS)
 
     @guarded(False, later=True)
-    def _shrink(self, seconds: float) -> bool:
-        """Evict down to the limit, for `seconds` at most; True if more has to go.
+    def _shrink(self, limit: int, seconds: float) -> bool:
+        """Lower the budget by what can be evicted in `seconds`; True if more has to go.
 
-        Until then the excess is allowed: a request makes room for itself alone.
+        Requests between two calls make room for themselves alone.
         """
         self.release_collected()
-        end, self.excess = time.monotonic() + seconds, 0
-        while (over := self.used() - self.account.limit) > 0 and self._free_some(over):
+        end = time.monotonic() + seconds
+        while (over := self.used() - limit) > 0 and self._free_some(over):
             if time.monotonic() >= end:
-                self.excess = max(0, self.used() - self.account.limit)
-                return self.excess > 0
+                self.account.limit = max(limit, self.used())
+                return self.used() > limit
+        self.account.limit = limit
         return False
 
     def remove(self, entry: Entry, *, replaced: bool = False) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from llamahybrid.prompt_cache.base import Range
+from llamahybrid.prompt_cache.base import Range, clipped
 from llamahybrid.prompt_cache.blocks import Item, Kind, Reach
 
 
@@ -83,38 +83,37 @@ class Seen:
         return not attention or cover(reaches, [(0, position)])[1] is None
 
     def offer(
-        self, above: int, limit: int, missing: Sequence[Range], *, without: Iterable[bytes] = ()
+        self,
+        above: int,
+        limit: int,
+        missing: Sequence[Range],
+        *,
+        anywhere: bool = False,
+        without: Iterable[bytes] = (),
     ) -> Offer | None:
         """The deepest restore point at a position in (above, limit].
 
-        `missing`: ascending ranges whose attention would have to come from here. `without`: keys of records
-        that do not count.
+        `missing`: ascending ranges whose attention would have to come from here. `anywhere`: attention is all
+        of the state, so that any position that it reaches will do. `without`: keys of records that do not
+        count.
         """
         refused = frozenset(without)
-        reaches = [r for r in self.along(self.total) if r.item.key not in refused]
-        for end in sorted(
-            {i.end for i in self.items if i.is_checkpoint and above < i.end <= limit}, reverse=True
-        ):
-            there = [i for i in self.items if i.end == end and i.is_checkpoint and i.key not in refused]
-            point = max(there, key=lambda item: item.kind, default=None)
-            if point is None or (end == self.total and point.kind != Kind.PROMPT):
-                continue
-            pieces, reach = cover(reaches, [(a, min(b, end)) for a, b in missing if a < end])
-            if reach is None:
-                return Offer(end, point, tuple(pieces))
+        along = (reach for reach in self.along(self.total) if reach.item.key not in refused)
+        reaches = [Reach(reach.item, min(reach.end, limit)) for reach in along]
+        if anywhere:
+            pieces, hole = cover(reaches, clipped(missing, limit))
+            position = limit if hole is None else hole
+            return Offer(position, None, tuple(pieces)) if pieces and position > above else None
+        points: dict[int, Item] = {}
+        for item in sorted(self.items, key=lambda item: (item.end, item.kind)):
+            serves = item.is_checkpoint and (item.end < self.total or item.kind == Kind.PROMPT)
+            if serves and above < item.end <= limit and item.key not in refused:
+                points[item.end] = item
+        for end in reversed(points):
+            pieces, hole = cover(reaches, clipped(missing, end))
+            if hole is None:
+                return Offer(end, points[end], tuple(pieces))
         return None
-
-    def offer_attention(
-        self, above: int, limit: int, missing: Sequence[Range], *, without: Iterable[bytes] = ()
-    ) -> Offer | None:
-        """The same where attention is all of the state, so that any position that it reaches will do."""
-        refused = frozenset(without)
-        reaches = [
-            Reach(r.item, min(r.end, limit)) for r in self.along(self.total) if r.item.key not in refused
-        ]
-        pieces, reach = cover(reaches, [(a, min(b, limit)) for a, b in missing if a < limit])
-        position = limit if reach is None else reach
-        return Offer(position, None, tuple(pieces)) if pieces and position > above else None
 
 
 def cover(reaches: Sequence[Reach], ranges: Iterable[Range]) -> tuple[list[Piece], int | None]:

@@ -218,11 +218,12 @@ def plan_request(
     costs: Costs,
     limit: int,
     last_tail: int,
+    keeps_asking: bool,
 ) -> tuple[Plan, Entry | None]:
     """Plan a prompt by its match; return also the checkpoint that the plan uses.
 
-    A segment that crosses the restore point is cut in two. `limit`: bytes of the budget; `last_tail`: see
-    `Outline.tail`, of the last prompt of this namespace.
+    A segment that crosses the restore point is cut in two. `limit`: bytes of the budget; `last_tail`,
+    `keeps_asking`: see `Outline`, of the prompts of this namespace until now.
     """
     total, entries, parted = len(tokens), match.entries(), match.branches()
     live_lcp = common_prefix(tokens, view.tokens)
@@ -238,7 +239,8 @@ def plan_request(
     if view.needs_checkpoints:
         most = max(1, limit // (2 * max(1, costs.snapshot_bytes)))  # half the budget is for what is known
         known = match.length == matched and parted
-        outline = Outline(total, cached, matched, tuple(boundaries), most, known, match.tail() or last_tail)
+        tail = match.tail() or last_tail
+        outline = Outline(total, cached, matched, tuple(boundaries), most, known, tail, keeps_asking)
     entry = choice.entry
     from_ram = choice.source == "ram" and not view.attention_is_all
     plan = Plan(

@@ -31,7 +31,7 @@ from llamahybrid.prompt_cache.eviction import Eviction
 from llamahybrid.prompt_cache.guard import guarded
 from llamahybrid.prompt_cache.nodes import ENTRY_BYTES, Entry, Match, Node, common_prefix
 from llamahybrid.prompt_cache.pins import Prefixes, User, pinned_before
-from llamahybrid.prompt_cache.ram import Expected, new_buffer, owned
+from llamahybrid.prompt_cache.ram import Expected, owned
 from llamahybrid.prompt_cache.room import Room
 from llamahybrid.prompt_cache.selection import Known, plan_request, restore_point, unplanned
 from llamahybrid.prompt_cache.tree import Tree
@@ -39,6 +39,9 @@ from llamahybrid.prompt_cache.write_policy import Point, restart_points
 
 MOST_NAMES = 64
 """Namespaces without a path of which a little is kept: each salt has one."""
+
+CONTINUED = 2
+"""Prompts that went on behind the end of an earlier one, before it is assumed that the next ones do, too."""
 
 Found = TypeVar("Found")
 
@@ -57,6 +60,9 @@ class RamStore(Room):
         super()._begin()
         self.tails: dict[str, int] = {}
         """See `Outline.tail`; by namespace."""
+        self.continued: dict[str, int] = {}
+        """Prompts that went on behind the end of an earlier one, by namespace; -1 once one parted inside the
+        tokens that ask for an answer."""
         self.boundaries: dict[str, frozenset[int]] = {}
         """Message starts of the last prompt, by namespace."""
 
@@ -96,7 +102,8 @@ class RamStore(Room):
         self.tree.visit(match, entries)
         self.tree.touch(match)
         tail, limit = self.tails.get(view.namespace, 0), self.account.limit
-        plan, entry = plan_request(self.tree, match, tokens, view, boundaries, costs, limit, tail)
+        keeps = self._keeps_asking(view.namespace, match, entries, len(tokens))
+        plan, entry = plan_request(self.tree, match, tokens, view, boundaries, costs, limit, tail, keeps)
         if plan.outline is not None:
             self.tails[view.namespace] = plan.outline.tail
         if entry is None and view.attention_is_all and plan.source == "ram":  # attention before it stays
@@ -111,20 +118,27 @@ class RamStore(Room):
         self.counts.tokens_saved += plan.cached
         return plan
 
-    @guarded(0, changes=False)
+    def _keeps_asking(self, namespace: str, match: Match, entries: Sequence[Entry], total: int) -> bool:
+        """Learn from a prompt whether histories keep the tokens that ask for an answer (see `Outline`)."""
+        known = self.continued.get(namespace, 0)
+        if match.tail():
+            known = -1
+        elif known >= 0 and any(e.position < total and e.checkpoint.logits is not None for e in entries):
+            known += 1
+        self.continued[namespace] = known
+        return known >= CONTINUED
+
     def peek(self, tokens: Tokens, view: LiveView, costs: Costs) -> int:
         """Return how many tokens of a prompt a request would not have to decode now, as far as RAM can tell.
 
         Nothing is counted, nothing grows older or younger, and no disk is read.
         """
-        live = 0 if view.forgotten else common_prefix(tokens, view.tokens)
-        match = self.tree.match(view.namespace, tokens)
-        return restore_point(match, match.entries(), len(tokens), live, view, costs)[0].position
+        return self.known(tokens, view, costs).cached
 
     def _let_names_go(self, namespace: str) -> None:
         """Drop notes on namespaces without a path, except this one, where there are many."""
         known: dict[str, Any]
-        for known in (self.tails, self.boundaries, self.tree.splitters):
+        for known in (self.tails, self.continued, self.boundaries, self.tree.splitters):
             if len(known) > MOST_NAMES:
                 for name in known.keys() - {namespace, *self.tree.namespaces()}:
                     del known[name]
@@ -178,7 +192,7 @@ class RamStore(Room):
         if old is not None:
             need -= ENTRY_BYTES + (0 if old.pins else old.nbytes)
             self.pins.use(user, old)
-        fits = not self._cannot_hold(need, path) and bool(self.make_room(need, path))
+        fits = not self._cannot_hold(need, path) and self.make_room(need, path)
         self._release(user)
         return fits
 
@@ -205,20 +219,18 @@ class RamStore(Room):
         return len(view.tokens) - (entries[-1].position if entries else 0)
 
     @guarded()
-    def _claim_beside(self, n_bytes: int, namespace: str, path: Tokens) -> Expected | None:
-        """Claim room for attention of a path; None where only its own checkpoints could go."""
-        match = self.tree.match(namespace, path)
-        fits = bool(self.make_room(n_bytes, match, keep=match.entries()))
-        self.counts.refused += not fits
-        return self.account.reserve(Expected(n_bytes)) if fits else None
-
     def segment_buffer(self, view: LiveView, n_bytes: int) -> Bytes | None:
         """Return a buffer of exactly `n_bytes` for attention of the live path; None if refused.
 
         The budget counts it until it is kept or collected. Evicts while other paths have anything.
         """
-        room = self._claim_beside(n_bytes, view.namespace, view.tokens) if view.storable else None
-        return None if room is None else self._come(new_buffer(n_bytes), room)
+        if not view.storable:
+            return None
+        match = self.tree.match(view.namespace, view.tokens)
+        fits = self.make_room(n_bytes, match, keep=match.entries())
+        buffer = self._counted_buffer(n_bytes) if fits else None
+        self.counts.refused += buffer is None
+        return buffer
 
     @guarded(False)
     def store_segment(self, view: LiveView, segment: Segment) -> bool:
@@ -230,7 +242,7 @@ class RamStore(Room):
         fits = self.make_room(segment.nbytes - counted, match, keep=match.entries())
         match = self.tree.match(view.namespace, view.tokens)
         needed = any(e.position > segment.start for e in match.entries())
-        stored = bool(fits and needed and match.length >= segment.end and self.tree.store(match, segment))
+        stored = fits and needed and match.length >= segment.end and self.tree.store(match, segment)
         self.account.unreserve(segment.record)
         self.counts.refused += not fits
         return stored
@@ -325,7 +337,8 @@ class RamStore(Room):
     @guarded(lambda *_: Known(), changes=False)
     def known(self, tokens: Tokens, view: LiveView, costs: Costs) -> Known:
         """Return what RAM knows of a prompt."""
-        match, live_lcp = self.tree.match(view.namespace, tokens), common_prefix(tokens, view.tokens)
+        match = self.tree.match(view.namespace, tokens)
+        live_lcp = 0 if view.forgotten else common_prefix(tokens, view.tokens)
         choice, _ = restore_point(match, match.entries(), len(tokens), live_lcp, view, costs)
         missing: list[Range] = []
         if view.needs_attention:

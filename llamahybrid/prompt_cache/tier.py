@@ -17,15 +17,15 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import suppress
-from functools import partial
+from itertools import islice
 from typing import ParamSpec, TypeAlias, TypeVar
 
 from llamahybrid.prompt_cache.base import Loaded, Outside, Splitter, Tokens
-from llamahybrid.prompt_cache.block_store import BlockStore, Busy, Rows
-from llamahybrid.prompt_cache.blocks import Item, Node, Place
-from llamahybrid.prompt_cache.breaker import READ, WRITE, Breaker, ReadCosts
+from llamahybrid.prompt_cache.block_store import BlockStore, Busy, Known, Rows
+from llamahybrid.prompt_cache.blocks import Item, Kind, Place, Why
+from llamahybrid.prompt_cache.breaker import Breaker, ReadCosts
 from llamahybrid.prompt_cache.disk import LOCK_SECONDS
-from llamahybrid.prompt_cache.forgetting import on_path, sweep_nodes
+from llamahybrid.prompt_cache.forgetting import on_path, sweep
 from llamahybrid.prompt_cache.loading import Counts, Loader
 from llamahybrid.prompt_cache.nodes import tokens_of
 from llamahybrid.prompt_cache.pins import pinned_before
@@ -33,7 +33,7 @@ from llamahybrid.prompt_cache.seen import Offer, Seen
 from llamahybrid.prompt_cache.store import RamStore
 from llamahybrid.prompt_cache.worker import Late, Worker
 from llamahybrid.prompt_cache.write_policy import DEFAULT_WRITE_BYTES, QUIET_SECONDS
-from llamahybrid.prompt_cache.writer import Writer
+from llamahybrid.prompt_cache.writer import Writer, item_of
 
 logger = logging.getLogger("llamahybrid")
 
@@ -85,25 +85,25 @@ class Tier:
         self.limit = limit
         self.name = name
         self.counts = Counts()
+        self.reading = Breaker(f"reading from the {name} cache")
+        self.writing = Breaker(f"writing to the {name} cache")
+        self.costs = ReadCosts()
         self.reader = Worker(f"llamahybrid-{name}-read", rows.release)
         self.writer = Writer(self, source, DEFAULT_WRITE_BYTES if hourly is None else hourly, quiet_seconds)
-        self._uncleared = False  # a clear has failed: no look-up until one succeeds
         self.loader = Loader(self.store, self.counts, name, self._remove_later)
-        self.costs = ReadCosts()
-        self._breakers = {READ: Breaker(), WRITE: Breaker()}
-        self._warned: set[str] = set()
+        self._uncleared = False  # a clear has failed: no look-up until one succeeds
         _tiers.add(self)
         try:
             self.reader.call(FIRST_SECONDS, rows.open)
         except Busy as error:
             self.counts.late += 1
-            self._warn(READ, error)
+            self.reading.warn(error)
 
     # -- reading -----------------------------------------------------------------------------------
 
     def look(self, namespace: str, tokens: Tokens, within: float | None = None) -> Seen | None:
         """Look a prompt up; None where the store cannot tell now. `within`: seconds that a hit saves."""
-        if self._uncleared or self._breakers[READ].left():
+        if self._uncleared or self.reading.left():
             return None
         seconds = self._seconds(within) if self.rows.is_open() else LOCK_SECONDS
         return self._ask(seconds, self._looked, namespace, tokens)
@@ -117,9 +117,9 @@ class Tier:
             self.counts.late += 1
             waited = time.monotonic() - started
             if self.name == "remote" and isinstance(error, Late) and waited >= ENOUGH_SECONDS:
-                self.refused(READ, error)
+                self.failed(self.reading, error)
         except Exception as error:  # no file in a folder is worth a request
-            self.refused(READ, error)
+            self.failed(self.reading, error)
         return None
 
     def _looked(self, namespace: str, tokens: Tokens) -> Seen:
@@ -150,7 +150,7 @@ class Tier:
         if loaded is not None or self.counts.late > late:
             self.costs.measured(offer.nbytes, time.monotonic() - started)
         if loaded is not None:
-            self._breakers[READ].worked()
+            self.reading.worked()
             self.counts.loaded += 1
         return loaded
 
@@ -161,13 +161,13 @@ class Tier:
         self.loader.serves_again(item)
         self.counts.written += 1
         self.counts.written_bytes += item.nbytes
-        self.counts.failed = 0
-        self._breakers[WRITE].worked()
+        self.writing.worked()
 
     def _remove_later(self, item: Item) -> None:
         """Have a record removed that did not prove right, before anything else is written."""
         if self.limit:
-            self.writer.worker.post(self._unlink, item)
+            with suppress(Late):  # no thread can be made
+                self.writer.worker.post(self._unlink, item)
 
     def _unlink(self, item: Item) -> bool:
         """Remove a record; False where the store does not let it go. On the writer's thread."""
@@ -176,75 +176,66 @@ class Tier:
             self.opened(self.store.unlink, [item])
             self.loader.serves_again(item)
         except OSError as error:
-            self.refused(WRITE, error)
+            self.failed(self.writing, error)
             return False
         return True
-
-    def may_write_in(self) -> float:
-        """Seconds until the store, which failed just now, may be tried again; 0: it did not."""
-        return self._breakers[WRITE].left()
 
     def flush(self, seconds: float | None = None) -> bool:
         """Write the queue within `seconds` (None: a minute); False if a part of it is not written."""
         return self.writer.flush(FLUSH_SECONDS if seconds is None else seconds)
 
-    def close(self) -> bool:
-        """`flush`, and a warning where not all was written. The store may be used again afterwards."""
-        done, self.writer.closed = self.flush(), True
-        self._tell_of_unwritten()
-        for worker in (self.writer.worker, self.reader):
-            worker.rest()
-        return done
-
-    def at_exit(self, seconds: float) -> None:
-        """Write what waits when the interpreter ends; `close` has warned of the rest where it was called."""
-        self.writer.flush(seconds)
-        if not self.writer.closed:
-            self._tell_of_unwritten()
-
-    def _tell_of_unwritten(self) -> None:
-        if len(self.writer):
+    def close(self, seconds: float | None = None) -> bool:
+        """`flush`, and one warning where not all was written. The store may be used again afterwards."""
+        done, told, self.writer.closed = self.flush(seconds), self.writer.closed, True
+        if len(self.writer) and not told:
             logger.warning("%d states were not written to the %s cache", len(self.writer), self.name)
+        for worker in (self.writer.worker, self.reader):
+            worker.stop()
+        return done
 
     # -- forgetting --------------------------------------------------------------------------------
 
     def discard(self, namespace: str, tokens: Tokens) -> None:
-        """Remove the checkpoint at the end of these tokens: it did not prove right."""
-        seen = self.look(namespace, tokens)
-        for item in () if seen is None else seen.items:
-            if item.is_checkpoint and item.end == len(tokens):
-                self.counts.damaged += 1
-                with suppress(Late):  # no thread can be made
-                    self.loader.discard(item)
+        """Remove the checkpoint at the end of these tokens, which did not prove right.
+
+        Its record serves nobody from now on, also where the store refuses at present.
+        """
+        for kind in (Kind.STATE, Kind.PROMPT):
+            self.loader.discard(item_of(namespace, tokens, None, 0, kind, Why.TIP))
 
     def forget(self, tokens: Tokens, seconds: float = CANCEL_SECONDS) -> bool:
         """Remove every record of a path and of all that goes on from it, behind a write that runs.
 
-        RAM has forgotten the path before: nothing of it that waits is written. False if the write takes
-        longer than `seconds` (the removal comes after it), or if the store failed to remove something;
-        `forget` may be called again.
+        RAM has forgotten the path before: nothing of it that waits is written. False, with a warning, if the
+        write takes longer than `seconds` (the removal comes after it), or if the store failed to remove
+        something; `forget` may be called again.
         Records that end within a beginning which the user pinned stay.
         """
         stays = pinned_before(self.writer.source.pinned, tokens)
-        return self._change(seconds, self._forgot, tokens, stays)
+        return self._change("forget", seconds, self._forgot, tokens, stays)
 
     def clear(self, seconds: float = CANCEL_SECONDS) -> bool:
         """Remove every record, and what waits to be written. False: see `forget`."""
         self.writer.clear()
-        return self._change(seconds, self._cleared)
+        return self._change("clear", seconds, self._cleared)
 
-    def _change(self, seconds: float, change: Callable[P, bool], *args: P.args, **kwargs: P.kwargs) -> bool:
+    def _change(
+        self, what: str, seconds: float, change: Callable[P, bool], *args: P.args, **kwargs: P.kwargs
+    ) -> bool:
         """Change the store behind the write that runs; False where that fails, or comes late."""
+        done = False
         try:
-            return self.writer.worker.post(self.opened, partial(change, *args, **kwargs)).result(seconds)
+            done = self.writer.worker.post(lambda: self.opened(change, *args, **kwargs)).result(seconds)
         except (OSError, NotYet, CancelledError) as error:
-            self.refused(WRITE, error)
-            return False
+            self.failed(self.writing, error)
+        if not done:
+            logger.warning("not all is gone from the %s cache; %s it again", self.name, what)
+        return done
 
     def opened(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Return the result of work on the open store.
 
-        The work is tried again if the folder was removed or the index was damaged meanwhile.
+        The work is tried once more if the folder was removed or the index damaged.
         """
         self.rows.open()
         try:
@@ -268,26 +259,17 @@ class Tier:
             if not self.writer.keep_beginning(item, place, keep):
                 logger.warning("attention of what stays goes from the %s with what is forgotten", self.name)
         done = all([self._unlink(item) for item, _ in forgotten.items])
-        if forgotten.items:
-            sweep_nodes(self.store)
-            self.rows.forgotten()
+        sweep(self.store)
+        self.rows.forgotten()
         RamStore.forget(self.writer.source, tokens)  # records that another thread has read from here since
         return done
 
     # -- statistics and views ----------------------------------------------------------------------
 
-    def refused(self, what: str, error: BaseException) -> None:
-        """The store failed: say so once, and leave it alone for a while."""
+    def failed(self, breaker: Breaker, error: BaseException) -> None:
+        """Note a failure of reading or of writing."""
         self.counts.errors += 1
-        self._breakers[what].failed()
-        if what == WRITE:
-            self.counts.failed = 1
-        self._warn(what, error)
-
-    def _warn(self, what: str, error: BaseException) -> None:
-        if what not in self._warned:
-            self._warned.add(what)
-            logger.warning("%s the %s cache failed, and is tried again later: %s", what, self.name, error)
+        breaker.failed(error)
 
     def glance(self, seconds: float, most: int) -> tuple[list[Placed], bytes]:
         """The newest places, at most `most`, with namespaces and tokens, and the key of the record that goes
@@ -300,9 +282,9 @@ class Tier:
 
     def _glanced(self, most: int) -> tuple[list[Placed], bytes]:
         self.rows.open()
-        known: dict[bytes, Node | None] = {}
+        known: Known = {}
         found: list[Placed] = []
-        for digest, raw in self.rows.recent(b"p", most):
+        for digest, raw in islice(self.rows.rows(b"p"), most):
             place = Place.unpack(digest, raw)
             path = None if place is None else self.store.path_of(place, known)
             if place is not None and path is not None:
@@ -314,7 +296,8 @@ class Tier:
     def stats(self) -> dict[str, int]:
         """Records, bytes and counts (`Counts`), for `PromptCache.stats`."""
         counts = {"records": self.rows.count(), "bytes": self.rows.nbytes, **vars(self.counts)}
-        return {f"{self.name}_{name}": n for name, n in {**counts, "waiting": len(self.writer)}.items()}
+        counts |= {"failed": int(self.writing.broken), "waiting": len(self.writer)}
+        return {f"{self.name}_{name}": n for name, n in counts.items()}
 
     def fork(self) -> None:
         """In a process that was forked."""
@@ -331,7 +314,7 @@ def _in_child() -> None:
 def _at_exit() -> None:
     end = time.monotonic() + FLUSH_SECONDS
     for tier in list(_tiers):
-        tier.at_exit(max(0.0, end - time.monotonic()))
+        tier.close(max(0.0, end - time.monotonic()))
 
 
 _tiers: weakref.WeakSet[Tier] = weakref.WeakSet()

@@ -215,6 +215,13 @@ class Tree:
         """Return the namespaces that have any path."""
         return list(self._roots)
 
+    def below(self, namespace: str) -> Iterator[Node]:
+        """Yield all nodes of a namespace but its root."""
+        ahead = list(self._roots[namespace].children.values()) if namespace in self._roots else []
+        while ahead:
+            yield (node := ahead.pop())
+            ahead += node.children.values()
+
     def root(self, namespace: str) -> Node:
         """Return the root of a namespace. Raises KeyError for one without paths."""
         return self._roots[namespace]

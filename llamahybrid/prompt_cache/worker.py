@@ -1,7 +1,7 @@
 """A thread for work outside RAM: it comes and goes, and every wait for it has a bound.
 
-An interrupt between any two lines, an exception of the work, or a fork leaves a worker that works: the work
-lies in a queue without a lock of Python's, and the thread is made anew when it is not there.
+An interrupt between any two lines, an exception of the work, or a fork leaves a usable worker: the work
+lies in a queue without a lock of Python's, and a missing thread is made anew.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ R = TypeVar("R")
 IDLE_SECONDS = 5.0
 """Idle time after which the thread ends."""
 
-REST_SECONDS = 1.0
+STOP_SECONDS = 1.0
 """The longest wait for a thread that is to end."""
 
 
 class Late(Busy):
-    """A request has stopped waiting; what it waited for may be sound."""
+    """A request has stopped waiting; the store may be sound."""
 
 
 def _nothing() -> None:
@@ -54,20 +54,21 @@ class Worker:
         """In a process that was forked: the parent's thread is not there, and does the parent's work."""
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.RLock()  # a finaliser may come in again on the same thread
-        self._turn = threading.Lock()  # held by the thread that works: an interrupt may have left two
+        self._running = threading.Lock()  # an interrupt may have made two threads: one works at a time
         self._thread: threading.Thread | None = None
-        self._given_up: Future[Any] | None = None
-        self._rests = False
+        self._stopping = False
+        self._late_work: Future[Any] | None = None
+        """Work that nobody waits for any more."""
 
     def call(self, seconds: float, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """The result of `work`, or its exception; raises Late where it takes longer.
+        """Return the result of `work`, or raise its exception, or Late where it takes longer.
 
         Work that has begun goes on, and while it does all other calls are late at once.
         """
-        given_up = self._given_up
-        if given_up is not None and not given_up.done():
-            raise Late("what was given up still runs")
-        self._given_up = None
+        late_work = self._late_work
+        if late_work is not None and not late_work.done():
+            raise Late("an earlier call still runs")
+        self._late_work = None
         future = self.post(work, *args, **kwargs)
         try:
             return future.result(seconds)
@@ -77,7 +78,7 @@ class Worker:
             raise Late(f"it took longer than {seconds:.3f} s") from error
         finally:
             if not (future.done() or future.cancel()):  # also where the wait was interrupted
-                self._given_up = future
+                self._late_work = future
             del future  # its result is not to stay here
 
     def post(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
@@ -95,22 +96,22 @@ class Worker:
         return future
 
     def wake(self) -> None:
-        """Have the thread look again for what is due."""
+        """Have the thread look again for due work."""
         with suppress(Late):
             self._put(_nothing)
 
-    def rest(self) -> None:
-        """Let the thread end once nothing is due."""
+    def stop(self) -> None:
+        """Let the thread end once its inbox is empty; later work starts another one."""
         with self._lock:
-            self._rests, thread = True, self._thread
+            self._stopping, thread = True, self._thread
             self._inbox.put(_nothing)
         if thread is not None and thread is not threading.current_thread():
-            thread.join(REST_SECONDS)
+            thread.join(STOP_SECONDS)
 
     def _put(self, do: Callable[[], None]) -> None:
         self._inbox.put(do)
         with self._lock:
-            self._rests = False
+            self._stopping = False
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 try:
@@ -119,38 +120,35 @@ class Worker:
                     raise Late(str(error)) from error
 
     def _run(self) -> None:
-        with self._turn:
+        with self._running:
             try:
-                while self._goes_on():
+                while not self._may_end(self._step()):
                     pass
             finally:
-                waits = self._leave()
+                failed = self._thread is threading.current_thread()  # an exception ends it
+                if failed:
+                    self._thread = None
                 self._ended()
-                if waits:
+                if failed and not self._inbox.empty():
                     self.wake()
 
-    def _leave(self) -> bool:
-        """Note that an exception ends this thread; return whether work waits for another one."""
-        with self._lock:
-            if self._thread is not threading.current_thread():
-                return False
-            self._thread = None
-            return not self._inbox.empty()
-
-    def _goes_on(self) -> bool:
-        """Do one thing, or wait for one; False when the thread is to end."""
+    def _step(self) -> float | None:
+        """Do one thing, or wait for one; return the seconds until work is due, 0 after work."""
         wait = self._tick() if self._inbox.empty() else 0.0
-        if not self._rests or wait == 0.0 or not self._inbox.empty():
-            try:
-                do = self._inbox.get(timeout=IDLE_SECONDS if wait is None else min(wait, IDLE_SECONDS))
-            except queue.Empty:
-                if wait is not None:
-                    return True
-            else:
-                do()
-                return True
+        longest = 0.0 if self._stopping else IDLE_SECONDS
+        try:
+            do = self._inbox.get(timeout=longest if wait is None else min(wait, longest))
+        except queue.Empty:
+            return wait
+        do()
+        return 0.0
+
+    def _may_end(self, wait: float | None) -> bool:
+        """Return whether the thread is to end, as nothing waits, and note it."""
+        if wait == 0.0 or (wait is not None and not self._stopping):
+            return False
         with self._lock:
             ends = self._inbox.empty()
             if ends:
                 self._thread = None
-        return not ends
+        return ends

@@ -13,7 +13,6 @@ from typing import Any
 from llamahybrid.errors import SnapshotError
 from llamahybrid.prompt_cache.base import NOTHING, Bytes, Logits, Segment, Tokens, part_of
 from llamahybrid.prompt_cache.blocks import Item, Kind, Place, Reach, Why, digest_at
-from llamahybrid.prompt_cache.breaker import READ, WRITE
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES, header_of, path_digest, sealed
 from llamahybrid.prompt_cache.nodes import common_prefix, ids_of, tokens_of
 from llamahybrid.prompt_cache.records import HEAD_BYTES, pack
@@ -60,7 +59,7 @@ class Writer:
         self.quiet_seconds = quiet_seconds
         """See `write_policy`; 0: everything is written at once."""
         self.closed = False
-        """`Tier.close` has said what was not written, and nothing was queued since."""
+        """`Tier.close` was called, and nothing was queued since."""
         self._namespaces: dict[str, None] = {}
         self.worker = Worker(f"llamahybrid-{tier.name}-write", tier.rows.release, self._tick)
         self._begin()
@@ -84,7 +83,7 @@ class Writer:
     def later(self, namespace: str, path: Tokens, points: Sequence[Point], *, attention: bool) -> None:
         """Queue restore points of a live path, the best first: places wait, no bytes.
 
-        Others that wait on this path are superseded. `path`: an array that nobody changes.
+        They supersede older jobs on this path. `path`: an array that nobody changes.
         """
         if not self._tier.limit or not points:
             return
@@ -149,68 +148,59 @@ class Writer:
             with self._lock:
                 if not written:
                     self._failures += 1
-                    job.due = time.monotonic() + self._tier.may_write_in()
+                    job.due = time.monotonic() + self._tier.writing.left()
                     self._jobs = [*self._jobs, job]
                 self._running = None
 
     def _write(self, job: Job) -> bool:
         tier = self._tier
-        if tier.may_write_in():  # it failed just now
+        if tier.writing.left():  # it failed just now
             if not any(self._nbytes(job, point) for point in job.points):
                 return True  # evicted, or forgotten
             tier.counts.errors += 1
             return False
         try:
             while not tier.opened(self._write_now, job):
-                pass  # something was forgotten meanwhile: RAM is looked at anew
+                pass  # a path was forgotten: RAM is looked at anew
         except BaseException as error:  # the thread must go on
-            tier.refused(WRITE, error)
+            tier.failed(tier.writing, error)
             return False
         return True
 
     def _write_now(self, job: Job) -> bool:
-        """Write the checkpoints of a job; RAM may have evicted them since. False: forgotten meanwhile."""
-        store, job.forgets = self._tier.store, self.source.forgets
+        """Write the checkpoints of a job; RAM may have evicted them since. False: a path was forgotten."""
+        tier, store, job.forgets = self._tier, self._tier.store, self.source.forgets
         self._namespaces[job.namespace] = None
         job.seen = store.look(job.namespace, job.path)
-        lacking = [p for p in job.points if not self._serves(job, p)]
-        ready = [point for point in lacking if self._fits(job, point)]
-        if job.attention:
-            bare = {p for p in sorted(ready) if not self._write_attention(job, p.position)}
-            if job.forgets != self.source.forgets:
-                return False
-            self._tier.counts.dropped += len(bare) if self.budget.open() else 0
-            ready = [point for point in ready if point not in bare]
+        ready = [point for point in job.points if self._is_ready(job, point)]
+        for point in sorted(ready) if job.attention else ():
+            if not self._write_attention(job, point.position):
+                tier.counts.dropped += self.budget.open()
+        if job.forgets != self.source.forgets:
+            return False
         for point in ready:
-            if not self.budget.open():
-                self._tier.counts.deferred += 1
-                continue
-            with self.source.checkpoint_at(job.namespace, job.path[: point.position]) as state:
+            path = job.path[: point.position]
+            with self.source.checkpoint_at(job.namespace, path) as state:
                 if state is None:
-                    self._tier.counts.dropped += 1
-                    continue
-                path = job.path[: point.position]
-                self._put(job, path, None, state.snapshot, state.logits, point.why)
+                    tier.counts.dropped += 1
+                elif not job.attention or not uncovered(job.seen.along(point.position), point.position):
+                    self._put(job, path, None, state.snapshot, state.logits, point.why)
         if self.budget.hourly:
             store.used(job.namespace, job.path, store.look(job.namespace, job.path))
         return True
 
-    def _serves(self, job: Job, point: Point) -> bool:
-        return job.seen.serves(point.position, logits=point.logits, attention=job.attention)
+    def _is_ready(self, job: Job, point: Point) -> bool:
+        """A state is not written yet, is still in RAM, and fits."""
+        if job.seen.serves(point.position, logits=point.logits, attention=job.attention):
+            return False
+        nbytes = self._nbytes(job, point)
+        self._tier.counts.dropped += not nbytes
+        return 0 < nbytes <= int(self._tier.limit)
 
     def _nbytes(self, job: Job, point: Point) -> int:
         """Bytes of the record of a state, about; 0 where RAM has evicted it."""
         with self.source.checkpoint_at(job.namespace, job.path[: point.position]) as state:
             return 0 if state is None else state.snapshot.nbytes + HEAD_BYTES
-
-    def _fits(self, job: Job, point: Point) -> bool:
-        """A state is still in RAM, and fits in the budgets."""
-        if not self.budget.open():
-            self._tier.counts.deferred += 1
-            return False
-        nbytes = self._nbytes(job, point)
-        self._tier.counts.dropped += not nbytes
-        return 0 < nbytes <= int(self._tier.limit)
 
     def _write_attention(self, job: Job, position: int) -> bool:
         """Write the attention before a position that is not there yet; False where it is not to be had."""
@@ -250,7 +240,7 @@ class Writer:
             state = sealed(NOTHING, namespace=job.namespace, tokens=path)
         if not _sealed_for(state, job.namespace, path, start):
             return False
-        parts = pack(state, logits, why)
+        parts = pack(state, logits)
         kind = Kind.ATTENTION if start is not None else Kind.STATE if logits is None else Kind.PROMPT
         item = item_of(job.namespace, path, start, sum(map(len, parts)), kind, why)
         there = {i.key for i in job.seen.items}
@@ -263,7 +253,10 @@ class Writer:
         if item.key in there:
             tier.store.link(job.namespace, path, item, borrowed)
             return True
-        if not self.budget.open() or not self._make_room(item.nbytes, job):
+        if not self.budget.open():
+            tier.counts.deferred += 1
+            return False
+        if not self._make_room(item.nbytes, job):
             return False
         tier.rows.write(item.key, parts)
         try:
@@ -295,7 +288,7 @@ class Writer:
             job = Job(path.namespace, tokens[:keep], (), attention=True, seen=seen)
             return part is not None and self._put(job, job.path, item.start, part.record, None, item.why)
         except (OSError, ValueError, MemoryError) as error:
-            tier.refused(READ, error)
+            tier.failed(tier.reading, error)
             return False
 
     def _make_room(self, n_bytes: int, job: Job) -> bool:

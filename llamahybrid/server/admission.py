@@ -11,12 +11,14 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from llamahybrid.errors import DeviceError, LlamaHybridError
 from llamahybrid.llama import Llama
 from llamahybrid.server.errors import Refusal, later, refusal
+from llamahybrid.server.models import Models
 
 logger = logging.getLogger("llamahybrid.server")
 
@@ -25,16 +27,6 @@ LONGEST_RETRY = 60
 
 REMEMBERS = 0.9
 """Weight of earlier requests in the mean duration."""
-
-OpenModel = Callable[[str], Awaitable[tuple[Llama, int]]]
-"""Opens the model of an alias, and returns it with its number of slots."""
-
-CloseModels = Callable[[Sequence[str]], Awaitable[None]]
-"""Closes the models of these aliases."""
-
-InTheWay = Callable[[str, Sequence[str]], "list[str] | None"]
-"""Returns the models to close so that the model of that alias can open, the first ones of the list if
-possible; None if closing all of the list is not enough."""
 
 
 @dataclass(eq=False)
@@ -55,11 +47,15 @@ class OpenedModel:
     """An open model and the requests that use it."""
 
     llm: Llama
-    slots: int
     places: list[Place] = field(default_factory=list)
     timer: asyncio.TimerHandle | None = None
     expired: bool = False
     """The model was unused for `idle_seconds`."""
+
+    @property
+    def slots(self) -> int:
+        """Requests that run at once."""
+        return max(1, len(self.llm.slots))
 
     def has_room(self, weight: int) -> bool:
         """Return True if this number of slots is free; a larger number than there are counts as all."""
@@ -81,23 +77,10 @@ class Admission:
     without requests before others. A model in use closes when its requests have ended; later requests wait.
     """
 
-    def __init__(
-        self,
-        open_model: OpenModel,
-        max_queue: int,
-        lost: Callable[[Llama], bool],
-        close_models: CloseModels,
-        in_the_way: InTheWay,
-        idle_seconds: float | None = None,
-    ) -> None:
-        """`lost`: an open model cannot be used any more, and opens again as soon as it has no requests.
-
-        `idle_seconds`: time after which an unused model closes; None: never.
-        """
-        self._open = open_model
-        self._close = close_models
-        self._in_the_way = in_the_way
-        self._lost = lost
+    def __init__(self, models: Models, max_queue: int, idle_seconds: float | None = None) -> None:
+        """`idle_seconds`: time after which an unused model closes; None: never."""
+        self._pool = models
+        self._opener = ThreadPoolExecutor(1, "llamahybrid-model")
         self._idle_seconds = idle_seconds
         self.max_queue = max_queue
         self.draining = False
@@ -221,14 +204,16 @@ class Admission:
                 place.granted.set_exception(later("the server is shutting down", 5))
         self._queue.clear()
 
-    async def settled(self) -> None:
-        """Return when no model has a request."""
+    async def close(self) -> None:
+        """Close all models once they have no requests, with pending writes to disk."""
         while self._change is not None or any(model.places for model in self._models.values()):
             await asyncio.sleep(0.01)
+        await asyncio.get_running_loop().run_in_executor(self._opener, self._pool.close)
+        self._opener.shutdown(wait=False)
 
     def _has(self, alias: str) -> bool:
-        """Return True for an open model that can be used."""
-        return alias in self._models and not self._lost(self._models[alias].llm)
+        """Return True for an open model that can be used: its RPC servers are there."""
+        return alias in self._models and not self._models[alias].llm.offload.lost
 
     def _let_in(self, place: Place) -> Llama:
         model = self._models[place.alias]
@@ -266,7 +251,7 @@ class Admission:
             return []
         others = [each for each in self._models if each not in held and each != alias]
         others.sort(key=lambda each: bool(self._models[each].places))
-        closing = self._in_the_way(alias, others)
+        closing = self._pool.in_the_way(alias, others)
         if closing is None:
             return []
         lost = [alias] if alias in self._models else []
@@ -292,11 +277,12 @@ class Admission:
 
     async def _close_and_open(self, alias: str | None, closing: Sequence[str]) -> None:
         """Close models and open one; refuse its requests if that fails."""
+        run = asyncio.get_running_loop().run_in_executor
         try:
             if closing:
-                await self._close(closing)
+                await run(self._opener, self._pool.close, *closing)
             if alias is not None:
-                self._models[alias] = OpenedModel(*await self._open(alias))
+                self._models[alias] = OpenedModel(await run(self._opener, self._pool.open, alias))
                 self._start_timer(self._models[alias])  # the request for it may be cancelled by now
         except Exception as error:
             known = isinstance(error, (LlamaHybridError, OSError, ValueError))  # no bug of this program

@@ -48,7 +48,7 @@ def arguments(llm: Llama, body: CompletionRequest | ChatCompletionRequest, alias
     """Return the arguments. Raises Refusal for fields that this model cannot obey."""
     options: dict[str, Any] = body.model_dump(include=set(type(body).model_fields) - _OURS)
     options["model"] = alias
-    options["stop"] = [stop for stop in _listed(body.stop) if stop]  # an empty one would end nothing
+    options["stop"] = [stop for stop in body.stop or () if stop]  # an empty one would end nothing
     for name in ("presence_penalty", "frequency_penalty"):  # null to OpenAI, a number to upstream
         options[name] = options[name] or 0.0
     if isinstance(body, CompletionRequest):
@@ -119,10 +119,6 @@ def processors_of(llm: Llama, body: CompletionRequest | ChatCompletionRequest) -
         ends = ends_of(llm) if body.min_tokens <= 0 else [*ends_of(llm), *body.stop_token_ids]
         made.append(AtLeast(max(least, body.min_tokens), ends))
     return made
-
-
-def _listed(stop: str | list[str] | None) -> list[str]:
-    return [stop] if isinstance(stop, str) else stop or []
 
 
 def the_only_tool(body: ChatCompletionRequest) -> dict[str, Any]:

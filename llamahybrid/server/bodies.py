@@ -7,18 +7,24 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 import llama_cpp
 from llama_cpp import llama_types as chat
 from llama_cpp.server import types as upstream
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from llamahybrid.llama import Llama
 from llamahybrid.server.errors import bad
 from llamahybrid.server.messages import normalized, require_few, without_nulls
-from llamahybrid.server.options import First, ReadingOptions, SamplingOptions, TemplateOptions
+from llamahybrid.server.options import (
+    First,
+    ReadingOptions,
+    SamplingOptions,
+    TemplateOptions,
+    at_most,
+    one_or_several,
+)
 from llamahybrid.server.request_fields import Route
 from llamahybrid.server.schemas import MOST_LETTERS, excess
+from llamahybrid.server.telling import Telling
 from llamahybrid.server.thinking import ContinuationOptions, ThinkingOptions
 from llamahybrid.server.translation import translated
-
-_CONFIG = ConfigDict(allow_inf_nan=False, extra="allow")  # of what is no field, see request_fields.fault
-
 
 # `First`: a megabyte of wrong items, each reported, took 15 s and 2 GB, and held up all other requests.
 Texts: TypeAlias = Annotated[list[str], First()]
@@ -32,8 +38,6 @@ Message: TypeAlias = Annotated[
     Field(discriminator="role"),
 ]
 Messages: TypeAlias = Annotated[list[Message], First()]
-Tools: TypeAlias = Annotated[list[llama_cpp.ChatCompletionTool], First()]
-Functions: TypeAlias = Annotated[list[llama_cpp.ChatCompletionFunction], First()]
 
 MOST_TOOLS = 1000
 """OpenAI takes 128. The validation of 12 MB of tools blocked the event loop."""
@@ -42,6 +46,41 @@ MOST_BIASES = 200_000
 MOST_PROMPTS = 1000
 MOST_STOPS = 1000
 """Upstream searches each stop string after each token, in the thread of all answers."""
+
+Tools: TypeAlias = Annotated[list[llama_cpp.ChatCompletionTool], First(), Field(max_length=MOST_TOOLS)]
+Functions: TypeAlias = Annotated[
+    list[llama_cpp.ChatCompletionFunction], First(), Field(max_length=MOST_TOOLS)
+]
+Stops: TypeAlias = Annotated[
+    list[str], First(), Field(max_length=MOST_STOPS), BeforeValidator(one_or_several)
+]
+Biases: TypeAlias = Annotated[dict[str, float], at_most(MOST_BIASES)]
+
+
+class RequestBody(BaseModel):
+    """The body of a request. Null fields are absent; `require_known` judges unknown ones."""
+
+    model_config = ConfigDict(allow_inf_nan=False, extra="allow")
+    route: ClassVar[Route]
+    telling: ClassVar[type[Telling] | None] = None
+    """The form of another API than llama_cpp.server's, for the answer."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _received(cls, said: Any) -> Any:
+        return cls.received(without_nulls(said)) if isinstance(said, dict) else said
+
+    @classmethod
+    def received(cls, said: dict[str, Any]) -> dict[str, Any]:
+        """Return an object as the fields of the type have it. Raises ValueError for an impossible one."""
+        return said
+
+    def completion(self) -> Any:
+        """Return the completion or the chat that this request becomes. Raises ValueError, Refusal."""
+        return self
+
+    def prepare(self, llm: Llama, body: Any) -> None:
+        """Adapt that to a model, in the request's thread. Raises Refusal."""
 
 
 class StreamOptions(BaseModel):
@@ -54,7 +93,7 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: Literal[False] = Field(default=False, description="Not supported.")
 
 
-class CacheOptions(BaseModel):
+class CacheOptions(RequestBody):
     """Fields of a request for the cache and for progress. Values without effect are refused."""
 
     stream_options: StreamOptions | None = None
@@ -79,22 +118,6 @@ class CacheOptions(BaseModel):
     return_progress: bool = Field(
         default=False, description="The stream tells how far the prompt is: prompt_progress (llama-server)."
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _bounded(cls, said: Any) -> Any:
-        """Raise ValueError for lists that are too long for validation."""
-        if isinstance(said, dict):
-            said = without_nulls(said)
-            biases, stop = said.get("logit_bias"), said.get("stop")
-            if isinstance(biases, dict) and len(biases) > MOST_BIASES:
-                raise ValueError(f"logit_bias names more than {MOST_BIASES:,} tokens")
-            if isinstance(stop, list) and len(stop) > MOST_STOPS:
-                raise ValueError(f"there are more than {MOST_STOPS:,} stop strings")
-            for name in ("tools", "functions"):
-                if isinstance(said.get(name), list) and len(said[name]) > MOST_TOOLS:
-                    raise ValueError(f"there are more than {MOST_TOOLS:,} {name}")
-        return said
 
     def _require_supported(self, stream: bool, n: int | None, max_n: int, grammar: str | None) -> None:
         """Raise Refusal for what this server does not do."""
@@ -123,20 +146,20 @@ class CompletionRequest(
 ):
     """`/v1/completions`."""
 
-    model_config = _CONFIG
     route: ClassVar = Route.COMPLETIONS
 
     prompt: str | Tokens | Texts | Annotated[list[Tokens], First()] = Field(
         default="", description="The prompt, or several, as text or as token ids."
     )
-    stop: str | Texts | None = upstream.stop_field
+    stop: Stops | None = upstream.stop_field
+    logit_bias: Biases | None = None
     response_format: llama_cpp.ChatCompletionRequestResponseFormat | None = None
     add_special_tokens: bool = Field(default=True, description="A prompt of text begins with a BOS.")
 
-    @model_validator(mode="before")
     @classmethod
-    def _translated(cls, said: Any) -> Any:
-        return translated(said, chat=False) if isinstance(said, dict) else said
+    def received(cls, said: dict[str, Any]) -> dict[str, Any]:
+        """See `RequestBody.received`."""
+        return translated(said, chat=False)
 
     def prompts(self) -> list[str | list[int]]:
         """Return the prompts, at least one, each as text or as token ids."""
@@ -179,22 +202,19 @@ class ChatCompletionRequest(
 ):
     """`/v1/chat/completions`."""
 
-    model_config = _CONFIG
     route: ClassVar = Route.CHAT
 
     messages: Messages = Field(default=[], description="The messages to answer.")
-    stop: str | Texts | None = upstream.stop_field
+    stop: Stops | None = upstream.stop_field
+    logit_bias: Biases | None = None
     tools: Tools | None = Field(default=None, description="Tools that the answer may call.")
     functions: Functions | None = Field(default=None, description="The same, as they were named before.")
 
-    @model_validator(mode="before")
     @classmethod
-    def _newer_names(cls, said: Any) -> Any:
-        """Convert messages, tools and names of fields to upstream's."""
-        if not isinstance(said, dict):
-            return said
+    def received(cls, said: dict[str, Any]) -> dict[str, Any]:
+        """See `RequestBody.received`."""
         require_few(said.get("messages"))
-        said = translated(without_nulls(said), chat=True)
+        said = translated(said, chat=True)
         said["messages"] = normalized(said.get("messages") or [])
         for name, newer in (("tools", _tool), ("functions", _function)):
             if isinstance(said.get(name), list) and len(said[name]) <= MOST_TOOLS:
@@ -245,10 +265,9 @@ def _function(said: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-class EmbeddingRequest(upstream.CreateEmbeddingRequest):  # type: ignore[misc]
+class EmbeddingRequest(upstream.CreateEmbeddingRequest, RequestBody):  # type: ignore[misc]
     """`/v1/embeddings`."""
 
-    model_config = _CONFIG
     route: ClassVar = Route.EMBEDDINGS
 
     input: str | Tokens | Texts | Annotated[list[Tokens], First()] = Field(
@@ -256,11 +275,6 @@ class EmbeddingRequest(upstream.CreateEmbeddingRequest):  # type: ignore[misc]
     )
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(default=None, description="Not supported: the model's own.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _left_out(cls, said: Any) -> Any:
-        return without_nulls(said) if isinstance(said, dict) else said
 
     def require_understood(self) -> None:
         """Raise Refusal for what this server does not do."""

@@ -21,7 +21,6 @@ from llamahybrid.server.limits import PAGE
 from llamahybrid.server.request_fields import require_known
 from llamahybrid.server.routes import SECURED, InService
 from llamahybrid.server.service import Service
-from llamahybrid.server.settings import in_one_line
 
 router = APIRouter(dependencies=SECURED, tags=["Cache"])
 
@@ -92,8 +91,7 @@ def _read(body: dict[str, Any], service: Service) -> Any:
     chat = "messages" in body
     if chat == ("prompt" in body):
         raise bad("give messages, or a prompt", "prompt")
-    with in_one_line():
-        asked: Any = (ChatCompletionRequest if chat else CompletionRequest).model_validate(body)
+    asked: Any = (ChatCompletionRequest if chat else CompletionRequest).model_validate(body)
     require_known(asked, service.settings.ignore_unknown_fields)
     asked.require_supported(service.settings.max_n, service.settings.max_logprobs)
     if not chat and (len(asked.prompts()) > 1 or not asked.prompts()[0]):

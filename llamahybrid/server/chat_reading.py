@@ -93,8 +93,7 @@ def reading_of(
     """Return the reader of the answers to a chat; None if upstream's completions need no reading.
 
     `template`: variables of the chat template. `budget`: of a thought. The end of a thought that is ended at
-    once is not left in the content, nor is any thought beside JSON or a regular expression; grammars may
-    spell one.
+    once is not left in the content, nor is any thought beside JSON or a regular expression.
     """
     free = body.tool_choice in (None, "auto") and body.function_call in (None, "auto")
     tools: list[Any] = list(body.tools or ()) if free and body.parse_tool_calls else []
@@ -107,6 +106,8 @@ def reading_of(
         return None
     markers = markers_of(llm)
     think = think and markers.think is not None
+    if markers.think is not None and body.grammar is not None and budget is None:
+        think = think and markers.think.end in body.grammar  # it holds from the first token, too
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
     begun = continuation_of(llm, body.messages) if goes_on(llm, body) else None
     if (channels := markers.channels) is not None:

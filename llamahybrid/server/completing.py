@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import llama_cpp
@@ -11,7 +12,7 @@ import llama_cpp
 from llamahybrid.client.extras import asking
 from llamahybrid.llama import Llama
 from llamahybrid.server.arguments import arguments
-from llamahybrid.server.bodies import Body, CompletionRequest
+from llamahybrid.server.bodies import Body, CompletionRequest, RequestBody
 from llamahybrid.server.chat_reading import reading_of
 from llamahybrid.server.loading import Observer, PromptRules, prompt_rules
 from llamahybrid.server.options import AnswerTokens, extras_of, template_kwargs
@@ -25,12 +26,21 @@ def prompts_of(body: Body) -> int:
     return len(body.prompts()) if isinstance(body, CompletionRequest) else 1
 
 
-def complete(llm: Llama, body: Body, alias: str, ignore_unread: bool, stream: bool) -> Any:
-    """Return the completion, or its chunks, of a body of llama_cpp.server's API. Raises Refusal.
+def make_answer(
+    llm: Llama, asked: RequestBody, body: Body, alias: str, ignore_unread: bool, stream: bool
+) -> Any:
+    """Return the answer to a request of any API, or the events of its stream. Raises Refusal.
 
     Call it in the request's thread: it may take seconds to tokenize texts and to compile schemas.
-    `ignore_unread`: leave out variables that the chat template does not read.
+    `body`: the completion or chat of the request. `ignore_unread`: leave out variables that the chat template
+    does not read.
     """
+    asked.prepare(llm, body)
+    create = partial(_complete, llm, body, alias, ignore_unread)
+    return asked.telling(llm, asked, alias).make(create, stream) if asked.telling else create(stream)
+
+
+def _complete(llm: Llama, body: Body, alias: str, ignore_unread: bool, stream: bool) -> Any:
     prompts = prompts_of(body)
     if prompts == 1:
         made = _complete_one(llm, body, alias, ignore_unread, stream)

@@ -14,6 +14,7 @@ from typing import Any
 import jinja2
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
@@ -135,6 +136,8 @@ def refusal(error: BaseException) -> Refusal:
         return later("the request was cancelled; ask again", 1)
     if type(error) is LlamaHybridError:  # a fault of the request
         return bad(str(error))
+    if isinstance(error, ValidationError):
+        return _invalid(error.errors()[0])
     if isinstance(error, (ValueError, jinja2.TemplateError, NotImplementedError)):
         return bad(str(error))
     logger.error("a request failed", exc_info=error)
@@ -180,7 +183,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, failed)
 
 
-def _invalid(first: Any, said_json: bool) -> Refusal:
+def _invalid(first: Any, said_json: bool = True) -> Refusal:
     """Return the error of the first fault of a body."""
     if first["type"] == "json_invalid":
         return bad(f"the body is no JSON: {first['ctx']['error']}")

@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator
 from contextlib import closing
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, FailFast, Field
+from pydantic import BaseModel, BeforeValidator, FailFast, Field
 
 from llamahybrid.capi.samplers import Samplers
 from llamahybrid.client.chat_template import require_template_kwargs, template_of, unread
@@ -27,6 +27,22 @@ class First(FailFast):
     """Report only the first wrong item of a list. Unlike pydantic's own it has a hash, which unions need."""
 
     __hash__ = object.__hash__
+
+
+def at_most(count: int) -> BeforeValidator:
+    """Refuse a larger object before its values are validated; of lists, pydantic's `max_length` does."""
+
+    def check(given: Any) -> Any:
+        if isinstance(given, dict) and len(given) > count:
+            raise ValueError(f"there are more than {count:,}")
+        return given
+
+    return BeforeValidator(check)
+
+
+def one_or_several(given: Any) -> Any:
+    """Return a text as a list of it."""
+    return [given] if isinstance(given, str) else given
 
 
 Ids: TypeAlias = Annotated[list[int], First()]

@@ -231,9 +231,9 @@ def fault(route: Route, given: Mapping[str, Any], ignore_unknown: bool = False) 
             continue
         found = effect(route, name)
         if found is Effect.UNKNOWN and not ignore_unknown:
-            return bad(f"{route.value} has no field {name!r}{_hint(route, name)}", name)
+            return bad(f"there is no field {name!r}{_hint(route, name)}", name)
         if found is Effect.REFUSED and FIELDS[name].refuses(route, value):
-            return bad(f"{name} is not supported on {route.value}{_only(FIELDS[name])}", name)
+            return bad(f"{name} is not supported{_only(FIELDS[name])}", name)
     return None
 
 

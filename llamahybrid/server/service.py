@@ -21,8 +21,8 @@ from llamahybrid.memory.fingerprint import salt_tag
 from llamahybrid.prompt_cache.base import OUTSIDE
 from llamahybrid.server.admission import Admission, Place
 from llamahybrid.server.answer import Answer, OpenAIAnswer, disconnect, unless_gone
-from llamahybrid.server.bodies import Body, CompletionRequest
-from llamahybrid.server.completing import complete, limited, prompts_of
+from llamahybrid.server.bodies import Body, CompletionRequest, RequestBody
+from llamahybrid.server.completing import limited, make_answer, prompts_of
 from llamahybrid.server.errors import bad, later
 from llamahybrid.server.job import Create, Done, Failure, Job, Outbox
 from llamahybrid.server.keyed_prompts import KeyedPrompts
@@ -38,12 +38,6 @@ from llamahybrid.server.viewers import Viewers
 logger = logging.getLogger("llamahybrid.server")
 
 Result = TypeVar("Result")
-
-Retell = Callable[..., Any]
-"""`retell(create, stream=...)` returns the answer of `create(stream=...)` in the form of another API."""
-
-Prepare = Callable[[Llama, Any, str], Retell]
-"""Adapts a body to a model, and returns the form of its answers; gets the model, the body and the alias."""
 
 MOST_REQUESTS = 100
 """Requests in the history."""
@@ -69,14 +63,7 @@ class Service:
             raise ValueError("salt_by_key: there are no API keys")
         self.settings = settings
         self.models = Models(models, loader, settings.models_bytes)
-        self.admission = Admission(
-            self._open,
-            settings.max_queue,
-            lambda llm: llm.offload.lost,
-            self._close,
-            self.models.in_the_way,
-            settings.idle_seconds,
-        )
+        self.admission = Admission(self.models, settings.max_queue, settings.idle_seconds)
         self.metrics = Metrics(self._values)
         self.admission.on_refused = partial(self.metrics.refused, "queue")
         self.viewers = Viewers(settings)
@@ -95,7 +82,6 @@ class Service:
         self._outbox: Outbox | None = None
         self._stopping: asyncio.Future[None] | None = None
         self._threads = ThreadPoolExecutor(MOST_THREADS, "llamahybrid-request")
-        self._opener = ThreadPoolExecutor(1, "llamahybrid-model")
         if settings.interrupt_requests:
             self.admission.on_crowd = self._interrupt
 
@@ -127,18 +113,8 @@ class Service:
     async def _stop(self) -> None:
         self.admission.refuse_waiting()
         self.cancel_all()
-        await self.admission.settled()
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._opener, self.models.close)
+        await self.admission.close()
         self._threads.shutdown(wait=False)
-        self._opener.shutdown(wait=False)
-
-    async def _open(self, alias: str) -> tuple[Llama, int]:
-        llm = await asyncio.get_running_loop().run_in_executor(self._opener, self.models.open, alias)
-        return llm, max(1, len(llm.slots))
-
-    async def _close(self, aliases: Sequence[str]) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._opener, partial(self.models.close, *aliases))
 
     def _interrupt(self, alias: str) -> None:
         """Cancel the longest-running stream for a waiting request (`interrupt_requests`).
@@ -153,15 +129,13 @@ class Service:
 
     # -- requests ----------------------------------------------------------------------------------
 
-    async def answer(
-        self, request: Request, body: Body, prepare: Prepare | None = None, form: type[Answer] = OpenAIAnswer
-    ) -> Answer:
-        """Answer a request when its turn comes. Raises Refusal.
-
-        `prepare`, `form`: the form of another API, of the answer's data and of its HTTP response.
-        """
+    async def answer(self, request: Request, asked: RequestBody, form: type[Answer] = OpenAIAnswer) -> Answer:
+        """Answer a request when its turn comes. Raises Refusal. `form`: of the HTTP response."""
         arrived = time.perf_counter()
-        require_known(body, self.settings.ignore_unknown_fields)
+        ignore = self.settings.ignore_unknown_fields
+        require_known(asked, ignore)
+        body: Body = asked.completion()
+        require_known(body, ignore)
         await self._require_supported(request, body)
         alias = self.models.alias(body.model)
         named = self.salt(request, body.cache_salt)
@@ -170,9 +144,7 @@ class Service:
         try:
             if llm.model_params.vocab_only:
                 raise bad("this model was opened for its vocabulary alone (vocab_only)", "model")
-            create: Create = partial(complete, llm, body, alias, self.settings.ignore_unknown_fields)
-            if prepare is not None:
-                create = partial(prepare(llm, body, alias), create)
+            create: Create = partial(make_answer, llm, asked, body, alias, ignore)
             tag = salt_tag(digest(named))
             observe = self._observer(request, body, llm, alias, tag)
             within = partial(limited, create, self.settings.max_prompt_tokens, observe)

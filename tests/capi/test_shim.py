@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing
 from pathlib import Path
 
+import llama_cpp
 import numpy as np
 import pytest
-from llama_cpp import llama_cpp
 
 from llamahybrid.capi import shim as native
 from llamahybrid.errors import EngineError
@@ -29,42 +29,16 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
-@contextmanager
-def loaded(path: Path) -> Iterator[int]:
-    llama_cpp.llama_backend_init()
-    params = llama_cpp.llama_model_default_params()
-    pointer = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
-    assert pointer is not None
-    yield pointer
-    llama_cpp.llama_model_free(pointer)
-
-
-@contextmanager
-def contexts(model: int) -> Iterator[Callable[[], int]]:
-    made: list[int] = []
-
-    def make() -> int:
-        params = llama_cpp.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_threads, params.n_threads_batch = 128, 64, 1, 1
-        pointer = llama_cpp.llama_init_from_model(model, params)
-        assert pointer is not None
-        made.append(pointer)
-        return pointer
-
-    yield make
-    for pointer in made:
-        llama_cpp.llama_free(pointer)
-
-
-@pytest.fixture(scope="module")
-def model(tiny_model: Callable[..., Path]) -> Iterator[int]:
-    with loaded(tiny_model("qwen35")) as pointer:
-        yield pointer
-
-
 @pytest.fixture
-def context(model: int) -> Iterator[Callable[[], int]]:
-    with contexts(model) as make:
+def context(tiny_model: Callable[..., Path]) -> Iterator[Callable[[], int]]:
+    """`context()`: another one of the same model."""
+    with ExitStack() as stack:
+
+        def make() -> int:
+            options = {"n_ctx": 128, "n_batch": 64, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
+            llm = stack.enter_context(closing(llama_cpp.Llama(str(tiny_model("qwen35")), **options)))
+            return int(llm.ctx)
+
         yield make
 
 
@@ -130,7 +104,7 @@ def test_a_range_is_saved_whole(context: Callable[[], int]) -> None:
     if "llama_state_seq_get_data_range" not in library.optional:
         pytest.skip("this library has no ranges")
     decode(ctx, TOKENS)
-    size_of = llama_cpp._lib.llama_state_seq_get_size_range
+    size_of = llama_cpp.llama_cpp._lib.llama_state_seq_get_size_range
     size_of.argtypes, size_of.restype = [ctypes.c_void_p, *[ctypes.c_int32] * 3], ctypes.c_size_t
     size = size_of(ctx, 0, 3, 20)
     part = np.empty(size, np.uint8)
@@ -162,7 +136,7 @@ LAYOUTS = {
 def test_another_batch_layout_is_refused(
     monkeypatch: pytest.MonkeyPatch, layout: type[ctypes.Structure]
 ) -> None:
-    monkeypatch.setattr(llama_cpp, "llama_batch", layout)
+    monkeypatch.setattr(llama_cpp.llama_cpp, "llama_batch", layout)
     with pytest.raises(EngineError, match="llama_batch"):
         native.Library()
 
@@ -201,15 +175,10 @@ def poll(stop: native.Stop) -> bool:
 
 def test_the_callback_stops_its_own_request_alone() -> None:
     stop = native.Stop()
-    stop.arm(True)
     assert not poll(stop)
     first = stop.begin()
     assert not poll(stop)
     stop.request(first)
-    assert poll(stop)
-    stop.arm(False)
-    assert not poll(stop)
-    stop.arm(True)
     assert poll(stop)
     second = stop.begin()
     assert not poll(stop)
@@ -224,7 +193,6 @@ def test_the_callback_stops_its_own_request_alone() -> None:
 
 def test_a_stop_does_nothing_when_nothing_runs() -> None:
     stop = native.Stop()
-    stop.arm(True)
     stop.request(0)
     stop.request(1)
     assert not poll(stop)
@@ -234,8 +202,7 @@ def test_a_stop_does_nothing_when_nothing_runs() -> None:
 
 def test_a_stop_ends_a_decode_from_within(context: Callable[[], int]) -> None:
     library, ctx, stop = native.library(), context(), native.Stop()
-    assert library.set_stop(ctx, stop)
-    stop.arm(True)
+    library.set_stop(ctx, stop)
     stop.request(stop.begin())
     assert decode(ctx, TOKENS) == ABORTED
     llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(ctx), True)
@@ -243,7 +210,7 @@ def test_a_stop_ends_a_decode_from_within(context: Callable[[], int]) -> None:
     assert decode(ctx, TOKENS) == 0
     llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(ctx), True)
     stop.request(stop.running)
-    assert library.set_stop(ctx, None)
+    stop.end()
     assert decode(ctx, TOKENS) == 0
 
 

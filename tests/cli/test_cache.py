@@ -36,7 +36,7 @@ def put(
     rows.open()
     kind = Kind.STATE if start is None else Kind.ATTENTION
     state = sealed(np.full(size, len(tokens), np.uint8), namespace=namespace, tokens=tokens, start=start)
-    parts = pack(state, None, Why.SYSTEM, written)
+    parts = pack(state, None)
     item = item_of(namespace, tokens, start, sum(map(len, parts)), kind, Why.SYSTEM)
     item = dataclasses.replace(item, written=written)
     rows.write(item.key, parts)
@@ -66,7 +66,7 @@ def say_no(*_: Any, **__: Any) -> None:
 def keys(folder: Path) -> list[bytes]:
     rows = DiskRows(folder)
     rows.open()
-    return list(rows.records())
+    return list(rows.keys(b"r"))
 
 
 def victim_of(folder: Path) -> tuple[Path, str]:

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from llamahybrid import program as programs
 from llamahybrid import tiny
 from llamahybrid.cli.main import app
+from llamahybrid.harness.conversation import Request
 from llamahybrid.harness.report import Report
-from llamahybrid.harness.targets.base import Ask
 from llamahybrid.harness.traces.proxy import RecordingProxy
 from llamahybrid.harness.traces.trace import read
 from tests.harness.traces.said import MESSAGES, written
@@ -62,7 +62,7 @@ def test_program_is_recorded_and_replayed(hashed: bool, model: Path, tmp_path: P
 
 
 def test_replay_needs_a_model(tmp_path: Path) -> None:
-    written(tmp_path / "t", Ask(5, messages=MESSAGES))
+    written(tmp_path / "t", Request(5, messages=MESSAGES))
     done = CliRunner().invoke(app, ["replay", str(tmp_path / "t"), "--on", "stock"])
     assert done.exit_code == 1
     assert "--model" in done.output

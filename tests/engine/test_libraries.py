@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from llamahybrid.engine import libraries
+from llamahybrid.errors import EngineError
 
 
 def shared(path: Path, source: str, *options: str) -> Path:
@@ -17,16 +18,26 @@ def shared(path: Path, source: str, *options: str) -> Path:
     return path
 
 
-def test_gpu_build_is_inspected_without_its_driver(tmp_path: Path) -> None:
-    driver = shared(tmp_path / "libstub.so", "void cuInit(void){}", "-Wl,-soname,libcuda.so.1")
+@pytest.mark.parametrize("absent", ["libcuda.so.1", "libcublas.so.13", "librocblas.so.4"])
+def test_a_build_is_inspected_without_libraries_of_the_system(tmp_path: Path, absent: str) -> None:
+    driver = shared(tmp_path / "libstub.so", "void cuInit(void){}", f"-Wl,-soname,{absent}")
     code = "void cuInit(void); void llama_n_rs_seq(void){cuInit();} int llama_state_seq_get_data_range;"
     folder = tmp_path / "lib"
     folder.mkdir()
     library = shared(folder / "libllama.so", code + "void llama_set_abort_callback(void);", str(driver))
-    with pytest.raises(OSError, match="libcuda"):
+    with pytest.raises(OSError, match=absent):
         ctypes.CDLL(str(library))
     libraries.require_loadable(folder)
     assert libraries.optional(folder) == ("llama_n_rs_seq", "llama_state_seq_get_data_range")
+
+
+@pytest.mark.parametrize("part", ["libggml-base.so.0", "libllama.so.0"])
+def test_a_build_that_lacks_a_part_of_itself_is_refused(tmp_path: Path, part: str) -> None:
+    stub = shared(tmp_path / "libstub.so", "void part(void){}", f"-Wl,-soname,{part}")
+    (tmp_path / "lib").mkdir()
+    shared(tmp_path / "lib" / "libllama.so", "void part(void); void use(void){part();}", str(stub))
+    with pytest.raises(EngineError, match=part):
+        libraries.require_loadable(tmp_path / "lib")
 
 
 def test_backends_of_a_static_build_are_read_from_its_names(tmp_path: Path) -> None:

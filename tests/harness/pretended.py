@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from llamahybrid.errors import TargetError
+from llamahybrid.harness.conversation import Request
 from llamahybrid.harness.report import Sameness
-from llamahybrid.harness.targets.base import Ask, ModelFile, Reply, Session, Shape, Target
+from llamahybrid.harness.targets.base import ModelFile, Reply, Session, Shape, Target
 from llamahybrid.harness.workloads.speech import Vocabulary
 
 
@@ -17,17 +18,17 @@ class PretendSession(Session):
     takes_chats = True
     vocabulary = Vocabulary(tuple(range(16, 1016)), 1, 2)
 
-    def __init__(self, asked: Callable[[Ask], object], seconds: float = 0.5) -> None:
+    def __init__(self, asked: Callable[[Request], object], seconds: float = 0.5) -> None:
         self._asked, self._seconds = asked, seconds
 
-    def ask(self, ask: Ask) -> Reply:
+    def ask(self, ask: Request) -> Reply:
         """Answer; half of the time goes to the first token."""
         self._asked(ask)
         tokens, seconds = tuple(range(16, 16 + ask.max_tokens)), self._seconds
         prompt = ask.tokens or tuple(range(len(str(ask.messages)) // 4))
         return Reply("a" * ask.max_tokens, seconds, seconds / 2, prompt, tokens, len(prompt), decoded=1)
 
-    def sameness(self, ask: Ask, reply: Reply) -> tuple[Sameness, str]:
+    def sameness(self, ask: Request, reply: Reply) -> tuple[Sameness, str]:
         """Every answer is right."""
         return "same", ""
 
@@ -41,7 +42,9 @@ class PretendTarget(Target):
 
     kind = "pretend"
 
-    def __init__(self, needs_model: bool = True, asked: Callable[[Ask], object] = lambda ask: None) -> None:
+    def __init__(
+        self, needs_model: bool = True, asked: Callable[[Request], object] = lambda ask: None
+    ) -> None:
         self.name, self.needs_model, self.asked = "pretend", needs_model, asked
         self.opened: list[tuple[str | None, Shape]] = []
         self.closed = 0

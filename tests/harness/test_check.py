@@ -8,8 +8,9 @@ import pytest
 
 from llamahybrid.errors import EngineError
 from llamahybrid.harness.check import KINDS, Check, models
+from llamahybrid.harness.conversation import Request
 from llamahybrid.harness.report import PROBE, Report, TargetFigures, Verdict
-from llamahybrid.harness.targets.base import Ask, ModelFile, Shape, Target
+from llamahybrid.harness.targets.base import ModelFile, Shape, Target
 from llamahybrid.harness.workloads.tokens import Workload, exact_append, regenerate
 from tests.harness.pretended import PretendTarget
 from tests.harness.reports import verdict
@@ -67,7 +68,7 @@ def test_unsuitable_workloads_are_reported_as_left_out() -> None:
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
 def test_stopped_check_reports_what_it_found(stop: type[BaseException]) -> None:
-    def asked(ask: Ask) -> None:
+    def asked(ask: Request) -> None:
         if ask.seed == 3:  # the second workload is in its middle
             raise stop
 
@@ -80,7 +81,7 @@ def test_stopped_check_reports_what_it_found(stop: type[BaseException]) -> None:
 
 
 def test_workloads_that_do_not_fit_into_the_time_are_named() -> None:
-    asked: list[Ask] = []
+    asked: list[Request] = []
     target = PretendTarget(asked=asked.append)
     (found,) = Check([target], [model("one")], (APPEND, AGAIN), minutes=1e-9).run().targets
     assert not measured(found)

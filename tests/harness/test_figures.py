@@ -9,7 +9,7 @@ from llamahybrid.harness import figures
 from llamahybrid.harness.conversation import Conversation, Request
 from llamahybrid.harness.report import Sameness, Verdict, WorkloadFigures
 from llamahybrid.harness.runner import RequestResult, WorkloadRunner
-from llamahybrid.harness.targets.base import Ask, Reply, Session
+from llamahybrid.harness.targets.base import Reply, Session
 from llamahybrid.harness.workloads.speech import Speech, Vocabulary
 from llamahybrid.harness.workloads.tokens import Workload
 
@@ -22,12 +22,12 @@ class Told(Session):
     def __init__(self, *replies: dict[str, Any], same: Sequence[Sameness] = ("same",) * 9) -> None:
         self._replies, self._same = list(replies), list(same)
 
-    def ask(self, ask: Ask) -> Reply:
+    def ask(self, ask: Request) -> Reply:
         told = self._replies.pop(0)
         known = {"prompt": ask.tokens, "tokens": (7, 8), "total": len(ask.tokens)}
         return Reply("text", 0.5, **{**known, **told})
 
-    def sameness(self, ask: Ask, reply: Reply) -> tuple[Sameness, str]:
+    def sameness(self, ask: Request, reply: Reply) -> tuple[Sameness, str]:
         return self._same.pop(0), "said"
 
 
@@ -105,7 +105,7 @@ def _salted(session: Session) -> WorkloadFigures:
 
     player = WorkloadRunner(session)
     for salt in ("a", "b"):
-        player.ask(Ask(2, HEAD, salt=salt))
+        player.ask(Request(2, HEAD, salt=salt))
     return _judged(session, Workload("salts", asked, measured_from=0), player.played)
 
 

@@ -27,7 +27,7 @@ CHOSEN = [word for name in NAMES for word in ("--probe", name)]
 
 
 def made(found: Verdict, detail: str = "no /home/ada/x [red]", probe: Probe = MENDED) -> Result:
-    return Result(probe, Model("qwen35"), Outcome(found, detail, 0.25), 0.5)
+    return Result(probe, Model("qwen35"), Outcome(found, detail, 0.25))
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_result_becomes_a_verdict_that_names_its_cure(found: Verdict, outcome: s
 
 def test_hazard_that_the_library_has_no_patch_for_is_no_fault() -> None:
     probe = find("nan-in-attention")
-    result = Result(probe, probe.model, Outcome(probe.known[probe.model].stock), 0.0)
+    result = Result(probe, probe.model, Outcome(probe.known[probe.model].stock))
     assert verdict(result, frozenset({"0001"})).outcome == "cannot tell"
     assert verdict(result, frozenset(probe.patches)).outcome == "bad"
 

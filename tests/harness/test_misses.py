@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from llamahybrid.harness.misses import Past, explain, explain_text, parting
-from llamahybrid.harness.targets.base import Ask
+from llamahybrid.harness.conversation import Message, Request
+from llamahybrid.harness.misses import explain, explain_text, parting
+from llamahybrid.harness.runner import RequestResult
+from llamahybrid.harness.targets.base import Reply
 from llamahybrid.harness.traces.trace import rendered
 
 HEAD = (
@@ -19,10 +20,19 @@ def spell(tokens: Sequence[int]) -> str:
     return "".join(map(chr, tokens))
 
 
-def past(prompt: str, answer: str = "", chat: str = "0", turn: int = 0, **more: Any) -> Past:
-    ask = Ask(8, salt=more.pop("salt", ""), messages=more.pop("messages", ()))
+def past(
+    prompt: str,
+    answer: str = "",
+    chat: str = "0",
+    *,
+    messages: Sequence[Message] = (),
+    salt: str = "",
+    cached: int | None = None,
+    reason: str | None = None,
+) -> RequestResult:
     codes = tuple(map(ord, prompt)), tuple(map(ord, answer + "."))
-    return Past(ask, chat, turn, *codes, **more)
+    request = Request(8, messages=messages, salt=salt, chat=chat)
+    return RequestResult(request, Reply("", 0.1, None, *codes, reported=cached, reason=reason), 0)
 
 
 def test_full_reuse_has_no_miss() -> None:
@@ -34,7 +44,7 @@ def test_full_reuse_has_no_miss() -> None:
 
 def test_miss_names_dropped_thinking() -> None:
     one = past(HEAD + "Who?<think>", "Let me see now.</think>The second keeper, who had the watch", cached=0)
-    two = past(HEAD + "Who?The second keeper, who had the watch", cached=0, turn=1)
+    two = past(HEAD + "Who?The second keeper, who had the watch", cached=0)
     said = explain(two, [one], spell)
     assert said is not None
     assert f"part at token {len(HEAD) + 4}" in said
@@ -44,21 +54,21 @@ def test_miss_names_dropped_thinking() -> None:
 
 
 def test_miss_names_a_changing_date() -> None:
-    def asked(minute: int) -> Past:
+    def asked(minute: int) -> RequestResult:
         system = f"It is 2026-03-01 09:{minute}. {HEAD}"
         messages = ({"role": "system", "content": system}, {"role": "user", "content": "Who?"})
-        return past(system + "Who?", messages=messages, cached=0, turn=minute - 10)
+        return past(system + "Who?", messages=messages, cached=0)
 
     said = explain(asked(17), [asked(10)], spell)
     assert said is not None
     assert "a date or time changes there" in said
-    longer = explain(past(asked(17).ask.messages[0]["content"], cached=17), [asked(10)], spell)
+    longer = explain(past(asked(17).request.messages[0]["content"], cached=17), [asked(10)], spell)
     assert longer is not None
     assert "stand in both and had to be decoded again" in longer
 
 
 def test_miss_names_an_edited_message() -> None:
-    def asked(first: str, turn: int) -> Past:
+    def asked(first: str, cached: int = 0) -> RequestResult:
         texts = [
             HEAD,
             first,
@@ -67,25 +77,25 @@ def test_miss_names_an_edited_message() -> None:
         ]
         roles = ["system", "user", "assistant", "user"]
         messages = tuple({"role": r, "content": t} for r, t in zip(roles, texts, strict=True))
-        return past("".join(texts), messages=messages, cached=len(HEAD) if turn else 0, turn=turn)
+        return past("".join(texts), messages=messages, cached=cached)
 
-    said = explain(asked("How old is it?", 1), [asked("What age has it?", 0)], spell)
+    said = explain(asked("How old is it?", len(HEAD)), [asked("What age has it?")], spell)
     assert said is not None
     assert "message 2 (user) is not what it was" in said
 
 
 def test_miss_names_another_chat_in_the_slot() -> None:
     one, other = past(HEAD, "yes", cached=0), past("Something else. " * 10, "no", chat="1", cached=0)
-    said = explain(past(HEAD + "yes, go on", cached=0, turn=1), [one, other], spell)
+    said = explain(past(HEAD + "yes, go on", cached=0), [one, other], spell)
     assert said is not None
     assert "another chat took its place" in said
 
 
 def test_miss_names_eviction() -> None:
     one = past(HEAD, "yes", cached=0)
-    again_ = past(HEAD + "yes, go", "on", cached=len(HEAD) + 3, turn=1)
+    again_ = past(HEAD + "yes, go", "on", cached=len(HEAD) + 3)
     other = past("Something else. " * 10, "no", chat="1", cached=0)
-    said = explain(past(HEAD + "yes, no", cached=0, turn=2), [one, again_, other], spell)
+    said = explain(past(HEAD + "yes, no", cached=0), [one, again_, other], spell)
     assert said is not None
     assert "evicted" in said
 
@@ -99,16 +109,17 @@ def test_miss_names_another_salt() -> None:
 
 
 def test_miss_quotes_the_reason_of_the_target() -> None:
-    said = explain(past(HEAD + "yes", cached=0), [past(HEAD, "no")], spell, "no restore point before it")
+    said = explain(
+        past(HEAD + "yes", cached=0, reason="no restore point before it"), [past(HEAD, "no")], spell
+    )
     assert said is not None
     assert "the target says: no restore point before it" in said
 
 
 def test_misses_without_token_ids_count_characters() -> None:
-    def asked(minute: int) -> Past:
+    def asked(minute: int) -> RequestResult:
         messages = ({"role": "system", "content": f"It is 09:{minute}. {HEAD}"},)
-        ask = Ask(8, messages=messages)
-        return Past(ask, "0", minute - 10, tuple(map(ord, rendered(ask))))
+        return past(rendered(Request(8, messages=messages)), messages=messages)
 
     said = explain_text(asked(17), [asked(10)])
     assert said is not None

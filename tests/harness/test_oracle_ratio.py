@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,11 @@ import pytest
 from llamahybrid import Llama
 from llamahybrid.harness.oracle import least_decodes
 from llamahybrid.harness.workloads.tokens import long_prompt, raw
-from tests.lab.costs import with_dear_snapshots, with_real_costs
-from tests.lab.in_process import WORKLOADS, Comparer, Side
-from tests.lab.parallel_oracle import play
+from tests.lab.costs import DEAR, with_costs
+from tests.lab.in_process import CLIENTS, WORKLOADS, crowd, side
 from tests.lab.subjects import SUBJECTS
 
 TinyModel = Callable[..., Path]
-ONE_THREAD = {"n_threads": 1, "n_threads_batch": 1}
 PROMISED = {
     **dict.fromkeys(("exact append", "thinking stripped", "regenerate x 6", "edit a middle message"), 1.02),
     **dict.fromkeys(("agent loop", "tool calls and pages", "five turns", "long answer, follow-up"), 1.02),
@@ -56,15 +55,6 @@ def test_promised_bounds_are_not_loosened() -> None:
     assert RAW["raw: mid-generation"].bound == 1.2
 
 
-def account(side: Side) -> str:
-    """Decoded tokens request by request."""
-    lines = (
-        f"total {len(r.prompt)}, least {least}, decoded {r.decoded}, cached {r.cached}: {r.report}"
-        for r, least in zip(side.records, least_decodes(side.records), strict=True)
-    )
-    return "\n".join(lines)
-
-
 @pytest.mark.parametrize(
     ("arch", "workload"),
     [
@@ -76,10 +66,10 @@ def test_decoded_tokens_stay_within_the_promised_bound(
     tiny_model: TinyModel, arch: str, workload: str
 ) -> None:
     subject = SUBJECTS[arch]
-    comparer = subject.comparer(tiny_model(subject.arch, **subject.making))
-    side = comparer.side(with_real_costs, EVERY[workload])
-    assert side.ratio <= EVERY[workload].bound, account(side)
-    for record in side.records:  # the reports agree with the counters
+    model = tiny_model(subject.arch, **subject.making)
+    found = side(model, with_costs, EVERY[workload], **subject.options)
+    assert found.ratio <= EVERY[workload].bound, found.account()
+    for record in found.records:  # the reports agree with the counters
         assert record.report is not None
         assert (record.report.total, record.report.cached) == (len(record.prompt), record.cached)
         assert record.usage_cached in (None, record.cached)
@@ -97,13 +87,13 @@ def test_decoded_tokens_stay_within_the_promised_bound(
 def test_bounds_hold_where_saving_costs_as_much_as_decoding(
     tiny_model: TinyModel, arch: str, workload: str
 ) -> None:
-    side = Comparer(tiny_model(arch), ONE_THREAD).side(with_dear_snapshots, WORKLOADS[workload])
-    assert side.ratio <= WORKLOADS[workload].bound, account(side)
+    found = side(tiny_model(arch), partial(with_costs, DEAR), WORKLOADS[workload])
+    assert found.ratio <= WORKLOADS[workload].bound, found.account()
 
 
 def test_followup_of_ollama_pr_15914_reuses_its_96_tokens(tiny_model: TinyModel) -> None:
-    side = Comparer(tiny_model("qwen35"), ONE_THREAD).side(Llama, WORKLOADS["long answer, follow-up"])
-    report = side.records[-1].report
+    found = side(tiny_model("qwen35"), Llama, WORKLOADS["long answer, follow-up"])
+    report = found.records[-1].report
     assert report is not None
     assert (report.total, report.matched) == (430, 96)
     assert report.cached >= 94
@@ -111,17 +101,17 @@ def test_followup_of_ollama_pr_15914_reuses_its_96_tokens(tiny_model: TinyModel)
 
 def test_repeated_prompt_of_49623_tokens_is_reused(tiny_model: TinyModel) -> None:
     model = tiny_model("mamba2", layers=2, context=65536)
-    side = Comparer(model, ONE_THREAD).side(Llama, WORKLOADS["prompt of 49,623 tokens"])
-    _, again, _ = side.records
+    found = side(model, Llama, WORKLOADS["prompt of 49,623 tokens"])
+    _, again, _ = found.records
     assert again.cached >= len(again.prompt) - 4
-    assert side.ratio <= 2.0, account(side)
+    assert found.ratio <= 2.0, found.account()
 
 
 @pytest.mark.parametrize("workload", ["thinking stripped", "regenerate x 6"])
 def test_plain_attention_needs_no_checkpoints(tiny_model: TinyModel, workload: str) -> None:
-    side = Comparer(tiny_model("llama"), ONE_THREAD).side(Llama, WORKLOADS[workload])
-    assert [r.report.checkpoints for r in side.records if r.report] == [0] * len(side.records)
-    assert side.decoded - side.least <= len(side.measured), account(side)  # one token to sample from
+    found = side(tiny_model("llama"), Llama, WORKLOADS[workload])
+    assert [r.report.checkpoints for r in found.records if r.report] == [0] * len(found.records)
+    assert found.decoded - found.least <= len(found.measured), found.account()  # one token to sample from
 
 
 @pytest.mark.parametrize(
@@ -143,15 +133,15 @@ def test_four_clients_at_once_decode_hardly_more_than_necessary(
     tiny_model: TinyModel, arch: str, workload: str
 ) -> None:
     subject = SUBJECTS[arch]
-    crowd = play(tiny_model(arch, **subject.making), WORKLOADS[workload], **subject.options)
-    assert crowd.ratio <= 1.05, crowd.account()
-    assert len(crowd.asked) >= 28
+    found = crowd(tiny_model(arch, **subject.making), WORKLOADS[workload], **subject.options)
+    assert found.ratio <= 1.05, found.account()
+    assert len(found.records) >= 28
 
 
 def test_four_clients_with_one_prompt_decode_it_once(tiny_model: TinyModel) -> None:
     model = tiny_model("qwen35")
-    crowd = play(model, WORKLOADS["few-shot"], same=True)
-    assert crowd.ratio <= 1.05, crowd.account()
-    assert sum(crowd.least) < 4 * len(crowd.asked[0].record.prompt)
-    without_paging = play(model, WORKLOADS["few-shot"], same=True, paging=False)
+    found = crowd(model, WORKLOADS["few-shot"], same=True)
+    assert found.ratio <= 1.05, found.account()
+    assert sum(least_decodes(found.records)) < CLIENTS * len(found.records[0].prompt)
+    without_paging = crowd(model, WORKLOADS["few-shot"], same=True, paging=False)
     assert without_paging.ratio > 1.05, "prompts that are decoded twice are noticed"

@@ -9,15 +9,15 @@ import pytest
 
 from llamahybrid.harness.conversation import Conversation, Request
 from llamahybrid.harness.runner import RequestResult, WorkloadRunner, answer_of
-from llamahybrid.harness.targets.base import Ask, Reply
+from llamahybrid.harness.targets.base import Reply
 from llamahybrid.harness.workloads.speech import Speech
 from llamahybrid.harness.workloads.tokens import Workload
 from tests.harness.pretended import PretendSession
 
 
-def echo() -> tuple[PretendSession, list[Ask]]:
+def echo() -> tuple[PretendSession, list[Request]]:
     """A session, and what it is asked."""
-    asked: list[Ask] = []
+    asked: list[Request] = []
     return PretendSession(asked.append), asked
 
 
@@ -35,7 +35,7 @@ def _places(played: Sequence[RequestResult]) -> list[tuple[str, int, int]]:
 def test_each_request_is_built_from_the_answer_before() -> None:
     session, asked = echo()
     played = WorkloadRunner(session).converse(Workload("three", _three))
-    assert [each.ask for each in played] == asked
+    assert [each.request for each in played] == asked
     first, second, third = (ask.tokens for ask in asked)
     assert second[:22] == (*first, *(played[0].reply.tokens or ()))
     assert third[:27] == (*second, *(played[1].reply.tokens or ()))
@@ -64,10 +64,10 @@ def test_salts_are_sent_unless_the_target_has_none(salts: bool | None, sent: str
     session.salts = salts
     told: list[RequestResult] = []
     player = WorkloadRunner(session, told.append)
-    player.ask(Ask(2, (1, 2), salt="s"))
+    player.ask(Request(2, (1, 2), salt="s"))
     assert asked[0].salt == sent
     assert told == player.played
-    assert told[0].ask.salt == sent
+    assert told[0].request.salt == sent
 
 
 @pytest.mark.parametrize("text", ["", "short", "some words " * 30])

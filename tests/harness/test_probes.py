@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from llamahybrid.harness.conversation import Request
 from llamahybrid.harness.directed import PROBES, memory, run
 from llamahybrid.harness.report import Sameness, Verdict
-from llamahybrid.harness.targets.base import Ask, Reply, Session
+from llamahybrid.harness.targets.base import Reply, Session
 from llamahybrid.harness.workloads.speech import Vocabulary
 from tests.harness.broken import common
 
@@ -22,13 +23,13 @@ class Cache(Session):
 
     def __init__(self, *, boasts: int = 0, hides: bool = False) -> None:
         self.boasts, self.hides = boasts, hides
-        self.asked: list[Ask] = []
+        self.asked: list[Request] = []
         self.answers: dict[int, Sameness] = {}
         """Comparison of answers by number of the request; default: same."""
         self.checked = 0
         self.stored: list[tuple[str, tuple[int, ...]]] = []
 
-    def ask(self, ask: Ask) -> Reply:
+    def ask(self, ask: Request) -> Reply:
         self.asked.append(ask)
         known = [text for salt, text in self.stored if salt == ask.salt]
         same = max((common(text, ask.tokens) for text in known), default=0)
@@ -41,7 +42,7 @@ class Cache(Session):
         reported = reused + self.boasts
         return Reply("text", 0.5, None, ask.tokens, answer, total, reported, decoded=decoded)
 
-    def sameness(self, ask: Ask, reply: Reply) -> tuple[Sameness, str]:
+    def sameness(self, ask: Request, reply: Reply) -> tuple[Sameness, str]:
         self.checked += 1
         return self.answers.get(self.checked - 1, "same"), f"answer {self.checked - 1}"
 

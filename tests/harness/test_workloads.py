@@ -75,7 +75,8 @@ def test_reminder_stands_before_the_last_question_alone() -> None:
     for (before, answer), (after, _) in pairwise(requests(agents.reminded_chat)):
         *history, reminder, question = before.messages
         assert after.messages[-2] == reminder
-        assert after.messages[:-2] == [*history, question, {"role": "assistant", "content": answer.text()}]
+        said = {"role": "assistant", "content": answer.text()}
+        assert after.messages[:-2] == (*history, question, said)
 
 
 @pytest.mark.parametrize("vocab", ["tiny", "llama-spm"])

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import ctypes
 import dataclasses
 import json
 import random
@@ -28,12 +29,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llamahybrid import tiny
+from llamahybrid import Llama, tiny
 from llamahybrid.capi.gguf import Gguf
+from llamahybrid.errors import SnapshotError
 from llamahybrid.memory.restore import restore
+from llamahybrid.prompt_cache.base import Segment
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES
-from tests.lab.campaign import main
+from tests.lab.campaign import main, silence
 from tests.lab.differential import Mismatch
+from tests.lab.reference import difference, output_row
+
+# isort: split
+import llama_cpp
+from llama_cpp import llama_cpp as native
 
 Bytes = npt.NDArray[np.uint8]
 ARCHITECTURES = ("qwen35", "jamba", "mamba", "lfm2", "gemma3", "llama")
@@ -42,6 +50,7 @@ HANG_SECONDS = 300
 TOLERANCE = 1e-3
 """Of the logits' range: the prompt may have been cut into other batches in between."""
 
+SHAPE: dict[str, Any] = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
 PROMPT = [(7 * i + 1) % 120 for i in range(90)]
 OTHER = [(11 * i + 3) % 120 for i in range(90)]
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -69,60 +78,61 @@ def mutated(record: Any, other: Any, rng: random.Random) -> Any:
 def mutated_state(state: Any, other: Any, rng: random.Random) -> Any:
     """A `LlamaState` with its bytes, its ids, its counts or its seal damaged, or another's seal."""
     out, seal = copy.copy(state), copy.copy(state.llamahybrid)
-    kind = rng.choice(("bytes", "bytes", "ids", "tokens", "logits", "count", "size", "seal"))
-    if kind == "bytes":
-        mine, theirs = (np.frombuffer(s.llama_state, np.uint8) for s in (state, other))
-        out.llama_state = mutated_bytes(mine, theirs, rng).tobytes()
-        out.llama_state_size = len(out.llama_state) if rng.random() < 0.8 else state.llama_state_size
-    elif kind == "ids":
-        out.input_ids = state.input_ids.copy()
-        out.input_ids[rng.randrange(state.n_tokens)] ^= 1
-    elif kind == "count":
-        out.n_tokens = rng.choice((0, 1, state.n_tokens - 1, state.n_tokens + 1, 10**6, -1))
-    elif kind == "size":
-        out.llama_state_size += rng.choice((-1, 1, 1 << 20))
-    elif kind == "seal":
-        seal = other.llamahybrid if other is not state else seal
-        seal = seal if seal.checksum != state.llamahybrid.checksum else dataclasses.replace(seal, checksum=1)
-    else:
-        damaged = getattr(seal, kind).copy()
-        damaged.view(np.uint8)[rng.randrange(damaged.nbytes)] ^= 1 << rng.randrange(8)
-        seal = dataclasses.replace(seal, **{kind: damaged})
+    match rng.choice(("bytes", "bytes", "ids", "tokens", "logits", "count", "size", "seal")):
+        case "bytes":
+            mine, theirs = (np.frombuffer(s.llama_state, np.uint8) for s in (state, other))
+            out.llama_state = mutated_bytes(mine, theirs, rng).tobytes()
+            out.llama_state_size = len(out.llama_state) if rng.random() < 0.8 else state.llama_state_size
+        case "ids":
+            out.input_ids = state.input_ids.copy()
+            out.input_ids[rng.randrange(state.n_tokens)] ^= 1
+        case "count":
+            out.n_tokens = rng.choice((0, 1, state.n_tokens - 1, state.n_tokens + 1, 10**6, -1))
+        case "size":
+            out.llama_state_size += rng.choice((-1, 1, 1 << 20))
+        case "seal":
+            seal = other.llamahybrid
+            if seal.checksum == state.llamahybrid.checksum:
+                seal = dataclasses.replace(seal, checksum=1)
+        case part:
+            damaged = getattr(seal, part).copy()
+            damaged.view(np.uint8)[rng.randrange(damaged.nbytes)] ^= 1 << rng.randrange(8)
+            seal = dataclasses.replace(seal, **{part: damaged})
     out.llamahybrid = seal
     return out
 
 
 def mutated_bytes(blob: Bytes, other: Bytes, rng: random.Random) -> Bytes:
     """`blob` with one to a few things wrong; never equal to it."""
-    out = blob.copy()
-    kind = rng.choice(("bit", "bit", "bytes", "word", "cut", "longer", "splice", "zeros", "header", "empty"))
-    n = len(out)
-    if kind == "bit":
-        for _ in range(rng.choice((1, 1, 8))):
-            out[rng.randrange(n)] ^= 1 << rng.randrange(8)
-    elif kind == "bytes":
-        at = rng.randrange(n)
-        out[at : at + 8] = np.frombuffer(rng.randbytes(8), np.uint8)[: len(out[at : at + 8])]
-    elif kind == "word":  # a count, a length, a type: the lengths that readers trust
-        at = rng.randrange(max(1, min(n, 600) - 4)) & ~3
-        value = rng.choice((0, 1, 2, 255, 1 << 16, 0x7FFFFFFF, 0xFFFFFFFF, rng.randrange(1 << 32)))
-        out[at : at + 4] = np.frombuffer(value.to_bytes(4, "little"), np.uint8)[: len(out[at : at + 4])]
-    elif kind == "cut":
-        out = out[: rng.randrange(n)]
-    elif kind == "longer":
-        out = np.concatenate([out, np.frombuffer(rng.randbytes(rng.randint(1, 64)), np.uint8)])
-    elif kind == "splice":
-        at = rng.randrange(n)
-        out = np.concatenate([out[:at], other[rng.randrange(len(other)) :]])
-    elif kind == "zeros":
-        at = rng.randrange(n)
-        out[at : at + rng.randint(1, 4096)] = 0
-    elif kind == "header":
-        size = min(n, HEADER_BYTES)
-        out[:size] = other[:size] if len(other) >= HEADER_BYTES else 0
-    else:
-        out = out[:0]
+    out, n, at = blob.copy(), len(blob), rng.randrange(len(blob))
+    match rng.choice(("bit", "bit", "bytes", "word", "cut", "longer", "splice", "zeros", "header", "empty")):
+        case "bit":
+            for _ in range(rng.choice((1, 1, 8))):
+                out[rng.randrange(n)] ^= 1 << rng.randrange(8)
+        case "bytes":
+            put(out, at, rng.randbytes(8))
+        case "word":  # a count, a length, a type: the lengths that readers trust
+            value = rng.choice((0, 1, 2, 255, 1 << 16, 0x7FFFFFFF, 0xFFFFFFFF, rng.randrange(1 << 32)))
+            put(out, rng.randrange(max(1, min(n, 600) - 4)) & ~3, value.to_bytes(4, "little"))
+        case "cut":
+            out = out[:at]
+        case "longer":
+            out = np.frombuffer(out.tobytes() + rng.randbytes(rng.randint(1, 64)), np.uint8)
+        case "splice":
+            out = np.concatenate([out[:at], other[rng.randrange(len(other)) :]])
+        case "zeros":
+            out[at : at + rng.randint(1, 4096)] = 0
+        case "header":
+            size = min(n, HEADER_BYTES)
+            out[:size] = other[:size] if len(other) >= HEADER_BYTES else 0
+        case "empty":
+            out = out[:0]
     return mutated_bytes(blob, other, rng) if np.array_equal(out, blob) else out
+
+
+def put(out: Bytes, at: int, raw: bytes) -> None:
+    """Write bytes over others, as far as there are any."""
+    out[at : at + len(raw)] = np.frombuffer(raw, np.uint8)[: len(out) - at]
 
 
 # -- through our API -----------------------------------------------------------------------------------
@@ -138,13 +148,8 @@ def through_api(model: Path, seed: int, count: int) -> Counter[str]:
     Raises:
         Damage: one was taken, or the next logits were not those of before.
     """
-    from llamahybrid.errors import SnapshotError
-    from llamahybrid.llama import Llama
-    from tests.lab.reference import difference
-
     rng, outcomes = random.Random(seed), Counter[str]()
     name = list(VARIANTS)[seed % len(VARIANTS)]
-    base: dict[str, Any] = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
     weights = model
     if name == "other weights":
         with Gguf(model) as gguf:
@@ -152,8 +157,8 @@ def through_api(model: Path, seed: int, count: int) -> Counter[str]:
         weights = tiny.make(arch, model.with_suffix(".other.gguf"), seed=7)
 
     with (
-        closing(Llama(str(model), **base)) as llm,
-        closing(Llama(str(weights), **{**base, **VARIANTS[name]})) as donor,
+        closing(Llama(str(model), **SHAPE)) as llm,
+        closing(Llama(str(weights), **{**SHAPE, **VARIANTS[name]})) as donor,
     ):
         foreign, elsewhere = _records(donor, PROMPT), _records(llm, OTHER)
         records = _records(llm, PROMPT)
@@ -165,28 +170,23 @@ def through_api(model: Path, seed: int, count: int) -> Counter[str]:
             wrong = mutated(records[kind], rng.choice((foreign, elsewhere)).get(kind, records[kind]), rng)
             llm.reset()
             llm.eval(PROMPT)
+            where = f"{model.name}, seed {seed}, number {number}: {source} {kind} ({name})"
             try:
-                taken = _hand_over(llm, kind, wrong if sound is None else sound, rng)
+                taken = _hand_over(llm, kind, wrong if sound is None else sound)
             except (SnapshotError, RuntimeError) as error:
                 outcomes[type(error).__name__] += 1
             else:
-                what = f"{source} {kind} ({name})"
                 if taken and (source != "other text" or kind != "state"):
-                    raise Damage(f"{model.name}, seed {seed}, number {number}: {what} was taken")
+                    raise Damage(f"{where} was taken")
                 outcomes["taken" if taken else "fault"] += 1
             if not difference(_answer(llm), wanted) <= TOLERANCE:
-                raise Damage(
-                    f"{model.name}, seed {seed}, number {number}: other logits after a {source} {kind}"
-                )
+                raise Damage(f"{where}: other logits after it")
     return outcomes
 
 
 def _answer(llm: Any) -> npt.NDArray[np.float32]:
     """The logits at the end of one prompt, decoded from where it differs from `PROMPT` by a token."""
-    from tests.lab.reference import output_row
-
-    stream = llm.generate([*PROMPT, 5], temp=0.0)
-    with closing(stream):
+    with closing(llm.generate([*PROMPT, 5], temp=0.0)) as stream:
         next(stream)
         return output_row(llm.ctx, -1, llm.n_vocab())
 
@@ -198,24 +198,25 @@ def _records(llm: Any, tokens: list[int]) -> dict[str, Any]:
     live = llm.runner.live
     out = {"state": llm.save_state()}
     if live.profile.needs_checkpoints:
-        out["snapshot"] = live.snapshot(lambda n: np.empty(n, np.uint8))
-    if live.profile.needs_checkpoints and live.profile.pager is not None:
-        out["segment"] = live.page_out(0, len(tokens), lambda n: np.empty(n, np.uint8)).record
+        out["snapshot"] = live.snapshot(_buffer)
+        if live.profile.pager is not None:
+            out["segment"] = live.page_out(0, len(tokens), _buffer).record
     return out
 
 
-def _hand_over(llm: Any, kind: str, record: Any, rng: random.Random) -> bool:
-    """Try to make the model take a record; True if it did."""
-    from llamahybrid.prompt_cache.base import Segment
+def _buffer(n: int) -> Bytes:
+    return np.empty(n, np.uint8)
 
+
+def _hand_over(llm: Any, kind: str, record: Any) -> bool:
+    """Try to make the model take a record; True if it did."""
     live, ids = llm.runner.live, np.array(PROMPT, np.int32)
     if kind == "state":
         llm.load_state(record)
         return True
     if kind == "snapshot":
         return restore(live, record, ids) is None
-    snapshot = live.snapshot(lambda n: np.empty(n, np.uint8))
-    return restore(live, snapshot, ids, [Segment(0, len(PROMPT), record)], 0) is None
+    return restore(live, live.snapshot(_buffer), ids, [Segment(0, len(PROMPT), record)], 0) is None
 
 
 # -- straight at the library ---------------------------------------------------------------------------
@@ -227,21 +228,15 @@ def at_the_library(model: Path, seed: int, count: int) -> Counter[str]:
     Raises:
         Damage: a refused load left other bytes or other logits behind.
     """
-    import llama_cpp
-    from llama_cpp import llama_cpp as native
-
-    from tests.lab.reference import difference, output_row
-
     rng, outcomes = random.Random(seed), Counter[str]()
-    shape = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
     swa = {"swa_full": False} if rng.random() < 0.5 else {}
-    with closing(llama_cpp.Llama(str(model), **shape, **swa)) as llm:
+    with closing(llama_cpp.Llama(str(model), **SHAPE, **swa)) as llm:
         ways = {
-            "sequence": _Way(native, llm.ctx, 0),
-            "partial": _Way(native, llm.ctx, 1),
-            "device": _Way(native, llm.ctx, 2),
-            "partial device": _Way(native, llm.ctx, 3),
-            "whole": _Way(native, llm.ctx, None),
+            "sequence": _Way(llm.ctx, 0),
+            "partial": _Way(llm.ctx, 1),
+            "device": _Way(llm.ctx, 2),
+            "partial device": _Way(llm.ctx, 3),
+            "whole": _Way(llm.ctx, None),
         }
         llm.eval(OTHER)
         others = {name: way.save() for name, way in ways.items()}
@@ -277,34 +272,29 @@ def at_the_library(model: Path, seed: int, count: int) -> Counter[str]:
 
 
 class _Way:
-    """A pair of save and load functions of the C API."""
+    """A pair of save and load functions of the C API; `flags`: of those of a sequence."""
 
-    def __init__(self, native: Any, ctx: Any, flags: int | None) -> None:
-        self._native, self._ctx, self._flags = native, ctx, flags
+    def __init__(self, ctx: Any, flags: int | None) -> None:
+        self._ctx, self._flags = ctx, flags
 
     def save(self) -> Bytes:
-        """The state as bytes."""
-        lib, ctx, flags = self._native, self._ctx, self._flags
-        if flags is None:
-            out = np.zeros(lib.llama_state_get_size(ctx), np.uint8)
-            return out[: lib.llama_state_get_data(ctx, self._pointer(out), out.nbytes)]
-        out = np.zeros(lib.llama_state_seq_get_size_ext(ctx, 0, flags), np.uint8)
-        return out[: lib.llama_state_seq_get_data_ext(ctx, self._pointer(out), out.nbytes, 0, flags)]
+        if self._flags is None:
+            out = np.zeros(native.llama_state_get_size(self._ctx), np.uint8)
+            return out[: native.llama_state_get_data(self._ctx, _pointer(out), out.nbytes)]
+        out = np.zeros(native.llama_state_seq_get_size_ext(self._ctx, 0, self._flags), np.uint8)
+        size = native.llama_state_seq_get_data_ext(self._ctx, _pointer(out), out.nbytes, 0, self._flags)
+        return out[:size]
 
     def load(self, blob: Bytes) -> int:
         """Bytes the library read; 0 where it refused."""
-        lib, ctx = self._native, self._ctx
-        data = np.ascontiguousarray(blob if blob.size else np.zeros(1, np.uint8))
+        data = _pointer(np.ascontiguousarray(blob if blob.size else np.zeros(1, np.uint8)))
         if self._flags is None:
-            return int(lib.llama_state_set_data(ctx, self._pointer(data), blob.nbytes))
-        pointer = self._pointer(data)
-        return int(lib.llama_state_seq_set_data_ext(ctx, pointer, blob.nbytes, 0, self._flags))
+            return int(native.llama_state_set_data(self._ctx, data, blob.nbytes))
+        return int(native.llama_state_seq_set_data_ext(self._ctx, data, blob.nbytes, 0, self._flags))
 
-    @staticmethod
-    def _pointer(array: Bytes) -> Any:
-        import ctypes
 
-        return array.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+def _pointer(array: Bytes) -> Any:
+    return array.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
 
 
 # -- the campaign --------------------------------------------------------------------------------------
@@ -317,18 +307,18 @@ TARGETS: dict[str, Callable[[Path, int, int], Counter[str]]] = {
 
 def batch(target: str, model: Path, seed: int, count: int) -> tuple[Counter[str], str]:
     """Run one batch in a process of its own: outcomes, and what went wrong if anything did."""
-    campaign = [sys.executable, "-m", "tests.lab.blob_fuzz", "--child"]
-    command = [*campaign, target, str(model), str(seed), str(count)]
+    child = f"from tests.lab.blob_fuzz import child; child({target!r}, {str(model)!r}, {seed}, {count})"
+    command = [sys.executable, "-c", child]
     where = f"{model.name}, seed {seed}"
     try:
-        child = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
+        run = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         return Counter(), f"{where}: hangs"
-    if child.returncode < 0:
-        return Counter(), f"{where}: died of signal {-child.returncode}: {child.stderr[-500:]}"
-    if child.returncode:
-        return Counter(), f"{where}: {child.stderr[-1500:]}"
-    return Counter(json.loads(child.stdout.splitlines()[-1])), ""
+    if run.returncode < 0:
+        return Counter(), f"{where}: died of signal {-run.returncode}: {run.stderr[-500:]}"
+    if run.returncode:
+        return Counter(), f"{where}: {run.stderr[-1500:]}"
+    return Counter(json.loads(run.stdout.splitlines()[-1])), ""
 
 
 def play(model: Path, target: str, seed: int, count: int, until: float) -> dict[str, object]:
@@ -344,11 +334,11 @@ def play(model: Path, target: str, seed: int, count: int, until: float) -> dict[
     return {"records": total.total(), "by what became of them": dict(total)}
 
 
-if __name__ == "__main__":
-    if sys.argv[1:2] == ["--child"]:
-        from tests.lab.quiet import silence
+def child(target: str, model: str, seed: int, count: int) -> None:
+    """Play one batch in this process; print the outcomes."""
+    silence()
+    print(json.dumps(TARGETS[target](Path(model), seed, count)))
 
-        silence()
-        print(json.dumps(TARGETS[sys.argv[2]](Path(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]))))
-    else:
-        main(play, ARCHITECTURES, ("api",))
+
+if __name__ == "__main__":
+    main(play, ARCHITECTURES, ("api",))

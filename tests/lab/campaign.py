@@ -10,16 +10,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
+import llama_cpp
 import typer
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from llamahybrid import tiny
-from tests.lab.quiet import silence
 
 Play: TypeAlias = Callable[[Path, str, int, int, float], Mapping[str, object]]
 """(model, way, seed, rounds at most, time to stop at) -> cells of the table by column; one round at least."""
+
+
+_SILENT = llama_cpp.llama_log_callback(lambda level, text, user_data: None)
+"""Kept for the life of the process: the library goes on calling it."""
+
+
+def silence() -> None:
+    """Switch the library's log off: campaigns provoke thousands of its error lines."""
+    llama_cpp.llama_log_set(_SILENT, None)
 
 
 @contextmanager

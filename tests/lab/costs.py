@@ -9,7 +9,6 @@ from dataclasses import fields, replace
 from typing import Any
 
 from llamahybrid import Llama
-from llamahybrid.core.runner import Runner
 from llamahybrid.memory.costs import CostMeter
 from llamahybrid.prompt_cache.base import Costs
 
@@ -19,7 +18,6 @@ checkpoints within an answer come as rarely as the schedule allows."""
 
 DEAR = Costs(token_seconds=1e-3, prefill_seconds=0.3e-3, snapshot_seconds=2e-3, restore_seconds=1e-3)
 """Costs in the proportions of a tiny model."""
-
 
 TINY = Costs(
     token_seconds=0.25e-3,
@@ -52,12 +50,12 @@ STEADY = {"costs": _steady, "read_seconds": property(_steady_read)}
 """The same with `TINY` costs and `READ_SECONDS` for each that was measured."""
 
 
-class RealCosts(CostMeter):
-    """Says `real` as soon as something was measured, so that counts do not depend on the machine's speed."""
+class _Told(CostMeter):
+    """Says `costs` as soon as something was measured, so that counts do not depend on the machine's speed."""
 
-    def __init__(self, batch_tokens: int, real: Costs = REAL) -> None:
+    def __init__(self, batch_tokens: int, costs: Costs) -> None:
         super().__init__(batch_tokens)
-        self._real = real
+        self._real = costs
 
     @property
     def read_seconds(self) -> float:
@@ -72,28 +70,16 @@ class RealCosts(CostMeter):
         return replace(self._real, snapshot_bytes=measured.snapshot_bytes, batch_tokens=measured.batch_tokens)
 
 
-def measure_with(runner: Runner, meter: CostMeter) -> None:
-    """Note the times of decoding and saving in this meter from now on, and decide by it."""
-    runner.meter = runner.checkpoints.meter = meter
-
-
 def decide_by(llm: Llama, costs: Costs = REAL) -> None:
     """Let all slots of `llm` decide as if decoding and saving took what `costs` says."""
-    meter = RealCosts(llm.n_batch, costs)
+    meter = _Told(llm.n_batch, costs)
     llm.requests.loop._scheduler._meter = meter  # type: ignore[union-attr]
     for slot in llm.slots.all:
-        measure_with(slot.runner, meter)
+        slot.runner.meter = slot.runner.checkpoints.meter = meter
 
 
-def with_real_costs(**options: Any) -> Llama:
-    """A `Llama` that decides as it would if its model were a real one."""
+def with_costs(costs: Costs = REAL, **options: Any) -> Llama:
+    """A `Llama` that decides as it would if its model were a real one, or as `costs` says."""
     llm = Llama(**options)
-    decide_by(llm)
-    return llm
-
-
-def with_dear_snapshots(**options: Any) -> Llama:
-    """A `Llama` that decides as a tiny model makes it: saving takes as long as decoding."""
-    llm = Llama(**options)
-    decide_by(llm, DEAR)
+    decide_by(llm, costs)
     return llm

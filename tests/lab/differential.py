@@ -26,35 +26,25 @@ from tests.lab.history import (
     Ask,
     Budget,
     Chat,
-    Collect,
     Continue,
+    Do,
     Ending,
     Eval,
     History,
-    Load,
     Operation,
     Reopen,
-    Reset,
-    Save,
     Switch,
     shrink,
 )
 from tests.lab.integrity import check_integrity
 from tests.lab.reference import SETTINGS, Factory, Logits, Reference, Setting, difference, output_row
 
+# isort: split
+from llama_cpp import LogitsProcessorList, StoppingCriteriaList
+
 
 class Mismatch(AssertionError):
     """The subject differs from a fresh stock context, or from what it says about itself."""
-
-
-@dataclass(frozen=True)
-class Tie:
-    """A greedy choice that two right runs may make differently."""
-
-    position: int
-    """Tokens before the choice."""
-    margin: float
-    """Distance between the two best logits, as a share of the range."""
 
 
 @dataclass
@@ -66,17 +56,44 @@ class Verdict:
     """Requests whose first logits were the reference's, bit for bit."""
     worst: float = 0.0
     """Largest difference seen, as a share of the range."""
-    ties: list[Tie] = field(default_factory=list)
+    ties: list[float] = field(default_factory=list)
+    """Greedy choices that two right runs may make differently: how far they lie under the best."""
     from_disk: int = 0
     """States, and attention, that were read from disk."""
 
     def add(self, other: Verdict) -> None:
-        """Count `other` in."""
         self.requests += other.requests
         self.bit_equal += other.bit_equal
         self.worst = max(self.worst, other.worst)
         self.ties += other.ties
         self.from_disk += other.from_disk
+
+
+@dataclass
+class Said:
+    """The answer to a request, and the logits that its sampler saw before each token."""
+
+    prompt: list[int]
+    answer: list[int] = field(default_factory=list)
+    seen: list[Logits] = field(default_factory=list)
+    learns: bool = False
+    """The tokens of the answer are those that the sampler sees."""
+    wrong: str = ""
+    """A fault that the sampler saw: ctypes swallows what a callback raises."""
+
+    def watch(self, ids: npt.NDArray[np.intc], scores: Logits) -> Logits:
+        """A logits processor that changes nothing."""
+        there = [int(token) for token in ids]
+        if self.learns:
+            self.answer[:] = there[len(self.prompt) :]
+        known = self.prompt + self.answer
+        if there != known:
+            self.wrong = (
+                f"upstream's ids end in {there[-3:]}, {len(there)} of them, after {len(self.prompt)} and "
+                f"{len(self.answer)} tokens that end in {known[-3:]}"
+            )
+        self.seen.append(np.array(scores, dtype=np.float32))
+        return scores
 
 
 class _Boom(Exception):
@@ -136,7 +153,6 @@ class Runner:
         return self.verdict
 
     def close(self) -> None:
-        """Free the subject."""
         self._llm.close()
         self._count(getattr(self._llm, "prompt_cache", None))
 
@@ -146,41 +162,34 @@ class Runner:
             self.verdict.from_disk += cache.stats().extra.get("disk_loaded", 0)
 
     def _apply(self, operation: Operation) -> None:
-        llm = self._llm
-        if isinstance(operation, Ask):
-            prompt = operation.prompt.tokens(self._chat, self._reference.vocabulary)
-            self._ask(self._fitting(prompt, operation.take), operation.take, operation.end)
-        elif isinstance(operation, Continue):
-            text = self._reference.vocabulary.text(operation.new, operation.seed)
-            if len(self._live) + len(text) + operation.take < self._reference.n_ctx:
-                self._ask(self._live + text, operation.take, "close", start=len(self._live))
-        elif isinstance(operation, Eval):
-            text = self._reference.vocabulary.text(operation.new, operation.seed)
-            if len(self._live) + len(text) < self._reference.n_ctx:
-                self._eval(text)
-        elif isinstance(operation, Reset):
-            llm.reset()
-            self._live = []
-        elif isinstance(operation, Save):
-            self._saved = (llm.save_state(), list(self._live))
-        elif isinstance(operation, Load):
-            if self._saved is not None:
-                llm.load_state(self._saved[0])
+        words = self._reference.vocabulary
+        match operation:
+            case Ask(prompt, take, end):
+                self._ask(self._fitting(self._chat.next(prompt, words), take), take, end)
+            case Continue(new, seed, take):
+                if len(self._live) + new + take < self._reference.n_ctx:
+                    self._ask(self._live + words.text(new, seed), take, start=len(self._live))
+            case Eval(new, seed):
+                if len(self._live) + new < self._reference.n_ctx:
+                    self._eval(words.text(new, seed))
+            case Switch(chat):
+                self._chat = self._chats[chat]
+            case Do("reset"):
+                self._llm.reset()
+                self._live = []
+            case Do("save"):
+                self._saved = (self._llm.save_state(), list(self._live))
+            case Do("load") if self._saved is not None:
+                self._llm.load_state(self._saved[0])
                 self._live = list(self._saved[1])
                 self._chat.prompt, self._chat.answer = list(self._live), []
-        elif isinstance(operation, Collect):
-            while self._hanging:
-                self._hanging.pop().close()
-        elif isinstance(operation, Switch):
-            self._chat = self._chats[operation.chat]
-        else:
-            self._tend(operation)
+            case Do("collect"):
+                while self._hanging:
+                    self._hanging.pop().close()
+            case Budget() | Reopen() if hasattr(self._llm, "prompt_cache"):
+                self._tend(operation, self._llm.prompt_cache)
 
-    def _tend(self, operation: Budget | Reopen) -> None:
-        """Change or reopen the prompt cache of a subject that has one."""
-        cache = getattr(self._llm, "prompt_cache", None)
-        if cache is None:
-            return
+    def _tend(self, operation: Budget | Reopen, cache: PromptCache) -> None:
         if isinstance(operation, Budget):
             cache.ram_bytes = operation.kib << 10
         elif self._reopen is not None:
@@ -197,59 +206,57 @@ class Runner:
         room = self._reference.n_ctx - take - 1
         return prompt[-room:] or [self._reference.vocabulary.size // 2]
 
-    def _ask(self, prompt: list[int], take: int, end: Ending, *, start: int | None = None) -> None:
+    def _ask(self, prompt: list[int], take: int, end: Ending = "close", *, start: int | None = None) -> None:
         """`start`: tokens that are live already (`reset=False`)."""
-        seen: list[Logits] = []
-        answer: list[int] = []
+        said = Said(prompt)
 
-        def watch(ids: npt.NDArray[np.intc], scores: Logits) -> Logits:
-            seen.append(np.array(scores, dtype=np.float32))
-            if end == "processor error" and len(seen) > take:
+        def fail(ids: npt.NDArray[np.intc], scores: Logits) -> Logits:
+            if end == "processor error" and len(said.seen) > take:
                 raise _Boom
             return scores
 
         def criterion(ids: npt.NDArray[np.intc], scores: Logits) -> bool:
-            if len(answer) == take and end == "interrupt":
+            if len(said.answer) == take and end == "interrupt":
                 raise KeyboardInterrupt
-            return len(answer) == take and end == "stop"
-
-        from llama_cpp import LogitsProcessorList, StoppingCriteriaList
+            return len(said.answer) == take and end == "stop"
 
         tokens = self._llm.generate(
             prompt if start is None else prompt[start:],
             temp=0.0,
             reset=start is None,
-            logits_processor=LogitsProcessorList([watch]),
+            logits_processor=LogitsProcessorList([said.watch, fail]),
             stopping_criteria=StoppingCriteriaList([criterion]),
         )
         limit = take if end in ("close", "abandon") else take + 1
         with _quiet_boom(), contextlib.suppress(KeyboardInterrupt, _Boom):
             for token in tokens:
-                answer.append(int(token))
-                if len(answer) == limit:
+                said.answer.append(int(token))
+                if len(said.answer) == limit:
                     break
         if end == "abandon":
             self._hanging.append(tokens)
         else:
             tokens.close()
-        rows = self._compare(prompt, answer, seen)
-        self._chat.asked(prompt, answer)
-        self._expect_live([prompt + answer[:-1], prompt + answer])
-        self._compare_scores(rows)
+        self._chat.asked(prompt, said.answer)
+        self._compare(said, [prompt + said.answer[:-1], prompt + said.answer])
 
     def _eval(self, text: list[int]) -> None:
         self._llm.eval(text)
-        self._live = self._live + text
-        self._chat.prompt, self._chat.answer = list(self._live), []
+        live = self._live + text
+        self._chat.prompt, self._chat.answer = live, []
         row = output_row(self._llm.ctx, -1, self._reference.vocabulary.size)
-        rows = self._compare(self._live, [], [row])
-        self._expect_live([self._live])
-        self._compare_scores(rows)
+        self._compare(Said(live, seen=[row]), [live])
 
-    def _compare(self, prompt: list[int], answer: list[int], seen: Sequence[Logits]) -> Logits:
-        """Hold what the sampler saw against the reference; the reference's rows come back."""
+    def _compare(self, said: Said, allowed: Sequence[list[int]]) -> None:
+        """Compare an answer, then the context's own account of its tokens with the `allowed` ones."""
         every = self._llm._logits_all
-        return compare(self._reference, self._setting, self.verdict, prompt, answer, seen, every=every)
+        rows = compare(self._reference, self._setting, self.verdict, said, every=every)
+        self._expect_live(allowed)
+        if every:
+            count = self._llm.n_tokens
+            apart = max(difference(a, b) for a, b in zip(self._llm.scores[:count], rows[:count], strict=True))
+            if not apart <= self._setting.tolerance:
+                raise Mismatch(f"rows of `scores` are {apart:.2e} of the range apart")
 
     def _expect_live(self, allowed: Sequence[list[int]]) -> None:
         """The context's own account of its tokens must be one of `allowed`."""
@@ -261,14 +268,6 @@ class Runner:
                 f"expected {' or '.join(f'{len(a)} tokens ending in {a[-3:]}' for a in allowed)}"
             )
         self._live = live
-
-    def _compare_scores(self, rows: Logits) -> None:
-        """With logits_all the scores of every live token are promised."""
-        if self._llm._logits_all:
-            count = self._llm.n_tokens
-            apart = max(difference(a, b) for a, b in zip(self._llm.scores[:count], rows[:count], strict=True))
-            if not apart <= self._setting.tolerance:
-                raise Mismatch(f"rows of `scores` are {apart:.2e} of the range apart")
 
     def _check_self(self) -> None:
         """Check that the subject's report and cache are consistent (a stock `Llama` has neither)."""
@@ -284,23 +283,19 @@ class Runner:
 
 
 def compare(
-    reference: Reference,
-    setting: Setting,
-    verdict: Verdict,
-    prompt: list[int],
-    answer: list[int],
-    seen: Sequence[Logits],
-    *,
-    every: bool = False,
+    reference: Reference, setting: Setting, verdict: Verdict, said: Said, *, every: bool = False
 ) -> Logits:
     """Hold what a sampler saw, and chose, against a fresh context; count it in `verdict`.
 
     The reference's rows come back, those of all prompt tokens first with `every`. Raises Mismatch.
     """
-    rows = reference.logits(prompt, answer, every=every)
-    after = rows[len(prompt) - 1 :] if every else rows
+    prompt, answer, seen = said.prompt, said.answer, said.seen
+    if said.wrong:
+        raise Mismatch(said.wrong)
     if len(seen) < len(answer):
         raise Mismatch(f"{len(answer)} tokens came out of {len(seen)} samplings")
+    rows = reference.logits(prompt, answer, every=every)
+    after = rows[len(prompt) - 1 :] if every else rows
     verdict.requests += 1
     verdict.bit_equal += bool(seen) and np.array_equal(seen[0], after[0])
     for step, (ours, wanted) in enumerate(zip(seen, after, strict=False)):
@@ -312,23 +307,13 @@ def compare(
                 f"(tolerance {setting.tolerance:.0e})"
             )
     for step, (token, wanted) in enumerate(zip(answer, after, strict=False)):
-        tie = choice(token, wanted, len(prompt) + step, setting.tolerance)
-        verdict.ties += [] if tie is None else [tie]
+        best = int(wanted.argmax())
+        margin = float((wanted[best] - wanted[token]) / np.ptp(wanted))
+        if margin > 2 * setting.tolerance:
+            place = len(prompt) + step
+            raise Mismatch(f"token {token} after {place} tokens, the reference takes {best} by {margin:.2e}")
+        verdict.ties += [] if token == best else [margin]
     return rows
-
-
-def choice(token: int, wanted: Logits, position: int, tolerance: float) -> Tie | None:
-    """The tie that a greedy choice after `position` tokens is; None where the reference takes it, too.
-
-    Raises Mismatch where it lies too far under the best.
-    """
-    best = int(wanted.argmax())
-    if token == best:
-        return None
-    margin = float((wanted[best] - wanted[token]) / (wanted.max() - wanted.min()))
-    if margin > 2 * tolerance:
-        raise Mismatch(f"token {token} after {position} tokens, the reference takes {best} by {margin:.2e}")
-    return Tie(position, margin)
 
 
 def shortfall(reference: Reference, prompt: list[int], answer: list[int], tolerance: float = 1e-3) -> float:

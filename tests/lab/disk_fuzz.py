@@ -35,6 +35,7 @@ from llamahybrid.prompt_cache.disk import DiskRows
 from llamahybrid.prompt_cache.envelope import path_digest, sealed
 from llamahybrid.prompt_cache.nodes import tokens_of
 from llamahybrid.prompt_cache.tier import Tier
+from tests.lab.campaign import reported
 from tests.lab.integrity import check_integrity
 
 NAMESPACE = "made up"
@@ -137,12 +138,9 @@ def hasty(folder: str | Path, disk_bytes: int) -> PromptCache:
 
 def start(folder: Path, seed: int, seconds: float, disk_bytes: int) -> subprocess.Popen[str]:
     """`work` in a process of its own."""
-    code = f"from {__name__} import work; work({str(folder)!r}, {seed}, {seconds}, {disk_bytes})"
-    # This module as imported, also where it is run as a script.
-    code = code.replace("__main__", "tests.lab.disk_fuzz")
-    return subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    code = f"from tests.lab.disk_fuzz import work; work({str(folder)!r}, {seed}, {seconds}, {disk_bytes})"
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, "-c", code], stdout=pipe, stderr=pipe, text=True)
 
 
 def stored(folder: Path) -> tuple[BlockStore, dict[bytes, tuple[Item, Place]]]:
@@ -150,7 +148,7 @@ def stored(folder: Path) -> tuple[BlockStore, dict[bytes, tuple[Item, Place]]]:
     rows = DiskRows(folder)
     rows.open()
     store = BlockStore(rows)
-    named = {item.key: (item, place) for place, _ in store.each() for item in place.items}
+    named = {item.key: (item, place) for _, place, _ in store.each() for item in place.items}
     there = rows.has([*named])
     return store, {key: found for key, found in named.items() if key in there}
 
@@ -237,12 +235,9 @@ def main(
 ) -> None:
     """Kill writers, then let several share a folder."""
     console = Console()
-    try:
+    with reported(console, "failed"):
         kills(kill, seed, console)
         hammer(processes, seconds, seed, console)
-    except AssertionError as error:
-        console.print(f"failed: {error}", style="red", markup=False)
-        raise typer.Exit(1) from error
 
 
 if __name__ == "__main__":

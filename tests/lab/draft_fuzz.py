@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,6 @@ class EveryDraft(DraftLengthPolicy):
     """Allows every draft, whatever it costs."""
 
     def length(self, most: int) -> int:
-        """Return `most`."""
         return most
 
 
@@ -81,20 +81,11 @@ class Outcome:
     ties: int = 0
     """Rows in which two fresh contexts differ, because the batch decides which experts are asked."""
 
-    def add(self, other: Outcome) -> None:
-        """Count `other` in."""
-        self.patterns += other.patterns
-        self.drafted += other.drafted
-        self.accepted += other.accepted
-        self.rollbacks += other.rollbacks
-        self.worst = max(self.worst, other.worst)
-        self.ties += other.ties
-
 
 class Trial:
     """A model, a setting and a way of undoing."""
 
-    def __init__(self, model: Path, setting: Setting, seed: int, planes: bool) -> None:
+    def __init__(self, model: Path, setting: Setting, seed: int, planes: bool, outcome: Outcome) -> None:
         self._rng = random.Random(seed)
         self._name = f"{model.name}, {setting.name}, {'planes' if planes else 'no planes'}, seed {seed}"
         self._tolerance = setting.tolerance
@@ -106,10 +97,9 @@ class Trial:
         drafts = self.llm.drafts
         assert drafts is not None
         drafts.policy = EveryDraft(self.llm.runner.meter) if self.llm.runner else drafts.policy
-        self.outcome = Outcome()
+        self.outcome = outcome
 
     def close(self) -> None:
-        """Free both sides."""
         self.llm.close()
         self._reference.close()
 
@@ -140,14 +130,10 @@ class Trial:
         apart = [difference(row, right) for row, right in zip(rows, wanted, strict=False)]
         if max(apart) <= self._tolerance:
             return apart
-        whole, first = [*prompt, *answer[:-1]], len(prompt) - 1
-        singly = range(len(whole))
-        others = (
-            self._reference.logits(whole, every=True)[first:],
-            self._reference.logits(whole, every=True, cuts=singly)[first:],
-        )
-        for other_rows in others:
-            for i, (row, right, other) in enumerate(zip(rows, wanted, other_rows, strict=False)):
+        whole = [*prompt, *answer[:-1]]
+        for cuts in ((), range(len(whole))):
+            others = self._reference.logits(whole, every=True, cuts=cuts)[len(prompt) - 1 :]
+            for i, (row, right, other) in enumerate(zip(rows, wanted, others, strict=False)):
                 if apart[i] > self._tolerance < difference(other, right):
                     self.outcome.ties += 1
                     apart[i] = difference(row, other)
@@ -166,29 +152,20 @@ class Trial:
             out[token] = 1e9
             return out
 
-        said: list[int] = []
         stream = llm.generate(prompt, temp=0.0, logits_processor=LogitsProcessorList([prescribe]))
         with closing(stream):
-            for token in stream:
-                said.append(token)
-                if len(said) == len(answer):
-                    break
+            said = [*islice(stream, len(answer))]
         if said != answer:
             raise Mismatch(f"{self._name}: said {said} in place of {answer}")
         if wanted is None:
             wanted = self._reference.logits(prompt, answer[:-1])
         apart = self._apart(rows, wanted, prompt, answer)
-        self.outcome.worst = max(self.outcome.worst, *apart)
-        if not max(apart) <= self._tolerance:
-            raise Mismatch(
-                f"{self._name}: logits of token {apart.index(max(apart))} are {max(apart):.1e} apart"
-            )
-        live = llm.runner.live if llm.runner else None
-        if (
-            live is None
-            or not live.state.starts_with(np.array(prompt + answer[:-1]))
-            or live.n > len(prompt + answer)
-        ):
+        worst = max(apart)
+        self.outcome.worst = max(self.outcome.worst, worst)
+        if not worst <= self._tolerance:
+            raise Mismatch(f"{self._name}: logits of token {apart.index(worst)} are {worst:.1e} apart")
+        live, given = llm.runner.live if llm.runner else None, np.array(prompt + answer)
+        if live is None or not live.state.starts_with(given[:-1]) or live.n > len(given):
             raise Mismatch(f"{self._name}: the live sequence is not what was handed out")
         report = llm.last_request
         assert report is not None
@@ -205,18 +182,17 @@ def run(model: Path, seed: int, count: int, until: float) -> Outcome:
     Raises:
         Mismatch: something is wrong.
     """
-    total = Outcome()
+    outcome = Outcome()
     ways = [(setting, planes) for setting in SETTINGS for planes in (False, True)]
     for index, (setting, planes) in enumerate(ways):
-        now = time.monotonic()
+        now, before = time.monotonic(), outcome.patterns
         share = now + (until - now) / (len(ways) - index)
-        with closing(Trial(model, setting, seed + index, planes)) as trial:
+        with closing(Trial(model, setting, seed + index, planes, outcome)) as trial:
             while True:
                 trial.text()
-                if trial.outcome.patterns * len(ways) >= count or time.monotonic() >= share:
+                if (outcome.patterns - before) * len(ways) >= count or time.monotonic() >= share:
                     break
-            total.add(trial.outcome)
-    return total
+    return outcome
 
 
 def _cells(model: Path, _: str, seed: int, count: int, until: float) -> dict[str, object]:

@@ -102,7 +102,6 @@ class FakeEngine:
         self.followed = LiveState(lambda: np.array(self.state, np.int32))
 
     def view(self) -> LiveView:
-        """The state as the prompt cache needs to know it."""
         n = len(self.state)
         floors = {"recurrent": n, "hybrid": n, "window": max(0, n - WINDOW), "plain": 0, "paged": 0}
         return LiveView(
@@ -118,7 +117,6 @@ class FakeEngine:
         )
 
     def page_out(self) -> None:
-        """Store the attention that checkpoints on the live path need."""
         view = self.view()
         for start, end in self.cache.missing(view):
             segment = self.attention_of(self.state[:start], self.state[start:end])
@@ -141,7 +139,6 @@ class FakeEngine:
         return buffer
 
     def checkpoint(self, logits: Logits | None = None) -> bool:
-        """Store the state; False if the cache refused it."""
         return self.cache.admit(self.view(), len(self.state), self.snapshot(), logits)
 
     def apply(self, plan: Plan, prompt: Sequence[int]) -> None:
@@ -185,7 +182,6 @@ class FakeEngine:
             )
 
     def decode(self, tokens: Sequence[int]) -> None:
-        """Append tokens; the logits are those of the last one."""
         if tokens:
             self.state += tokens
             self.logits = logits_of(self.state, self.vocabulary)
@@ -263,7 +259,6 @@ class FakeEngine:
         return self.kind not in ("plain", "paged")
 
     def _carry_out(self, actions: Actions) -> None:
-        """Do what the schedule answered."""
         for action in actions:
             match action:
                 case Action.STAGE:
@@ -289,11 +284,9 @@ class FakeEngine:
             self._schedule.stored(len(self.state))
 
     def attention_of(self, before: Sequence[int], tokens: Sequence[int]) -> Segment:
-        """See `FakeAttention.of`."""
         return self.paging.of(before, tokens)
 
     def tokens_in(self, segment: Segment, before: Sequence[int]) -> list[int]:
-        """See `FakeAttention.tokens_in`."""
         return self.paging.tokens_in(segment, before)
 
     @property
@@ -303,5 +296,4 @@ class FakeEngine:
 
 
 def tokens_of(*parts: Tokens | Sequence[int]) -> Tokens:
-    """Token arrays or lists, joined."""
     return np.concatenate([np.asarray(p, np.int32) for p in parts])

@@ -14,7 +14,7 @@ import multiprocessing
 import os
 import random
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -29,8 +29,8 @@ from llamahybrid import Llama, PromptCache, tiny
 from llamahybrid.harness.hazards.process import peak_memory
 from llamahybrid.harness.targets.child import resident
 from llamahybrid.harness.workloads.speech import Speech
+from tests.lab.campaign import silence
 from tests.lab.integrity import check_integrity
-from tests.lab.quiet import silence
 
 ALLOWED_SHARE = 1.10
 WARM_UP = 60
@@ -72,31 +72,21 @@ class Footprint:
         return int(self.budget * ALLOWED_SHARE) + self.snapshot
 
 
-class _Chats:
-    """Chats that are begun, gone on with in any order, and dropped."""
-
-    def __init__(self, llm: Llama, seed: int) -> None:
-        self._llm = llm
-        self._speech = Speech(llm, seed)
-        self._chance = random.Random(seed)
-        self._system = self._speech.message(60, "system")
-        self._histories: list[list[int]] = []
-        self.begun = 0
-        """Chats there were so far."""
-
-    def turn(self) -> None:
-        """Send a request of a new chat or an old one."""
-        chance = self._chance
-        if self._histories and chance.random() < 0.5:
-            history = self._histories.pop(chance.randrange(len(self._histories)))
+def chats(llm: Llama, seed: int) -> Iterator[int]:
+    """Chats that are begun, gone on with in any order, and dropped: after each request, how many so far."""
+    speech, chance, begun = Speech(llm, seed), random.Random(seed), 0
+    system, histories = speech.message(60, "system"), list[list[int]]()
+    while True:
+        if histories and chance.random() < 0.5:
+            history = histories.pop(chance.randrange(len(histories)))
         else:
-            history = list(self._system if chance.random() < 0.5 else self._speech.message(60, "system"))
-            self.begun += 1
-        history += self._speech.message(chance.randrange(10, 120)) + self._speech.reply()
-        stream = self._llm.generate(history, temp=0.0)
-        history += islice(stream, chance.randrange(2, 40))
-        stream.close()
-        self._histories = [h for h in [*self._histories, history] if len(h) < 700][-OPEN:]
+            history = list(system if chance.random() < 0.5 else speech.message(60, "system"))
+            begun += 1
+        history += speech.message(chance.randrange(10, 120)) + speech.reply()
+        with closing(llm.generate(history, temp=0.0)) as stream:
+            history += islice(stream, chance.randrange(2, 40))
+        histories = [h for h in [*histories, history] if len(h) < 700][-OPEN:]
+        yield begun
 
 
 def run(model: Path, snapshots: int, conversations: int, seed: int) -> Footprint:
@@ -107,19 +97,18 @@ def run(model: Path, snapshots: int, conversations: int, seed: int) -> Footprint
     with closing(llama(str(model), prompt_cache=cache, n_threads=1, n_threads_batch=1)) as llm:
         runner = llm.runner
         assert runner is not None
-        chats = _Chats(llm, seed)
-        snapshot = counted = 0
+        turns = chats(llm, seed)
+        snapshot = counted = requests = begun = 0
         for _ in range(WARM_UP):
-            chats.turn()
+            begun = next(turns)
             snapshot = max(snapshot, runner.live.snapshot_bytes())
         warm = resident(os.getpid())
         assert warm is not None
         cache.ram_bytes = snapshots * snapshot
         Path("/proc/self/clear_refs").write_text("5")
-        requests, before = 0, chats.begun
-        while chats.begun < before + conversations:
-            chats.turn()
-            requests += 1
+        last = begun + conversations
+        while begun < last:
+            begun, requests = next(turns), requests + 1
             counted = max(counted, cache.stats().bytes_ram)
         check_integrity(cache)
         evictions = cache.stats().evictions

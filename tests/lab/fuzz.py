@@ -36,18 +36,10 @@ LEAK = 64 << 20
 
 
 def generative() -> tuple[str, ...]:
-    """The architectures that can make tokens (bert cannot)."""
-    return tuple(arch for arch in tiny.architectures() if arch != "bert")
+    return tuple(arch for arch in tiny.architectures() if arch != "bert")  # which makes no tokens
 
 
-def run(
-    model: Path,
-    seed: int,
-    count: int,
-    until: float,
-    factory: Factory,
-    restarts: bool = False,
-) -> Verdict:
+def run(model: Path, seed: int, count: int, until: float, factory: Factory, restarts: bool) -> Verdict:
     """Run `count` histories on `model`, or until the clock shows `until`, each in its seed's setting.
 
     Raises:
@@ -109,14 +101,9 @@ def play(model: Path, way: str, seed: int, count: int, until: float) -> dict[str
             raise Mismatch(f"memory outside the prompt cache grew by {growth:.1f} MiB")
     else:
         found = run(model, seed, count, until, Llama, restarts=way == "restarts")
-    return {
-        **{
-            "requests": found.requests,
-            "bit-equal": found.bit_equal,
-            "worst difference": f"{found.worst:.1e}",
-        },
-        **{"ties": len(found.ties), "from disk": found.from_disk, "growth, MiB": f"{growth:.1f}"},
-    }
+    counts = {"requests": found.requests, "bit-equal": found.bit_equal, "ties": len(found.ties)}
+    shares = {"worst difference": f"{found.worst:.1e}", "growth, MiB": f"{growth:.1f}"}
+    return {**counts, "from disk": found.from_disk, **shares}
 
 
 if __name__ == "__main__":

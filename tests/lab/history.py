@@ -7,9 +7,10 @@ after others were taken away. A history prints as Python that can be pasted into
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Literal, TypeAlias
 
 Ending: TypeAlias = Literal["close", "abandon", "stop", "interrupt", "processor error"]
 """Ends of a request: its generator is closed, left open half-way, stopped by a criterion, interrupted by
@@ -35,6 +36,57 @@ class Vocabulary:
         return tokens
 
 
+@dataclass(frozen=True)
+class Append:
+    """The chat goes on: everything so far, then a new message."""
+
+    new: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Strip:
+    """As Append, but the first `percent` of the last answer (its thinking) is gone from the history."""
+
+    percent: int
+    new: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Edit:
+    """`new` tokens in the middle of the prompt are written anew; what follows them stays."""
+
+    percent: int
+    new: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Only the first `percent` of everything so far."""
+
+    percent: int
+
+
+@dataclass(frozen=True)
+class Again:
+    """The prompt of the request `back` requests ago, exactly (0: the last one, regenerated)."""
+
+    back: int
+
+
+@dataclass(frozen=True)
+class Unrelated:
+    """Another user's chat."""
+
+    new: int
+    seed: int
+
+
+Prompt: TypeAlias = Append | Strip | Edit | Cut | Again | Unrelated
+
+
 @dataclass
 class Chat:
     """The last prompt and answer, and earlier prompts."""
@@ -48,83 +100,40 @@ class Chat:
         self.prompt, self.answer = prompt, answer
         self.earlier.append(prompt)
 
-
-@dataclass(frozen=True)
-class Append:
-    """The chat goes on: everything so far, then a new message."""
-
-    new: int
-    seed: int
-
-    def tokens(self, chat: Chat, vocabulary: Vocabulary) -> list[int]:
-        """The prompt."""
-        return chat.prompt + chat.answer + vocabulary.text(self.new, self.seed)
-
-
-@dataclass(frozen=True)
-class Strip:
-    """As Append, but the first `percent` of the last answer (its thinking) is gone from the history."""
-
-    percent: int
-    new: int
-    seed: int
-
-    def tokens(self, chat: Chat, vocabulary: Vocabulary) -> list[int]:
-        """The prompt."""
-        gone = len(chat.answer) * self.percent // 100
-        return chat.prompt + chat.answer[gone:] + vocabulary.text(self.new, self.seed)
+    def next(self, prompt: Prompt, vocabulary: Vocabulary) -> list[int]:
+        """The tokens of the next prompt."""
+        whole = self.prompt + self.answer
+        match prompt:
+            case Append(new, seed):
+                return whole + vocabulary.text(new, seed)
+            case Strip(percent, new, seed):
+                kept = self.answer[len(self.answer) * percent // 100 :]
+                return self.prompt + kept + vocabulary.text(new, seed)
+            case Edit(percent, new, seed):
+                at = len(self.prompt) * percent // 100
+                return self.prompt[:at] + vocabulary.text(new, seed) + self.prompt[at + new :]
+            case Cut(percent):
+                return whole[: len(whole) * percent // 100]
+            case Again(back):
+                return list(self.earlier[max(0, len(self.earlier) - 1 - back)]) if self.earlier else []
+            case Unrelated(new, seed):
+                return vocabulary.text(new, seed)
 
 
-@dataclass(frozen=True)
-class Edit:
-    """`new` tokens in the middle of the prompt are written anew; what follows them stays."""
-
-    percent: int
-    new: int
-    seed: int
-
-    def tokens(self, chat: Chat, vocabulary: Vocabulary) -> list[int]:
-        """The prompt."""
-        at = len(chat.prompt) * self.percent // 100
-        return chat.prompt[:at] + vocabulary.text(self.new, self.seed) + chat.prompt[at + self.new :]
-
-
-@dataclass(frozen=True)
-class Cut:
-    """Only the first `percent` of everything so far."""
-
-    percent: int
-
-    def tokens(self, chat: Chat, vocabulary: Vocabulary) -> list[int]:
-        """The prompt."""
-        whole = chat.prompt + chat.answer
-        return whole[: len(whole) * self.percent // 100]
-
-
-@dataclass(frozen=True)
-class Again:
-    """The prompt of the request `back` requests ago, exactly (0: the last one, regenerated)."""
-
-    back: int
-
-    def tokens(self, chat: Chat, vocabulary: Vocabulary) -> list[int]:
-        """The prompt."""
-        return list(chat.earlier[max(0, len(chat.earlier) - 1 - self.back)]) if chat.earlier else []
-
-
-@dataclass(frozen=True)
-class Unrelated:
-    """Another user's chat."""
-
-    new: int
-    seed: int
-
-    def tokens(self, chat: Chat, vocabulary: Vocabulary) -> list[int]:
-        """The prompt."""
-        return vocabulary.text(self.new, self.seed)
-
-
-Prompt: TypeAlias = Append | Strip | Edit | Cut | Again | Unrelated
+def random_prompt(rng: random.Random, new: Callable[[], int], seed: int) -> Prompt:
+    """One of the prompts that chats have; `new()`: tokens of a new message."""
+    prompts: tuple[Callable[[], Prompt], ...] = (
+        lambda: Append(new(), seed),
+        lambda: Append(new(), seed),
+        lambda: Strip(rng.choice((30, 70, 100)), new(), seed),
+        lambda: Strip(rng.choice((30, 70, 100)), new(), seed),
+        lambda: Edit(rng.randint(0, 95), new(), seed),
+        lambda: Cut(rng.randint(5, 99)),
+        lambda: Again(0),
+        lambda: Again(rng.randint(1, 5)),
+        lambda: Unrelated(max(20, new()), seed),
+    )
+    return rng.choice(prompts)()
 
 
 @dataclass(frozen=True)
@@ -154,23 +163,13 @@ class Eval:
 
 
 @dataclass(frozen=True)
-class Reset:
-    """`reset()`."""
+class Do:
+    """`reset()`; `save_state()`, of which the last one is kept; `load_state()` of that, if there is any.
 
+    Or generators that were left hanging are closed now, requests later (collect).
+    """
 
-@dataclass(frozen=True)
-class Save:
-    """`save_state()` into the one slot a history has."""
-
-
-@dataclass(frozen=True)
-class Load:
-    """`load_state()` of what Save kept (nothing if there is none)."""
-
-
-@dataclass(frozen=True)
-class Collect:
-    """Generators that were left hanging are closed now, requests later."""
+    what: Literal["reset", "save", "load", "collect"]
 
 
 @dataclass(frozen=True)
@@ -197,7 +196,7 @@ class Reopen:
 
 CHATS = 3
 
-Operation: TypeAlias = Ask | Continue | Eval | Reset | Save | Load | Collect | Switch | Budget | Reopen
+Operation: TypeAlias = Ask | Continue | Eval | Do | Switch | Budget | Reopen
 
 
 @dataclass(frozen=True)
@@ -236,28 +235,14 @@ def _operation(rng: random.Random, longest: int) -> Operation:
     if kind < 0.15:
         return Switch(rng.randrange(CHATS))
     if kind < 0.75:
-        prompts: tuple[Callable[[], Prompt], ...] = (
-            lambda: Append(new(), seed),
-            lambda: Append(new(), seed),
-            lambda: Strip(rng.choice((30, 70, 100)), new(), seed),
-            lambda: Strip(rng.choice((30, 70, 100)), new(), seed),
-            lambda: Edit(rng.randint(0, 95), new(), seed),
-            lambda: Cut(rng.randint(5, 99)),
-            lambda: Again(0),
-            lambda: Again(rng.randint(1, 5)),
-            lambda: Unrelated(max(20, new()), seed),
-        )
         end = rng.choice(ENDINGS) if rng.random() < 0.4 else "close"
-        return Ask(rng.choice(prompts)(), take, end)
+        return Ask(random_prompt(rng, new, seed), take, end)
     choices: tuple[Operation, ...] = (
         Continue(new(), seed, take),
         Eval(new(), seed),
-        Reset(),
-        Save(),
-        Save(),
-        Load(),
-        Load(),
-        Collect(),
+        Do("reset"),
+        *(Do("save"), Do("save"), Do("load"), Do("load")),
+        Do("collect"),
         Budget(rng.choice((20, 60, 200, 100_000))),
         Reopen(),
         Reopen(restart=True),
@@ -267,42 +252,15 @@ def _operation(rng: random.Random, longest: int) -> Operation:
 
 
 def shrink(history: History, fails: Callable[[History], bool], *, attempts: int = 200) -> History:
-    """The shortest history found in `attempts` trials that still fails: fewer, then smaller operations."""
-    best, left = history, attempts
-    progress = True
-    while progress:
-        progress = False
-        for smaller in _smaller(best):
-            if left == 0:
-                return best
-            left -= 1
-            if fails(smaller):
-                best, progress = smaller, True
-                break
-    return best
-
-
-def _smaller(history: History) -> Iterator[History]:
-    operations = history.operations
-    size = len(operations) // 2
+    """The history with the fewest operations found in `attempts` trials that still fails."""
+    operations, size = history.operations, len(history.operations) // 2
     while size:
-        for start in range(0, len(operations), size):
-            yield History(operations[:start] + operations[start + size :])
+        starts = range(0, len(operations), size)
+        fewer = (History(operations[:start] + operations[start + size :]) for start in starts)
+        for candidate in islice(fewer, attempts):
+            attempts -= 1
+            if fails(candidate):
+                operations, size = candidate.operations, len(candidate.operations)
+                break
         size //= 2
-    for index, operation in enumerate(operations):
-        for simpler in _simpler(operation):
-            yield History((*operations[:index], simpler, *operations[index + 1 :]))
-
-
-def _simpler(item: Any) -> Iterator[Any]:
-    """The same operation, or prompt, with one thing about it plainer."""
-    if isinstance(item, Ask):
-        if item.end != "close":
-            yield replace(item, end="close")
-        for prompt in _simpler(item.prompt):
-            yield replace(item, prompt=prompt)
-    for name in ("new", "take"):
-        value = getattr(item, name, 0)
-        for less in (1, value // 2):
-            if 0 < less < value:
-                yield replace(item, **{name: less})
+    return History(operations)

@@ -127,7 +127,7 @@ def _(tier: Tier) -> None:
 @check_integrity.register
 def _(store: BlockStore) -> None:
     store.rows.open()
-    for place, path in store.each():
+    for _, place, path in store.each():
         tokens = tokens_of(path.ids)
         assert place.items, "a place of nothing"
         assert len(tokens) == place.end, "a path of another length"

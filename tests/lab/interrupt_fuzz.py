@@ -32,9 +32,9 @@ from rich.progress import track
 
 from llamahybrid import prompt_cache
 from llamahybrid.prompt_cache import PromptCache
+from tests.lab.campaign import silence
 from tests.lab.fake_engine import CHEAP, FakeEngine, Kind
 from tests.lab.integrity import check_integrity
-from tests.lab.quiet import silence
 
 ROOT = str(Path(prompt_cache.__file__).parent)
 FILES = (
@@ -71,6 +71,14 @@ class Outcome:
     """Times that the cache gave up what it held."""
     broken: Counter[str] = field(default_factory=Counter)
     """Faults after interrupts, by place and kind."""
+
+    def judge(self, cache: PromptCache, where: str) -> None:
+        """Count an interrupt, and its fault if it left any."""
+        self.interrupted += 1
+        if wrong := verdict(cache):
+            self.broken[f"{where}: {wrong}"] += 1
+        else:
+            self.restarts += cache.stats().extra["restarts"]
 
 
 def requests(cache: PromptCache, prompts: tuple[list[int], ...], kind: Kind = "hybrid") -> int:
@@ -123,7 +131,7 @@ def verdict(cache: PromptCache, seconds: float = STUCK_SECONDS) -> str | None:
     if not seen:
         return "its lock is held"
     try:
-        with deadline(seconds):
+        with raised_after(seconds, Stuck):
             cache.ram_bytes = BUDGET
             check_integrity(cache)
             cache.flush(seconds)  # what is being written is in use
@@ -143,81 +151,72 @@ def verdict(cache: PromptCache, seconds: float = STUCK_SECONDS) -> str | None:
 
 
 @contextmanager
-def deadline(seconds: float) -> Iterator[None]:
-    """Raise Stuck in the main thread when the body takes longer."""
+def raised_after(seconds: float, error: type[BaseException]) -> Iterator[None]:
+    """Raise an error in the main thread when the body takes longer."""
 
     def stop(*_: object) -> None:
-        raise Stuck
+        raise error
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        yield
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 
 
-def interrupted(job: Callable[[], object], line: Line, times: int) -> bool:
-    """Run a job, with a KeyboardInterrupt before a line runs for the given time; False if it did not."""
-    left = times
-    name, number = line
-    inside: dict[CodeType, bool] = {}
-
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal left
-        code = frame.f_code
-        if code not in inside:
-            inside[code] = module_of(code) == name and any(n == number for *_, n in code.co_lines())
-        if not inside[code]:
-            return None
-        if event == "line" and frame.f_lineno == number:
-            left -= 1
-            if left == 0:
-                raise KeyboardInterrupt
-        return trace
-
+def interrupted_after(seconds: float, job: Callable[[], object]) -> bool:
+    """Run a job in the main thread with a KeyboardInterrupt after `seconds`; return whether it came."""
     try:
-        with traced(trace):
+        with raised_after(seconds, KeyboardInterrupt):
             job()
     except KeyboardInterrupt:
         return True
     return False
 
 
-def lines_of(job: Callable[[], object]) -> list[Line]:
-    """The lines of `FILES` that a job runs."""
-    found: set[Line] = set()
+def traced(job: Callable[[], object], wanted: Callable[[CodeType], bool], at: Callable[[Line], None]) -> None:
+    """Run a job; `at` hears of each line of the wanted code of `FILES` before it runs in this thread."""
+
+    @functools.cache
+    def name_of(code: CodeType) -> str | None:
+        path = Path(code.co_filename)
+        ours = str(path.parent) == ROOT and path.stem in FILES
+        return path.stem if ours and wanted(code) else None
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
-        name = module_of(frame.f_code)
-        if name is None:
-            return None
-        if event == "line":
-            found.add((name, frame.f_lineno))
-        return trace
+        name = name_of(frame.f_code)
+        if name is not None and event == "line":
+            at((name, frame.f_lineno))
+        return name and trace
 
-    with traced(trace):
-        job()
-    return sorted(found)
-
-
-@functools.cache
-def module_of(code: CodeType) -> str | None:
-    """Which of `FILES` code is of."""
-    path = Path(code.co_filename)
-    return path.stem if str(path.parent) == ROOT and path.stem in FILES else None
-
-
-@contextmanager
-def traced(trace: Callable[[FrameType, str, Any], Any]) -> Iterator[None]:
-    """Have every new frame of this thread traced."""
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        yield
+        job()
     finally:
         sys.settrace(before)
+
+
+def interrupted(job: Callable[[], object], line: Line, times: int) -> bool:
+    """Run a job, with a KeyboardInterrupt before a line runs for the given time; False if it did not."""
+    left = times
+
+    def at(here: Line) -> None:
+        nonlocal left
+        if here == line:
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+
+    try:
+        traced(job, lambda code: any(number == line[1] for *_, number in code.co_lines()), at)
+    except KeyboardInterrupt:
+        return True
+    return False
 
 
 def opened(folder: str | None) -> PromptCache:
@@ -233,12 +232,7 @@ def at_line(line: Line, times: int, outcome: Outcome, *, disk: bool) -> bool:
         cache = opened(folder if disk else None)
         hit = interrupted(lambda: work(cache), line, times)
         if hit:
-            outcome.interrupted += 1
-            wrong = verdict(cache)
-            if wrong:
-                outcome.broken[f"{line[0]}.py:{line[1]}, time {times}: {wrong}"] += 1
-            else:
-                outcome.restarts += cache.stats().extra["restarts"]
+            outcome.judge(cache, f"{line[0]}.py:{line[1]}, time {times}")
         if disk:
             cache.close()
     return hit
@@ -246,32 +240,12 @@ def at_line(line: Line, times: int, outcome: Outcome, *, disk: bool) -> bool:
 
 def all_lines(*, disk: bool) -> list[Line]:
     """The lines that `work` runs; with a disk only those of what joins the tiers, and those it adds."""
-    without = set(all_lines(disk=False)) if disk else set()
+    without, found = set(all_lines(disk=False)) if disk else set(), set[Line]()
     with tempfile.TemporaryDirectory() as folder:
         cache = opened(folder if disk else None)
-        found = lines_of(lambda: work(cache))
+        traced(lambda: work(cache), lambda code: True, found.add)
         cache.close()
-    return [line for line in found if line not in without or line[0] == "cache"]
-
-
-def interrupted_after(seconds: float, job: Callable[[], object]) -> bool:
-    """Run a job in the main thread with a KeyboardInterrupt after `seconds`; return whether it came."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-        try:
-            job()
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-    except KeyboardInterrupt:
-        return True
-    finally:
-        signal.signal(signal.SIGALRM, before)
-    return False
+    return [line for line in sorted(found) if line not in without or line[0] == "cache"]
 
 
 def by_timer(chance: random.Random, outcome: Outcome) -> None:
@@ -282,16 +256,8 @@ def by_timer(chance: random.Random, outcome: Outcome) -> None:
         while True:  # until the signal comes, on any machine
             work(cache)
 
-    outcome.interrupted += interrupted_after(10 ** chance.uniform(-4, -1.5), work_on)
-    _judge(cache, outcome)
-
-
-def _judge(cache: PromptCache, outcome: Outcome) -> None:
-    wrong = verdict(cache)
-    if wrong:
-        outcome.broken[wrong] += 1
-    else:
-        outcome.restarts += cache.stats().extra["restarts"]
+    interrupted_after(10 ** chance.uniform(-4, -1.5), work_on)
+    outcome.judge(cache, "at a random moment")
 
 
 def main(

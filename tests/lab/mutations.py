@@ -11,7 +11,6 @@ the same shows nothing and is left out. Exit status 1 where no test shows a faul
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import queue
 import re
@@ -20,20 +19,19 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Literal
 
 ROOT = Path(__file__).resolve().parents[2]
 MARKS = {"stock": "not full", "patched": "patched and not full"}
 FOUND = re.compile(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", re.MULTILINE)
 CRASHED = re.compile(r'^  File ".*?/(tests/\S+)", line \d+ in (test_\w+)', re.MULTILINE)
-
-Outcome = Literal["red", "GREEN", "timeout"]
+LIMIT = 900.0
+"""Seconds for one run of pytest."""
 
 
 @dataclass(frozen=True)
@@ -93,11 +91,16 @@ class Result:
     """The suite's result for a fault."""
 
     name: str
-    outcome: Outcome
+    outcome: str
+    """red, GREEN or timeout"""
     test: str
     hinted: bool
     """The tests named beside the fault showed it."""
     seconds: float
+
+    def __str__(self) -> str:
+        star = "" if self.hinted else " *"
+        return f"{self.outcome:8} {self.seconds:6.1f} s  {self.name}: {self.test or 'no test'}{star}"
 
 
 @dataclass
@@ -111,12 +114,11 @@ class Healthy:
 class Copy:
     """A copy of a tree, in which one fault after the other is planted."""
 
-    def __init__(self, tree: Path, folder: Path, lib: str, healthy: Healthy, limit: float) -> None:
-        """`lib`: the patched libllama; `limit`: seconds for one run of pytest."""
+    def __init__(self, tree: Path, folder: Path, lib: str, healthy: Healthy) -> None:
+        """`lib`: the patched libllama."""
         self._folder = folder
         self._lib = lib
         self._healthy = healthy
-        self._limit = limit
         listed = subprocess.run(
             ["git", "ls-files", "-z"], cwd=tree, check=True, capture_output=True, text=True
         )
@@ -133,17 +135,14 @@ class Copy:
         path = self._folder / fault.file
         sound = path.read_text(encoding="utf-8")
         run, hinted = Run(False), True
-        wanted: list[list[str]] = [[each] for each in self._there(fault.tests) if hints]
-        for tests in [*wanted, *([[]] if rest else [])]:
+        there = (test for test in fault.tests if (self._folder / test.partition("::")[0]).exists())
+        for tests in [*([test] for test in there if hints), *([[]] if rest else [])]:
             run, hinted = self._shown(fault, path, sound, tests), bool(tests)
             if run.red or run.late:
                 break
         late = run.late and not fault.hangs
-        outcome: Outcome = "timeout" if late else "red" if run.red or run.late else "GREEN"
+        outcome = "timeout" if late else "red" if run.red or run.late else "GREEN"
         return Result(fault.name, outcome, run.test, hinted, round(time.monotonic() - began, 1))
-
-    def _there(self, tests: Sequence[str]) -> list[str]:
-        return [test for test in tests if (self._folder / test.partition("::")[0]).exists()]
 
     def _shown(self, fault: Fault, path: Path, sound: str, tests: Sequence[str]) -> Run:
         """The first test that is red with the fault and green without it."""
@@ -166,7 +165,7 @@ class Copy:
     def _pytest(self, fault: Fault, tests: Sequence[str]) -> Run:
         left_out = [word for test in sorted(self._healthy.red) for word in ("--deselect", test)]
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "-p", "no:cacheprovider", "--tb=no"]
-        command += ["-m", MARKS[fault.engine], "--timeout", str(int(self._limit / 4)), *left_out, *tests]
+        command += ["-m", MARKS[fault.engine], "--timeout", str(int(LIMIT / 4)), *left_out, *tests]
         if not tests:
             command += ["-n", "2", "--dist", "loadgroup"]
         engine = self._lib if fault.engine == "patched" else "stock"
@@ -185,7 +184,7 @@ class Copy:
                 start_new_session=True,
             )
             try:
-                code = process.wait(self._limit)
+                code = process.wait(LIMIT)
             except subprocess.TimeoutExpired:
                 return Run(False, "the run did not end", late=True)
             finally:
@@ -218,65 +217,48 @@ def planted(fault: Fault, sound: str) -> str:
     return text
 
 
-def judge_all(
-    tree: Path, faults: Sequence[Fault], lib: str, workers: int, limit: float, hints: bool, rest: bool
-) -> list[Result]:
+def judge_all(faults: Sequence[Fault], lib: str, workers: int, hints: bool, rest: bool) -> list[Result]:
     """The results of faults in their order, each told as it comes."""
     for fault in faults:
-        planted(fault, (tree / fault.file).read_text(encoding="utf-8"))
-    todo: queue.SimpleQueue[Fault] = queue.SimpleQueue()
-    for fault in faults:
-        todo.put(fault)
-    results: dict[str, Result] = {}
-    errors: list[BaseException] = []
-    healthy = Healthy()
+        planted(fault, (ROOT / fault.file).read_text(encoding="utf-8"))
+    healthy, idle = Healthy(), queue.SimpleQueue[Copy]()
 
-    def work(folder: Path) -> None:
+    def judged(fault: Fault) -> Result:
+        copy = idle.get()
         try:
-            copy = Copy(tree, folder, lib, healthy, limit)
-            while not errors:
-                fault = todo.get_nowait()
-                result = results[fault.name] = copy.judge(fault, hints, rest)
-                line = (
-                    f"{result.outcome:8} {result.seconds:6.1f} s  {result.name}: {result.test or 'no test'}"
-                )
-                print(line, flush=True)
-        except queue.Empty:
-            pass
-        except BaseException as error:
-            errors.append(error)
+            result = copy.judge(fault, hints, rest)
+        finally:
+            idle.put(copy)
+        print(result, flush=True)
+        return result
 
-    with tempfile.TemporaryDirectory(prefix="llamahybrid-faults-") as scratch:
-        folders = [Path(scratch, str(number)) for number in range(workers)]
-        threads = [threading.Thread(target=work, args=(folder,), daemon=True) for folder in folders]
-        for folder, thread in zip(folders, threads, strict=True):
-            folder.mkdir()
-            thread.start()
-        for thread in threads:
-            thread.join()
-    if errors:
-        raise errors[0]
-    return [results[fault.name] for fault in faults]
+    with (
+        tempfile.TemporaryDirectory(prefix="llamahybrid-faults-") as scratch,
+        ThreadPoolExecutor(workers) as pool,
+    ):
+        for number in range(workers):
+            (folder := Path(scratch, str(number))).mkdir()
+            idle.put(Copy(ROOT, folder, lib, healthy))
+        try:
+            return list(pool.map(judged, faults))
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
-def _patched_lib(tree: Path) -> str:
+def _patched_lib() -> str:
     """The patched libllama of this tree, which is built if need be."""
     command = [sys.executable, "-m", "llamahybrid", "engine", "build"]
-    env = {**os.environ, "PYTHONPATH": str(tree), "LLAMAHYBRID_ENGINE": "stock"}
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "LLAMAHYBRID_ENGINE": "stock"}
     return subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
 def main() -> int:
-    """See the module."""
     parser = argparse.ArgumentParser(prog="python -m tests.lab.mutations", description=__doc__)
     parser.add_argument("--only", action="append", help="faults whose name or file has this; repeatable")
     parser.add_argument("--list", action="store_true", help="name the faults, and run nothing")
     parser.add_argument("--hints-only", action="store_true", help="run the tests beside a fault alone")
     parser.add_argument("--all-tests", action="store_true", help="run the whole suite at once")
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--tree", type=Path, default=ROOT, help="the checkout to judge (default: this one)")
-    parser.add_argument("--limit", type=float, default=900.0, help="seconds for one run of pytest")
-    parser.add_argument("--json", type=Path, help="write the results here")
     given = parser.parse_args()
     every = faults_in((ROOT / "tests/lab/planted_faults.txt").read_text(encoding="utf-8"))
     faults = [f for f in every if not given.only or any(o in f.name or o in f.file for o in given.only)]
@@ -284,20 +266,13 @@ def main() -> int:
         for fault in faults:
             print(f"{fault.name}\n    {fault.file} ({fault.engine}): {' '.join(fault.tests)}")
         return 0
-    tree = given.tree.resolve()
     lib = os.environ.get("LLAMAHYBRID_TEST_LIB", "")
     if not lib and any(fault.engine == "patched" for fault in faults):
-        lib = _patched_lib(tree)
-    hints, rest = not given.all_tests, not given.hints_only
-    results = judge_all(tree, faults, lib, given.workers, given.limit, hints, rest)
-    print(f"\n{'':8} {'seconds':>8}  fault: the first red test (* not beside it)")
-    for each in results:
-        star = "" if each.hinted else " *"
-        print(f"{each.outcome:8} {each.seconds:8.1f}  {each.name}: {each.test or 'none'}{star}")
+        lib = _patched_lib()
+    results = judge_all(faults, lib, given.workers, not given.all_tests, not given.hints_only)
+    print("\nin the order of the list; *: the test is not beside its fault", *results, sep="\n")
     shown = sum(each.outcome == "red" for each in results)
     print(f"{shown} of {len(results)} faults are shown by a test")
-    if given.json:
-        given.json.write_text(json.dumps([asdict(each) for each in results], indent=1) + "\n")
     return 0 if shown == len(results) else 1
 
 

@@ -1,4 +1,7 @@
-"""A prompt cache by brute force: a dict of token tuples, no budget. The twin of `PromptCache` in tests."""
+"""A prompt cache by brute force: a dict of token tuples, no budget. The twin of `PromptCache` in tests.
+
+Its methods are described at `PromptCache` and `RamStore`.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ from llamahybrid.prompt_cache.base import (
 from llamahybrid.prompt_cache.ladder import MIN_SPACING
 from llamahybrid.prompt_cache.nodes import LONGEST_TAIL
 from llamahybrid.prompt_cache.placement import prefill_cuts
+from llamahybrid.prompt_cache.store import CONTINUED
 
 Path = tuple[int, ...]
 
@@ -37,10 +41,10 @@ class NaivePromptCache:
         self._paths: set[tuple[str, Path]] = set()
         self._followed: list[LiveState] = []
         self._tails: dict[str, int] = {}
+        self._continued: dict[str, int] = {}
         self._hits = self._misses = self._saved = 0
 
     def follow(self, state: LiveState, prompt: Tokens) -> bool:
-        """See `RamStore.follow`."""
         if state.forgotten and len(state.tokens()):
             return False
         if state not in self._followed:
@@ -49,7 +53,6 @@ class NaivePromptCache:
         return True
 
     def plan(self, tokens: Tokens, view: LiveView, boundaries: Sequence[int], costs: Costs) -> Plan:
-        """See `PromptCache.plan`."""
         prompt, live = tuple(tokens.tolist()), tuple(view.tokens.tolist())
         known = [path for name, path in self._paths if name == view.namespace]
         matched = max(_shared(prompt, path) for path in [live, *known])
@@ -60,10 +63,10 @@ class NaivePromptCache:
         parted = matched > 0 and len(followers) > 1
         cuts: tuple[int, ...] = ()
         if view.needs_checkpoints:
-            self._tails[view.namespace] = tail = self._tail(
-                view.namespace, prompt, matched
-            ) or self._tails.get(view.namespace, 0)
-            outline = Outline(len(prompt), cached, matched, tuple(boundaries), None, parted, tail)
+            tail = self._tail(view.namespace, prompt, matched)
+            keeps = self._keeps_asking(view.namespace, prompt, tail)
+            self._tails[view.namespace] = tail = tail or self._tails.get(view.namespace, 0)
+            outline = Outline(len(prompt), cached, matched, tuple(boundaries), None, parted, tail, keeps)
             cuts = prefill_cuts(outline, costs)
         kept = min(_shared(prompt, live), cached)
         segments: tuple[Segment, ...] = ()
@@ -74,7 +77,6 @@ class NaivePromptCache:
         )
 
     def peek(self, tokens: Tokens, view: LiveView, costs: Costs) -> int:
-        """See `RamStore.peek`."""
         live = () if view.forgotten else tuple(view.tokens.tolist())
         return self._deepest(tuple(tokens.tolist()), live, view)[0]
 
@@ -82,7 +84,6 @@ class NaivePromptCache:
         """Nothing is ever evicted, so nothing needs a pin."""
 
     def buffer(self, n_bytes: int) -> Bytes:
-        """See `RamStore.buffer`."""
         return np.empty(n_bytes, np.uint8)
 
     def queue_writes(self, view: LiveView) -> None:
@@ -113,7 +114,6 @@ class NaivePromptCache:
         return [(i, i + 1) for i in wanted if (view.namespace, live[: i + 1]) not in self._attention]
 
     def unstored(self, view: LiveView) -> int:
-        """See `RamStore.unstored`."""
         if view.forgotten:
             return 0
         live = tuple(view.tokens.tolist())
@@ -121,7 +121,6 @@ class NaivePromptCache:
         return len(live) - next(here, 0)
 
     def segment_buffer(self, view: LiveView, n_bytes: int) -> Bytes | None:
-        """See `RamStore.segment_buffer`."""
         return np.empty(n_bytes, np.uint8)
 
     def store_segment(self, view: LiveView, segment: Segment) -> bool:
@@ -138,16 +137,13 @@ class NaivePromptCache:
         return True
 
     def remember(self, namespace: str, tokens: Tokens, state: LiveState | None = None) -> None:
-        """See `RamStore.remember`."""
         if state is None or not state.forgotten:
             self._paths.add((namespace, tuple(tokens.tolist())))
 
     def drop(self, checkpoint: Checkpoint) -> None:
-        """See `PromptCache.drop`."""
         self._checkpoints = {k: c for k, c in self._checkpoints.items() if c is not checkpoint}
 
     def drop_segment(self, segment: Segment) -> None:
-        """See `RamStore.drop_segment`."""
         self._attention = {k: s for k, s in self._attention.items() if s is not segment}
 
     def forget(self, prefix: Sequence[int] | Tokens) -> int:
@@ -167,7 +163,6 @@ class NaivePromptCache:
         return 0
 
     def clear(self) -> None:
-        """See `PromptCache.clear`."""
         self._checkpoints.clear()
         self._attention.clear()
         self._paths.clear()
@@ -215,7 +210,6 @@ class NaivePromptCache:
         return 0, "none", None, None
 
     def _tail(self, namespace: str, prompt: Path, matched: int) -> int:
-        """See `Match.tail`."""
         shared = prompt[:matched]
         known = {
             p[matched] for n, p in self._paths if n == namespace and p[:matched] == shared and p[matched:]
@@ -227,6 +221,17 @@ class NaivePromptCache:
             if self._checkpoints[namespace, path].logits is not None:
                 return len(path) - matched if len(path) - matched <= LONGEST_TAIL else 0
         return 0
+
+    def _keeps_asking(self, namespace: str, prompt: Path, tail: int) -> bool:
+        """See `RamStore`."""
+        on_path = (self._checkpoints.get((namespace, prompt[:c])) for c in range(1, len(prompt)))
+        known = self._continued.get(namespace, 0)
+        if tail:
+            known = -1
+        elif known >= 0:
+            known += any(c is not None and c.logits is not None for c in on_path)
+        self._continued[namespace] = known
+        return known >= CONTINUED
 
     def _attended(self, prefix: Path, live: Path, view: LiveView) -> bool:
         """Attention of every token of a prefix is live or stored."""

@@ -20,9 +20,11 @@ import random
 import tempfile
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,7 @@ from tests.lab.differential import Mismatch, Verdict
 from tests.lab.fuzz import generative
 from tests.lab.inside import MergedBatches, keep_rows_on_request, set_patience, set_wait
 from tests.lab.integrity import check_integrity
-from tests.lab.parallel_talk import Common, Talk, advance, drain
+from tests.lab.parallel_talk import Common, Talk, advance, in_a_thread
 from tests.lab.reference import Reference, Setting, settings_for
 
 CONTEXTS = (256, 512, 512, 768, 1536)
@@ -165,22 +167,11 @@ def _played(llms: list[Any], plan: Plan, rng: random.Random, reference: Referenc
         Talk(common, llms[i % plan.models], f"{seed} {i}", OPERATIONS, plan.salts[i % len(plan.salts)]).play()
         for i in range(plan.talks)
     ]
-    errors: list[BaseException] = []
-
-    def run(talk: Any) -> None:
-        try:
-            drain(talk)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(talk,), daemon=True) for talk in talks[: plan.threads]]
-    for thread in threads:
-        thread.start()
-    advance(talks[plan.threads :], rng)
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+    with ThreadPoolExecutor(plan.threads or 1) as pool:
+        running = [pool.submit(deque, talk, 0) for talk in talks[: plan.threads]]
+        advance(talks[plan.threads :], rng)
+    for each in running:
+        each.result()
     return common
 
 
@@ -191,7 +182,6 @@ def _require_free_slots(llm: Any, plan: Plan, common: Common) -> None:
     llm.reset()  # ends the requests that finalisers have cancelled
     set_patience(llm, STUCK_SECONDS)
     set_wait(llm, False)
-    prompts = [[*said.prompt][:8] for said in common.said[: plan.n_parallel]]
     held, left = [], []
 
     def begin(prompt: list[int]) -> None:
@@ -201,12 +191,10 @@ def _require_free_slots(llm: Any, plan: Plan, common: Common) -> None:
         except Busy:
             left.append(prompt)
 
-    for prompt in prompts:
-        thread = threading.Thread(target=begin, args=(prompt,))
-        thread.start()
-        thread.join()
+    for said in common.said[: plan.n_parallel]:
+        in_a_thread(partial(begin, said.prompt[:8]))
     if left:
-        raise Mismatch(f"left behind: {len(left)} of {len(prompts)} slots are not free")
+        raise Mismatch(f"left behind: {len(left)} of {len(held)} slots are not free")
     for stream in held:
         stream.close()
     check_integrity(llm.prompt_cache)
@@ -268,10 +256,8 @@ def _cells(model: Path, _: str, seed: int, count: int, until: float) -> dict[str
     last = run(model, seed, count, until, outcome)
     verdict = outcome.verdict
     return {
-        "histories": outcome.histories,
-        "requests": verdict.requests,
-        "worst": f"{verdict.worst:.1e}",
-        "ties": f"{len(verdict.ties)} of {max((t.margin for t in verdict.ties), default=0):.0e}",
+        **{"histories": outcome.histories, "requests": verdict.requests, "worst": f"{verdict.worst:.1e}"},
+        "ties": f"{len(verdict.ties)} of {max(verdict.ties, default=0):.0e}",
         **{name: outcome.count[name] for name in ("models", "cancels", "dropped", "steps", "rows")},
         "until seed": last,
     }

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -22,51 +21,29 @@ from llama_cpp import LogitsProcessorList, StoppingCriteriaList
 
 from llamahybrid.core.report import RequestReport
 from llamahybrid.errors import Busy, ContextOverflow, RequestCancelled
+from llamahybrid.harness.oracle import common_prefix
+from tests.lab import differential
 from tests.lab.differential import Mismatch, Verdict, compare
-from tests.lab.history import Again, Append, Chat, Cut, Edit, Prompt, Strip, Unrelated, Vocabulary
+from tests.lab.history import Chat, Vocabulary, random_prompt
 from tests.lab.integrity import check_integrity
 from tests.lab.reference import Logits, Reference, Setting
 
 
 @dataclass
-class Said:
-    """The answer to a request, and the logits that its sampler saw before each token."""
+class Said(differential.Said):
+    """The answer to a request of a conversation."""
 
-    what: str
-    prompt: list[int]
+    what: str = ""
     salt: str = ""
-    answer: list[int] = field(default_factory=list)
-    seen: list[Logits] = field(default_factory=list)
-
-    def watch(self, ids: npt.NDArray[np.intc], scores: Logits) -> Logits:
-        """A logits processor that changes nothing."""
-        there = [int(token) for token in ids]
-        if there != self.prompt + self.answer:
-            raise Mismatch(
-                f"{self.what}: upstream's ids end in {there[-3:]}, {len(there)} of them, after a prompt of "
-                f"{len(self.prompt)} and {len(self.answer)} tokens that end in "
-                f"{(self.prompt + self.answer)[-3:]}"
-            )
-        self.seen.append(np.array(scores, dtype=np.float32))
-        return scores
 
     def options(self) -> dict[str, Any]:
         """Arguments of a greedy request that is watched."""
-        return {"logits_processor": LogitsProcessorList([self._watch_safely])}
-
-    def _watch_safely(self, ids: npt.NDArray[np.intc], scores: Logits) -> Logits:
-        try:
-            return self.watch(ids, scores)
-        except Mismatch as mismatch:  # ctypes swallows what a callback raises
-            self.wrong = mismatch
-            return scores
-
-    wrong: Mismatch | None = None
+        return {"logits_processor": LogitsProcessorList([self.watch])}
 
     def require_own(self, reports: Sequence[RequestReport], known: Sequence[Said]) -> None:
         """Raises Mismatch where a request knew more of its prompt than all those of its salt have asked."""
-        own = [said for said in known if said.salt == self.salt and said is not self]
-        most = max((_common(self.prompt, said.prompt + said.answer) for said in own), default=0)
+        own = [said.prompt + said.answer for said in known if said.salt == self.salt and said is not self]
+        most = max((common_prefix(self.prompt, tokens) for tokens in own), default=0)
         for report in reports:
             if report.matched > most or report.cached > report.matched:
                 raise Mismatch(
@@ -76,15 +53,12 @@ class Said:
 
     def judge(self, reference: Reference, setting: Setting, verdict: Verdict) -> None:
         """Raises Mismatch where a fresh stock context says something else."""
-        if self.wrong is not None:
-            raise self.wrong
-        if not self.seen:
-            return
-        try:
-            compare(reference, setting, verdict, self.prompt, self.answer, self.seen)
-        except Mismatch as mismatch:
-            prompt = f"{len(self.prompt)} tokens {self.prompt[:3]}...{self.prompt[-3:]}"
-            raise Mismatch(f"{self.what}, prompt of {prompt}: {mismatch}") from None
+        if self.seen or self.wrong:
+            try:
+                compare(reference, setting, verdict, self)
+            except Mismatch as mismatch:
+                prompt = f"{len(self.prompt)} tokens {self.prompt[:3]}...{self.prompt[-3:]}"
+                raise Mismatch(f"{self.what}, prompt of {prompt}: {mismatch}") from None
 
 
 @dataclass
@@ -108,6 +82,11 @@ class Common:
     left: list[Any] = field(default_factory=list)
     """Streams that others give up, sooner or later."""
     count: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def known(self) -> list[Said]:
+        """All that the prompt cache may know."""
+        return [*self.said, *self.evaluated]
 
 
 class Talk:
@@ -152,26 +131,17 @@ class Talk:
 
     def _drawn(self) -> list[int]:
         common, rng = self._common, self._rng
-        seed, new = (
-            rng.randrange(10**6),
-            rng.choice((1, 2, rng.randint(3, 30), rng.randint(3, max(90, common.longest // 2)))),
-        )
-        kinds: tuple[Prompt, ...] = (
-            Append(new, seed),
-            Append(new, seed),
-            Strip(rng.choice((30, 70, 100)), new, seed),
-            Strip(rng.choice((30, 70, 100)), new, seed),
-            Edit(rng.randint(0, 95), new, seed),
-            Cut(rng.randint(5, 99)),
-            Again(0),
-            Again(rng.randint(1, 5)),
-            Unrelated(max(20, new), seed),
-        )
-        prompt = rng.choice(kinds).tokens(self._chat, common.vocabulary) if self._chat.prompt else []
-        if not prompt or rng.random() < 0.1:
-            prompt = common.shared[: rng.randint(1, len(common.shared))]
-            prompt = prompt + common.vocabulary.text(rng.choice((0, new)), seed)
-        return prompt
+        seed = rng.randrange(10**6)
+
+        def new() -> int:
+            return rng.choice((1, 2, rng.randint(3, 30), rng.randint(3, max(90, common.longest // 2))))
+
+        prompt = random_prompt(rng, new, seed) if self._chat.prompt else None
+        tokens = self._chat.next(prompt, common.vocabulary) if prompt else []
+        if not tokens or rng.random() < 0.1:
+            tokens = common.shared[: rng.randint(1, len(common.shared))]
+            tokens = tokens + common.vocabulary.text(rng.choice((0, new())), seed)
+        return tokens
 
     def _any_salt(self) -> str:
         """Mostly that of this conversation."""
@@ -210,20 +180,15 @@ class Talk:
                 if end in ("handle", "all") and len(said.answer) == take // 2 and not mine:
                     mine = True
                     common.count["cancels"] += 1
-                    if end == "all":
-                        common.cancels[id(llm)] += 1
-                        llm.cancel()
-                    else:
-                        handle.cancel()
-                got = self._in_a_thread_that_dies(stream) if end == "thread" else self._step(stream)
-                if got is None:
+                    common.cancels[id(llm)] += end == "all"
+                    (llm if end == "all" else handle).cancel()
+                token = self._in_a_thread_that_dies(stream) if end == "thread" else next(stream, None)
+                if token is None:
                     break
-                said.answer.append(got)
+                said.answer.append(int(token))
                 yield
         except RequestCancelled:
-            if not mine and common.cancels[id(llm)] == cancels:
-                raise Mismatch(f"{said.what}: stopped, and nobody cancelled it") from None
-            common.count["cancelled"] += 1
+            self._cancelled(said, mine, cancels)
         except KeyboardInterrupt:
             common.count["interrupts"] += 1
         except Busy:
@@ -234,43 +199,42 @@ class Talk:
             if later is not None:
                 later.join()
                 common.count["cancels"] += 1
-            said.require_own(handle.reports, [*common.said, *common.evaluated])
+            said.require_own(handle.reports, common.known)
         self._chat.asked(said.prompt, said.answer)
         if end == "drop":
             self._drop(stream)
         else:
             stream.close()
 
-    def _step(self, stream: Iterator[int]) -> int | None:
-        """Return the stream's next token, None at its end."""
-        token = next(stream, None)
-        return None if token is None else int(token)
+    def _cancelled(self, said: Said, mine: bool, cancels: int) -> None:
+        """A request was stopped; `cancels`: how often all had been cancelled when it began."""
+        if not mine and self._common.cancels[id(self._llm)] == cancels:
+            raise Mismatch(f"{said.what}: stopped, and nobody cancelled it")
+        self._common.count["cancelled"] += 1
 
     def _in_a_thread_that_dies(self, stream: Iterator[int]) -> int | None:
         found: list[int | BaseException | None] = []
 
         def run() -> None:
             try:
-                found.append(self._step(stream))
+                found.append(next(stream, None))
             except BaseException as error:
                 found.append(error)
 
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
+        in_a_thread(run)
         self._common.count["steps in threads that died"] += 1
         if isinstance(found[0], BaseException):
             raise found[0]
         return found[0]
 
     def _completion(self) -> Iterator[None]:
-        take = self._rng.randint(1, 16)
-        said = self._begin("completion", self._prompt(take), self._any_salt())
-        cancels, mine = self._common.cancels[id(self._llm)], self._rng.random() < 0.3
-        options = {"temperature": 0.0, "stream": True, **_Growing(said).options()}
+        common, take = self._common, self._rng.randint(1, 16)
+        said = self._begin("completion", self._prompt(take), self._any_salt(), learns=True)
+        cancels, mine = common.cancels[id(self._llm)], self._rng.random() < 0.3
+        options = {"temperature": 0.0, "stream": True, **said.options()}
         if self._rng.random() < 0.5:  # then its tokens are decoded alone
             options["logprobs"] = 1
-            self._common.count["with logprobs"] += 1
+            common.count["with logprobs"] += 1
         with self._llm.request(said.salt) as handle:
             made = self._llm.create_completion(list(said.prompt), max_tokens=take, **options)
         ended = None
@@ -278,16 +242,14 @@ class Talk:
             for number, chunk in enumerate(made):
                 ended = chunk["choices"][0]["finish_reason"]
                 if mine and number == take // 2:
-                    self._common.count["cancels"] += 1
+                    common.count["cancels"] += 1
                     handle.cancel()
                 yield
         except Busy:
-            self._common.count["refused"] += 1
-        said.require_own(handle.reports, [*self._common.said, *self._common.evaluated])
+            common.count["refused"] += 1
+        said.require_own(handle.reports, common.known)
         if ended == "cancelled":
-            self._common.count["cancelled"] += 1
-            if not mine and self._common.cancels[id(self._llm)] == cancels:
-                raise Mismatch(f"{said.what}: stopped, and nobody cancelled it")
+            self._cancelled(said, mine, cancels)
         self._chat.asked(said.prompt, said.answer)
 
     def _by_hand(self) -> Iterator[None]:
@@ -309,17 +271,13 @@ class Talk:
     def _overflow(self) -> Iterator[None]:
         self._common.count["overflows"] += 1
         text = self._common.vocabulary.text(self._common.n_ctx + self._rng.choice((1, 200)), 1)
-        with suppress(Busy, RequestCancelled):
-            try:
-                next(self._llm.generate(text, temp=0.0))
-            except ContextOverflow:
-                pass
-            else:
-                raise Mismatch("a prompt longer than the context was taken")
+        with suppress(Busy, RequestCancelled, ContextOverflow):
+            next(self._llm.generate(text, temp=0.0))
+            raise Mismatch("a prompt longer than the context was taken")
         yield
 
-    def _begin(self, what: str, prompt: list[int], salt: str) -> Said:
-        said = Said(what, prompt, salt)
+    def _begin(self, what: str, prompt: list[int], salt: str, *, learns: bool = False) -> Said:
+        said = Said(prompt, what=what, salt=salt, learns=learns)
         self._common.said.append(said)
         self._common.count["requests"] += 1
         return said
@@ -330,18 +288,14 @@ class Talk:
         """Drop a stream: delete it, leave it in a reference cycle, or leave it to another conversation."""
         self._common.count["dropped"] += 1
         how = self._rng.randrange(4)
-        if how == 0:
-            cycle: list[Any] = [stream]
-            cycle.append(cycle)
-        elif how == 1:
+        if how == 1:
             self._common.left.append(stream)
-        elif how == 2:
+        elif how != 3:
             cycle = [stream]
             cycle.append(cycle)
             del stream, cycle
-            collector = threading.Thread(target=gc.collect)
-            collector.start()
-            collector.join()
+            if how == 2:
+                in_a_thread(gc.collect)
 
     def _give_up_others(self) -> Iterator[None]:
         with suppress(IndexError):
@@ -349,9 +303,7 @@ class Talk:
             if self._rng.random() < 0.5:
                 stream.close()
             else:
-                thread = threading.Thread(target=stream.close)
-                thread.start()
-                thread.join()
+                in_a_thread(stream.close)
         yield
 
     # -- the rest ----------------------------------------------------------------------------------
@@ -359,7 +311,7 @@ class Talk:
     def _save(self) -> Iterator[None]:
         """Evaluate a prompt and save its state."""
         prompt = self._prompt(0)
-        self._common.evaluated.append(Said("saved", prompt, self._salt))
+        self._common.evaluated.append(Said(prompt, what="saved", salt=self._salt))
         with suppress(Busy, RequestCancelled), self._llm.request(self._salt):
             self._llm.reset()
             self._llm.eval(list(prompt))
@@ -390,44 +342,28 @@ class Talk:
     def _meddle(self) -> Iterator[None]:
         """Users change the prompt cache while requests of all models run on it."""
         cache, half = self._llm.prompt_cache, self._chat.prompt[: len(self._chat.prompt) // 2]
-        deed = self._rng.randrange(6)
-        if deed == 0:
-            cache.ram_bytes = self._rng.choice((20, 60, 200, 100_000)) << 10
-        elif deed == 1:
-            cache.forget(half)
-        elif deed == 2:
-            cache.clear()
-        elif deed == 3:
-            cache.pin(half)
-        elif deed == 4:
-            cache.unpin(half)
-        else:
-            gc.collect()
+        match self._rng.randrange(6):
+            case 0:
+                cache.ram_bytes = self._rng.choice((20, 60, 200, 100_000)) << 10
+            case 1:
+                cache.forget(half)
+            case 2:
+                cache.clear()
+            case 3:
+                cache.pin(half)
+            case 4:
+                cache.unpin(half)
+            case 5:
+                gc.collect()
         check_integrity(cache)
         yield
 
 
-class _Growing:
-    """Watches a completion, whose tokens are first seen by the sampling of the next one."""
-
-    def __init__(self, said: Said) -> None:
-        self._said = said
-
-    def options(self) -> dict[str, Any]:
-        """Arguments of a completion."""
-        return {"logits_processor": LogitsProcessorList([self._watch])}
-
-    def _watch(self, ids: npt.NDArray[np.intc], scores: Logits) -> Logits:
-        said = self._said
-        said.answer[:] = [int(token) for token in ids[len(said.prompt) :]]
-        return said._watch_safely(ids, scores)
-
-
-def _common(one: list[int], other: list[int]) -> int:
-    """Tokens that both begin with."""
-    return next(
-        (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
-    )
+def in_a_thread(job: Callable[[], object]) -> None:
+    """Run a job in a thread that ends with it."""
+    thread = threading.Thread(target=job)
+    thread.start()
+    thread.join()
 
 
 def advance(talks: list[Iterator[None]], rng: random.Random) -> None:
@@ -436,9 +372,3 @@ def advance(talks: list[Iterator[None]], rng: random.Random) -> None:
         talk = rng.choice(talks)
         if next(talk, talks) is talks:
             talks.remove(talk)
-
-
-def drain(talk: Iterator[None]) -> None:
-    """Play one to its end."""
-    for _ in islice(talk, None):
-        pass

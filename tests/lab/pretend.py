@@ -5,16 +5,15 @@ The answers are made up, the same for every policy: all of them see the same con
 
 from __future__ import annotations
 
-import random
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 
 from llamahybrid.harness.conversation import Answer, Conversation, Request
-from llamahybrid.harness.workloads.speech import Speech
+from llamahybrid.harness.workloads.speech import Speech, Vocabulary
 from llamahybrid.prompt_cache import Costs, PromptCache
 from llamahybrid.prompt_cache.eviction import Eviction
 from tests.lab.fake_engine import FakeEngine, Kind
@@ -29,14 +28,9 @@ class PretendSpeech(Speech):
     """Speech of a vocabulary of its own; messages come out `longer` times as long as asked for."""
 
     def __init__(self, seed: int = 0, marked: bool = True, longer: int = 1) -> None:
-        self._random = random.Random(seed)
-        self._longer = longer
-        self.marked = marked
-        self._words = list(range(FIRST_WORD, FIRST_WORD + WORDS))
-        self._ordinary = frozenset(self._words)
-        opening, self._think = (OPENING, THINK) if marked else self._words[4:6]
-        self._roles = {r: [opening, *self._words[i : i + 2]] for i, r in enumerate(("system", "user"))}
-        self._reply = [opening, *self._words[2:4]]
+        words = tuple(range(FIRST_WORD, FIRST_WORD + WORDS))
+        super().__init__(Vocabulary(words, OPENING, THINK), seed, marked)
+        self.marked, self._longer = marked, longer
 
     def message(self, n: int, role: str = "user") -> list[int]:
         """A message of `n` times `longer` tokens."""
@@ -51,14 +45,6 @@ class PretendSpeech(Speech):
         """Return the starts of users' messages."""
         head = self._roles["user"]
         return [i for i in [0, *self.starts(prompt)] if self.marked and list(prompt[i : i + 3]) == head]
-
-
-class Policy(Protocol):
-    """A policy that decides which tokens are decoded again."""
-
-    def ask(self, speech: PretendSpeech, prompt: Sequence[int], answer: Sequence[int]) -> int:
-        """Tokens decoded for a prompt and its answer."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -124,6 +110,10 @@ class Server:
     def ask(self, speech: PretendSpeech, prompt: Sequence[int], answer: Sequence[int]) -> int:
         """Tokens decoded for a prompt and its answer."""
         return self.rules.request(prompt, speech.user_starts(prompt), answer)
+
+
+Policy: TypeAlias = Ours | Server
+"""A policy that decides which tokens are decoded again."""
 
 
 def play(conversation: Conversation, speech: PretendSpeech, policy: Policy) -> Iterator[Record]:

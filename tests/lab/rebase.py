@@ -15,8 +15,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,15 +25,12 @@ from llamahybrid.engine.sdist import Pin
 from llamahybrid.engine.storage import disk_errors, locked_build_dir
 from llamahybrid.errors import EngineError
 
-_CONFLICT = re.compile(rb"^<{7} ", re.MULTILINE)
 _CONFIGURATION = {
     "user.name": "llamahybrid",
     "user.email": "llamahybrid@localhost",
     "core.autocrlf": "false",
     "core.hooksPath": "/dev/null",
-    "commit.gpgSign": "false",
     "gc.auto": "0",
-    "merge.conflictStyle": "merge",
 }
 
 
@@ -57,25 +53,16 @@ class Target:
         """
         path = Path(name)
         if path.is_dir():
-            patched.kind(path)
             return cls(patched.version_of(path, default=path.resolve().name), checkout=path.resolve())
         if not re.fullmatch(r"\d+(\.\w+)+", name):
             raise EngineError(f"{name} is neither a release nor a folder")
         return cls(name, series.pin(name) if name in series.releases() else obtain(name))
 
-    def base(self) -> str:
-        """The release whose patches are likeliest to fit: the last one before this, else the first.
-
-        Raises:
-            EngineError: there is no other release.
-        """
-        others = [release for release in series.releases() if release != self.name]
-        if not others:
-            raise EngineError("there are no patches of another release to begin with")
-        if not self.name[:1].isdigit():
-            return others[-1]
-        before = [release for release in others if series.order(release) < series.order(self.name)]
-        return before[-1] if before else others[0]
+    def source(self, room: Path) -> Path:
+        """The folder of llama.cpp, unpacked in `room` unless it is a checkout."""
+        if self.checkout:
+            return self.checkout / patched.kind(self.checkout)
+        return sdist.unpack(room, self.pin) / patched.LLAMA_CPP
 
 
 @dataclass(frozen=True)
@@ -87,7 +74,7 @@ class Carried:
     """The patch for the new source; empty: none."""
     conflicts: Mapping[str, int] = field(default_factory=dict)
     """File to the number of conflicts in it."""
-    missing: tuple[str, ...] = ()
+    missing: Sequence[str] = ()
     """Files of the patch that the new source lacks; the patch is merged without them."""
 
     @property
@@ -143,38 +130,43 @@ def carry(target: Target, base: str, progress: Progress, keep: Path | None = Non
         keep: a new folder for the git tree, with a tag for each old patch, to go on by hand.
 
     Raises:
-        EngineError: git is missing, a source is unavailable, or `keep` exists.
+        EngineError: git is missing, a source is unavailable, or `keep` has anything in it.
     """
     if not shutil.which("git"):
         raise EngineError("merging patches needs `git`; install it and try again")
-    if keep and keep.exists():
-        raise EngineError(f"{keep} is in the way; remove it or name another folder")
+    require_empty(keep)
     with tempfile.TemporaryDirectory(prefix="llamahybrid-rebase-") as scratch:
-        room = Path(scratch)
         progress(f"Unpacking {base} and {target.name}", 0, 0)
-        git = _Git.start(keep or room / "tree")
-        with _source(Target(base, series.pin(base)), room / "base") as source:
-            old = git.commit(source, f"llama.cpp of llama-cpp-python {base}")
-        with _source(target, room / "new") as source:
-            new = git.commit(source, f"llama.cpp of {target.name}", parent=old)
+        git = _Git(keep or Path(scratch, "tree"))
+        git("init", "--quiet")
+        for name, value in _CONFIGURATION.items():
+            git("config", name, value)
+        sources = Target(base, series.pin(base)), target
+        for number, source in enumerate(sources):
+            git.commit(source.source(Path(scratch, str(number))), f"llama.cpp of {source.name}")
+        new = git("rev-parse", "HEAD").strip()
+        git("reset", "--quiet", "--hard", "HEAD~")
         names = list(series.patches(base))
-        git("reset", "--quiet", "--hard", old)
-        git("am", "--quiet", "--keep-cr", *(str(series.folder(base) / name) for name in names))
-        commits = git("rev-list", "--reverse", f"{old}..HEAD").split()
-        for name, commit in zip(names, commits, strict=True):
-            git("tag", name.removesuffix(".patch"), commit)
+        for name in names:
+            git("am", "--quiet", "--keep-cr", str(series.folder(base) / name))
+            git("tag", tag(name))
         git("reset", "--quiet", "--hard", new)
         carried = []
-        for number, (name, commit) in enumerate(zip(names, commits, strict=True)):
+        for number, name in enumerate(names):
             progress(f"Merging {name}", number, len(names))
-            carried.append(_pick(git, name, commit))
+            carried.append(_pick(git, name))
         return carried
 
 
-def require_empty(folder: Path) -> None:
+def require_empty(folder: Path | None) -> None:
     """Raise EngineError if a folder has anything in it."""
-    if folder.exists() and any(folder.iterdir()):
+    if folder and folder.exists() and any(folder.iterdir()):
         raise EngineError(f"{folder} is in the way; remove it or name another folder")
+
+
+def tag(name: str) -> str:
+    """The tag of an old patch in the git tree."""
+    return name.removesuffix(".patch")
 
 
 @disk_errors()
@@ -195,21 +187,12 @@ def write(carried: list[Carried], target: Target, folder: Path) -> None:
     (folder / "series").write_text("".join(f"{patch.name}\n" for patch in merged))
 
 
-@dataclass(frozen=True)
 class _Git:
     """A repository with the working tree `tree`."""
 
-    tree: Path
-
-    @classmethod
-    def start(cls, tree: Path) -> _Git:
-        """Create an empty repository."""
-        tree.mkdir(parents=True)
-        git = cls(tree)
-        git("init", "--quiet")
-        for name, value in _CONFIGURATION.items():
-            git("config", name, value)
-        return git
+    def __init__(self, tree: Path) -> None:
+        self.tree = tree
+        tree.mkdir(parents=True, exist_ok=True)
 
     def __call__(self, *arguments: str) -> str:
         """Run a git command and return its output. Raises EngineError if it fails."""
@@ -230,50 +213,35 @@ class _Git:
             errors="replace",
         )
 
-    def commit(self, source: Path, message: str, parent: str = "") -> str:
-        """Commit all files of another folder, except those in its .gitignore; return the commit's hash."""
+    def commit(self, source: Path, message: str) -> None:
+        """Commit all files of another folder, except those in its .gitignore."""
         elsewhere = (f"--git-dir={self.tree / '.git'}", f"--work-tree={source}")
-        self(*elsewhere, "read-tree", "--empty")
         self(*elsewhere, "-C", str(source), "add", "--all", ".")
-        tree = self("write-tree").strip()
-        return self("commit-tree", tree, "-m", message, *(("-p", parent) if parent else ())).strip()
+        self(*elsewhere, "commit", "--quiet", "--message", message)
 
 
-@contextmanager
-def _source(target: Target, room: Path) -> Iterator[Path]:
-    """The llama.cpp of a target, removed afterwards if it was unpacked here."""
-    if target.checkout:
-        yield target.checkout / patched.kind(target.checkout)
-        return
-    yield sdist.unpack(room, target.pin) / patched.LLAMA_CPP
-    shutil.rmtree(room, ignore_errors=True)
-
-
-def _pick(git: _Git, name: str, commit: str) -> Carried:
+def _pick(git: _Git, name: str) -> Carried:
     """Merge one patch into the tree; a conflict leaves the tree unchanged."""
-    if git.run("cherry-pick", commit).returncode == 0:
-        return Carried(name, _patch(git))
-    unmerged = git("diff", "--name-only", "--diff-filter=U").split()
-    missing = tuple(file for file in unmerged if not git("ls-files", "--stage", file).count(" 2\t"))
-    conflicts = {
-        file: max(1, len(_CONFLICT.findall((git.tree / file).read_bytes())))
-        for file in unmerged
-        if file not in missing
-    }
-    if conflicts:
-        git("cherry-pick", "--abort")
-        return Carried(name, conflicts=conflicts, missing=missing)
-    if missing:
-        git("rm", "--quiet", "--force", *missing)
-    if git.run("diff", "--cached", "--quiet").returncode == 0:
-        git("cherry-pick", "--skip")
-        return Carried(name, missing=missing)
-    git("-c", "core.editor=true", "cherry-pick", "--continue")
-    return Carried(name, _patch(git), missing=missing)
-
-
-def _patch(git: _Git) -> str:
-    return git("format-patch", "-1", "--stdout", "--zero-commit", "--no-signature", "--no-numbered")
+    missing: list[str] = []
+    if git.run("cherry-pick", tag(name)).returncode:
+        unmerged = git("diff", "--name-only", "--diff-filter=U").split()
+        missing = [file for file in unmerged if not git("ls-files", "--stage", file).count(" 2\t")]
+        conflicts = {
+            file: max(1, len(re.findall(rb"^<{7} ", (git.tree / file).read_bytes(), re.MULTILINE)))
+            for file in unmerged
+            if file not in missing
+        }
+        if conflicts:
+            git("cherry-pick", "--abort")
+            return Carried(name, conflicts=conflicts, missing=missing)
+        if missing:
+            git("rm", "--quiet", "--force", *missing)
+        if git.run("diff", "--cached", "--quiet").returncode == 0:
+            git("cherry-pick", "--skip")
+            return Carried(name, missing=missing)
+        git("-c", "core.editor=true", "cherry-pick", "--continue")
+    text = git("format-patch", "-1", "--stdout", "--zero-commit", "--no-signature", "--no-numbered")
+    return Carried(name, text, missing=missing)
 
 
 def report(carried: list[Carried], target: Target, base: str, folder: Path | None, tree: Path | None) -> None:
@@ -283,10 +251,10 @@ def report(carried: list[Carried], target: Target, base: str, folder: Path | Non
     for patch in carried:
         tests = home.glob(f"*/test_{series.number(patch.name)}_*.py") if patch.text else ()
         named = "".join(f", {file.relative_to(home.parent).as_posix()}" for file in sorted(tests))
-        print(f"  {patch.name.removesuffix('.patch')}: {patch.outcome}{named}")
+        print(f"  {tag(patch.name)}: {patch.outcome}{named}")
     done = sum(bool(patch.text) and not patch.missing for patch in carried)
     print(f"{done} of {len(carried)} merged; a merged patch need not compile or cure its fault")
-    picks = "; ".join(f"git cherry-pick {p.name.removesuffix('.patch')}" for p in carried if p.conflicts)
+    picks = "; ".join(f"git cherry-pick {tag(patch.name)}" for patch in carried if patch.conflicts)
     if picks:
         print(f"by hand, in this order: cd {tree}; {picks}" if tree else "--tree FOLDER keeps the git tree")
     if folder:
@@ -298,13 +266,11 @@ def report(carried: list[Carried], target: Target, base: str, folder: Path | Non
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Port the patches; return 1 if any is left to do by hand."""
+    """Port the patches of the newest other release; return 1 if any is left to do by hand."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("target", help="release, folder of a checkout, or: latest")
-    parser.add_argument("--base", help="release whose patches are ported; default: the one before")
-    parser.add_argument("--out", type=Path, help="folder for the patches; default: patches/RELEASE here")
     parser.add_argument("--tree", type=Path, help="keep the git tree here, to go on by hand")
-    parser.add_argument("--check", action="store_true", help="write no patches")
+    parser.add_argument("--check", action="store_true", help="write no patches to patches/RELEASE")
     given = parser.parse_args(arguments)
     try:
         name = latest() if given.target == "latest" else given.target
@@ -312,10 +278,9 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"llama-cpp-python {name} is the newest release, and there are patches for it")
             return 0
         target = Target.of(name)
-        base = given.base or target.base()
-        folder = None if given.check else given.out or Path("patches") / target.name
-        if folder:
-            require_empty(folder)
+        base = next((release for release in series.releases()[::-1] if release != target.name), "")
+        folder = None if given.check else Path("patches") / target.name
+        require_empty(folder)
         with display() as progress:
             carried = carry(target, base, progress, keep=given.tree)
         if folder:

@@ -14,7 +14,6 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -62,10 +61,10 @@ class Machine(threading.Thread):
 BLOWS = ("pause", "pause", "kill", "kill", "flush", "damage", "drop")
 
 
-def strike(server: RedisServer, rng: random.Random, ways: Sequence[str] = BLOWS) -> str:
+def strike(server: RedisServer, rng: random.Random) -> str:
     """Do something to the server."""
     client: Any = server.client()
-    how = rng.choice(ways)
+    how = rng.choice(BLOWS)
     if how == "pause":
         server.pause()
         time.sleep(rng.uniform(0.05, 1.5))
@@ -85,9 +84,7 @@ def strike(server: RedisServer, rng: random.Random, ways: Sequence[str] = BLOWS)
     return how
 
 
-def play(
-    blows: int, machines: int, seed: int, most_seconds: float, ways: Sequence[str] = BLOWS
-) -> dict[str, Any]:
+def play(blows: int, machines: int, seed: int, most_seconds: float) -> dict[str, Any]:
     """Strike the server `blows` times, for `most_seconds` at most; return counts. Raises AssertionError."""
     rng, blow = random.Random(seed), Counter[str]()
     with tempfile.TemporaryDirectory() as folder:
@@ -101,7 +98,7 @@ def play(
                 break
             time.sleep(rng.uniform(0.2, 1.5))
             try:
-                blow[strike(server, rng, ways)] += 1
+                blow[strike(server, rng)] += 1
             except redis.RedisError:
                 blow["missed"] += 1
         while time.monotonic() < end and not any(m.sources["remote"] or m.wrong for m in all_):
@@ -129,16 +126,13 @@ def main(
     machines: Annotated[int, typer.Option(min=1)] = 3,
     seed: int = 1,
     seconds: Annotated[float, typer.Option(help="at most")] = 600.0,
-    how: Annotated[
-        list[str] | None, typer.Option(help=f"only this: {', '.join(dict.fromkeys(BLOWS))}")
-    ] = None,
 ) -> None:
     """Play, and print what happened."""
     console = Console()
     if PROGRAM is None:
         console.print("left out: neither redis-server nor valkey-server is installed")
         return
-    console.print(f"seed {seed}:", play(blows, machines, seed, seconds, how or BLOWS))
+    console.print(f"seed {seed}:", play(blows, machines, seed, seconds))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import os
 import runpy
 import subprocess
 import sys
-from types import TracebackType
 
 from tests.lab.reference import RPC
 from tests.lab.waiting import free_port, listens, wait_until
@@ -48,9 +47,7 @@ class RpcServer:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.kill()
 
 

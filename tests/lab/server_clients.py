@@ -9,6 +9,7 @@ import struct
 import threading
 import time
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import httpx
@@ -54,20 +55,22 @@ class Load:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def answered(self, said: Said, usage: dict[str, Any]) -> None:
-        """Count an answer."""
         with self.lock:
             self.answers.append(said)
-            self.prompt_tokens += usage["prompt_tokens"]
-            self.cached_tokens += usage["prompt_tokens_details"]["cached_tokens"]
+            self.prompt_tokens += usage.get("prompt_tokens", 0)
+            self.cached_tokens += usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)
+
+    def known(self) -> str:
+        """The share of prompt tokens that were cached, in words."""
+        share = self.cached_tokens / max(1, self.prompt_tokens)
+        return f"{share:.0%} of {self.prompt_tokens:,} prompt tokens"
 
     def failed(self, what: str) -> None:
-        """An error."""
         with self.lock:
             self.errors.append(what)
 
 
 def words(chance: random.Random, n: int) -> str:
-    """Return `n` random words."""
     return " ".join(chance.choice(WORDS.split()) for _ in range(n))
 
 
@@ -81,12 +84,11 @@ def talk(client: httpx.Client, load: Load, number: int, turns: int, seed: int) -
         asked = {"messages": list(messages), "max_tokens": chance.randrange(2, 16)}
         how = chance.choice(("whole", "whole", "whole", "stream", "stream", "stream", "hang up", "leave"))
         if how == "hang up":
-            hang_up(int(client.base_url.port or 0), CHAT, {**asked, "stream": chance.random() < 0.5}, chance)
+            hang_up(client, CHAT, asked, chance)
         elif how == "leave":
-            leave(client, load, CHAT, asked, chance.randrange(1, 8))
-        if how in ("hang up", "leave"):
-            with load.lock:
-                load.hangups += 1
+            ask(client, load, CHAT, asked, stream=True, chunks=chance.randrange(1, 8))
+        with load.lock:
+            load.hangups += how in ("hang up", "leave")
         said = ask(client, load, CHAT, asked, stream=how == "stream")
         if said is None:
             return messages
@@ -97,13 +99,20 @@ def talk(client: httpx.Client, load: Load, number: int, turns: int, seed: int) -
 
 
 def ask(
-    client: httpx.Client, load: Load, path: str, asked: dict[str, Any], stream: bool = False
+    client: httpx.Client,
+    load: Load,
+    path: str,
+    asked: dict[str, Any],
+    stream: bool = False,
+    chunks: int | None = None,
 ) -> str | None:
-    """The text of an answer; None where there was none, which is noted."""
+    """The text of an answer; None where there was none, which is noted.
+
+    `chunks`: of a stream, after which the client leaves.
+    """
     try:
         if stream:
-            wanted = {**asked, **PLAIN, "stream_options": {"include_usage": True}}
-            text, finish, usage = read(client, path, wanted)
+            text, finish, usage = read(client, path, {**asked, **PLAIN}, chunks)
         else:
             response = client.post(path, json={**asked, **PLAIN})
             if response.status_code == 429:
@@ -119,58 +128,41 @@ def ask(
     except (AssertionError, httpx.HTTPError, KeyError) as error:
         load.failed(repr(error))
         return None
-    load.answered(Said(path, asked, text, usage["completion_tokens"], finish), usage)
+    if finish or text:
+        load.answered(Said(path, asked, text, usage.get("completion_tokens", 0), finish), usage)
     return text
 
 
-def leave(client: httpx.Client, load: Load, path: str, asked: dict[str, Any], chunks: int) -> None:
-    """Read `chunks` chunks of a stream and close it."""
-    pieces = []
-    try:
-        with client.stream("POST", path, json={**asked, **PLAIN, "stream": True}) as response:
-            assert response.status_code == 200, response.read()
-            for line in response.iter_lines():
-                if line.startswith("data: {"):
-                    pieces += texts(json.loads(line[6:]))
-                    chunks -= 1
-                if not chunks:
-                    break
-    except (AssertionError, httpx.HTTPError, KeyError) as error:
-        load.failed(repr(error))
-        return
-    if any(pieces):
-        with load.lock:
-            load.answers.append(Said(path, asked, "".join(pieces)))
-
-
-def texts(chunk: dict[str, Any]) -> list[str]:
-    """Return the text of each choice of a chunk."""
-    return [c.get("text") or c.get("delta", {}).get("content") or "" for c in chunk["choices"]]
-
-
-def read(client: httpx.Client, path: str, asked: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
-    """A stream's text, how it ended, and usage."""
-    pieces, finish, usage = list[str](), "", dict[str, Any]()
-    with client.stream("POST", path, json={**asked, "stream": True}) as response:
+def read(
+    client: httpx.Client, path: str, asked: dict[str, Any], chunks: int | None
+) -> tuple[str, str, dict[str, Any]]:
+    """Text of a stream, its end, and usage; without these two if it was left after `chunks`."""
+    text, finish, usage = "", "", dict[str, Any]()
+    asked = {**asked, "stream": True, "stream_options": {"include_usage": True}}
+    with client.stream("POST", path, json=asked) as response:
         assert response.status_code == 200, response.read()
-        lines = [line[6:] for line in response.iter_lines() if line.startswith("data: ")]
-    assert lines.pop() == "[DONE]"
-    for chunk in map(json.loads, lines):
-        usage = chunk.get("usage") or usage
-        pieces += texts(chunk)
-        for choice in chunk["choices"]:
-            finish = choice["finish_reason"] or finish
-    return "".join(pieces), finish, usage
+        lines = (line[6:] for line in response.iter_lines() if line.startswith("data: "))
+        for line in islice(lines, chunks):
+            if line == "[DONE]":
+                assert usage
+                return text, finish, usage
+            chunk = json.loads(line)
+            usage = chunk.get("usage") or usage
+            for choice in chunk["choices"]:
+                text += choice.get("text") or choice.get("delta", {}).get("content") or ""
+                finish = choice["finish_reason"] or finish
+    assert chunks is not None, "a stream without an end"
+    return text, "", {}
 
 
-def hang_up(port: int, path: str, asked: dict[str, Any], chance: random.Random) -> None:
+def hang_up(client: httpx.Client, path: str, asked: dict[str, Any], chance: random.Random) -> None:
     """Ask, and go at a random moment, politely or not: in the headers, the body, the prompt or the answer."""
-    body = json.dumps({**asked, **PLAIN}).encode()
+    body = json.dumps({**asked, **PLAIN, "stream": chance.random() < 0.5}).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     said = (head + f"Content-Length: {len(body)}\r\n\r\n").encode() + body
     if chance.random() < 0.1:
         said = said[: chance.randrange(len(said))]
-    with socket.create_connection(("127.0.0.1", port)) as connection:
+    with socket.create_connection((client.base_url.host, client.base_url.port or 0)) as connection:
         if chance.random() < 0.5:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         connection.sendall(said)
@@ -196,8 +188,8 @@ def request(client: httpx.Client, load: Load, vectors: dict[str, Any], number: i
         if embed(client, texts) != [vectors[each] for each in texts]:
             load.failed(f"other vectors of {texts}")
     elif kind == "hang up":
-        prompt = {"prompt": words(chance, chance.randrange(1, 400)), "max_tokens": 200}
-        hang_up(int(client.base_url.port or 0), TEXT, {**prompt, "stream": chance.random() < 0.5}, chance)
+        asked = {"prompt": words(chance, chance.randrange(1, 400)), "max_tokens": 200}
+        hang_up(client, TEXT, asked, chance)
     elif kind == "text":
         asked = {"prompt": words(pool, pool.randrange(1, 60)), "max_tokens": chance.randrange(1, 12)}
         ask(client, load, TEXT, asked)

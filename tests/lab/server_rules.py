@@ -99,13 +99,9 @@ class ServerRules:
             self._save(live)
 
     def _save(self, prompt: _Prompt) -> None:
-        n = len(prompt.tokens)
-        size = prompt.nbytes(self._sizes)
-        if (
-            not n
-            or any(common_prefix(s.tokens, prompt.tokens) == n for s in self._saved)
-            or size > self._limit
-        ):
+        n, size = len(prompt.tokens), prompt.nbytes(self._sizes)
+        held = any(common_prefix(saved.tokens, prompt.tokens) == n for saved in self._saved)
+        if not n or held or size > self._limit:
             return
         self._saved = [s for s in self._saved if common_prefix(s.tokens, prompt.tokens) < len(s.tokens)]
         while self._saved and sum(s.nbytes(self._sizes) for s in self._saved) + size > self._limit:
@@ -116,12 +112,12 @@ class ServerRules:
         """The saved prompt that is more like the new one and wastes less than `live`, or `live` itself."""
         best = live
         same = common_prefix(live.tokens, prompt)
-        keep, like = same / len(live.tokens) if len(live.tokens) else -1.0, same / len(prompt)
+        keep = same / len(live.tokens) if len(live.tokens) else -1.0
         for saved in self._saved:
-            same = common_prefix(saved.tokens, prompt)
-            kept, alike = same / len(saved.tokens), same / len(prompt)
-            if kept >= TRASH and kept > keep and alike > like:
-                best, keep, like = saved, kept, alike
+            alike = common_prefix(saved.tokens, prompt)
+            kept = alike / len(saved.tokens)
+            if kept >= TRASH and kept > keep and alike > same:
+                best, keep, same = saved, kept, alike
         self._saved = [s for s in self._saved if s is not best]
         return best
 

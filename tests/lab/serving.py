@@ -24,12 +24,18 @@ from llamahybrid.server.loading import load
 from llamahybrid.server.serve import Server, server_of
 from llamahybrid.server.service import Service
 from llamahybrid.server.settings import ModelSettings, ServerSettings
-from tests.lab.waiting import SECONDS, free_port
-from tests.lab.waiting import wait_until as wait_until
+from tests.lab.waiting import SECONDS, free_port, wait_until
 
 COMMAND = [sys.executable, "-m", "llamahybrid", "serve"]
 
 SMALL: dict[str, Any] = {"n_ctx": 1024, "n_threads": 1, "n_threads_batch": 1, "n_parallel": 3}
+
+
+def client(url: str, **more: Any) -> httpx.Client:
+    """A client for as many threads as want it; `more` as for httpx."""
+    limits = httpx.Limits(max_connections=1000, max_keepalive_connections=1000)
+    options = {"timeout": SECONDS, "limits": limits, "trust_env": False, "verify": False, **more}
+    return httpx.Client(base_url=url, **options)
 
 
 class Serving:
@@ -48,7 +54,6 @@ class Serving:
 
     @property
     def llm(self) -> Llama:
-        """The open model."""
         llm = self.service.models.llm
         assert llm is not None, "it has started"
         return llm
@@ -69,14 +74,10 @@ class Serving:
         assert not self._thread.is_alive(), "the server did not stop"
 
     def metrics(self) -> str:
-        """The text of /metrics."""
         return self.service.metrics.text().decode()
 
     def client(self, **more: Any) -> httpx.Client:
-        """A client of it, for as many threads as want it; `more` as for httpx."""
-        limits = httpx.Limits(max_connections=1000, max_keepalive_connections=1000)
-        options = {"timeout": SECONDS, "limits": limits, "trust_env": False, "verify": False, **more}
-        return httpx.Client(base_url=self.url, **options)
+        return client(self.url, **more)
 
     def hang_up(self, path: str, asked: dict[str, Any], when: Callable[[], bool]) -> None:
         """Ask, wait until it is so, and hang up without having read a byte."""
@@ -102,21 +103,15 @@ class Held:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
         """`after`: batches that do not wait."""
-        self.batches = 0
-        self._go_on = threading.Event()
-        monkeypatch.setattr(NativeContext, "decode_parts", self._holding(NativeContext.decode_parts, after))
+        self.batches, going, inner = 0, threading.Event(), NativeContext.decode_parts
+        self.go_on = going.set
 
-    def _holding(self, inner: Callable[..., Any], after: int) -> Callable[..., Any]:
         def decode(context: NativeContext, *args: Any, **kwargs: Any) -> Any:
             self.batches += 1
-            assert self.batches <= after or self._go_on.wait(120)
+            assert self.batches <= after or going.wait(120)
             return inner(context, *args, **kwargs)
 
-        return decode
-
-    def go_on(self) -> None:
-        """Let all batches go on."""
-        self._go_on.set()
+        monkeypatch.setattr(NativeContext, "decode_parts", decode)
 
 
 class ServerProcess:
@@ -149,9 +144,7 @@ class ServerProcess:
                 command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command]
             written = out if stdout is None else stdout
             self.process = subprocess.Popen(command, stdout=written, stderr=subprocess.STDOUT)
-        limits = httpx.Limits(max_connections=1000, max_keepalive_connections=1000)
-        url = f"http://127.0.0.1:{self.port}"
-        self.client = httpx.Client(base_url=url, trust_env=False, verify=False, timeout=120, limits=limits)
+        self.client = client(f"http://127.0.0.1:{self.port}")
         wait_until(self._answers, SECONDS)
 
     def _answers(self) -> bool:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from llamahybrid.harness.counters import DecodeCounter
-from tests.lab.in_process import Record
 from tests.lab.serving import Serving
 
 FOLDER = Path(__file__).parents[1] / "server" / "sessions"
@@ -22,28 +19,6 @@ def session(name: str, **more: Any) -> list[dict[str, Any]]:
     common, *each = map(json.loads, (FOLDER / f"{name}.jsonl").read_text(encoding="utf-8").splitlines())
     asked = [{**common, **own, **more} for own in each]
     return [{name: value for name, value in one.items() if value is not None} for one in asked]
-
-
-@contextmanager
-def watched(server: Serving) -> Iterator[list[Record]]:
-    """Record the tokens that each request of a server decodes inside the block, one after the other."""
-    llm = server.llm
-    counter, generate, records = DecodeCounter(llm), llm.generate, list[Record]()
-
-    def noting(tokens: Sequence[int], *args: Any, **kwargs: Any) -> Generator[int, Any, None]:
-        said = list[int]()
-        try:
-            for token in generate(tokens, *args, **kwargs):
-                said.append(int(token))
-                yield token
-        finally:
-            records.append(Record(tuple(tokens), tuple(said), counter.take()))
-
-    llm.generate = noting  # type: ignore[method-assign]
-    try:
-        yield records
-    finally:
-        del llm.generate
 
 
 def replay(server: Serving, path: str, requests: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:

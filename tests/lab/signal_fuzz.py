@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -56,16 +56,6 @@ PER_OBJECT = 50
 STUCK_SECONDS = 60
 
 
-@dataclass
-class Outcome:
-    """Results of a campaign on one model."""
-
-    rounds: int = 0
-    interrupted: int = 0
-    beside: int = 0
-    """Requests of other threads."""
-
-
 def prompts(rng: random.Random) -> list[list[int]]:
     """Chats that share beginnings and repeat themselves, so that restores, cuts and drafts take place."""
     phrase = [rng.randrange(1, 200) for _ in range(5)]
@@ -75,47 +65,51 @@ def prompts(rng: random.Random) -> list[list[int]]:
     return [chat + tail for chat in (first, second, *mixed)]
 
 
+@dataclass
 class Others:
     """Threads that ask for the same chats until the block ends, and note wrong answers."""
 
-    def __init__(self, llm: Any, chats: list[list[int]], wanted: list[list[int]], seed: int) -> None:
-        self.wrong: list[tuple[int, list[int]]] = []
-        """(which chat, the answer)."""
-        self.asked = 0
-        self._llm, self._chats, self._wanted, self._seed = llm, chats, wanted, seed
-        self._over = threading.Event()
+    llm: Any
+    chats: list[list[int]]
+    wanted: list[list[int]]
+    seed: int
+    asked: int = 0
+    wrong: list[tuple[int, list[int]]] = field(default_factory=list)
+    """(which chat, the answer)."""
+    over: threading.Event = field(default_factory=threading.Event)
 
     @contextmanager
     def asking(self, threads: int) -> Iterator[None]:
         """Run `threads` threads that ask while the body runs."""
         with ThreadPoolExecutor(threads or 1) as pool:
-            asking = [pool.submit(self._ask, self._seed + i) for i in range(threads)]
+            asking = [pool.submit(self._ask, self.seed + i) for i in range(threads)]
             try:
                 yield
             finally:
-                self._over.set()
+                self.over.set()
             for each in asking:
                 each.result(STUCK_SECONDS)
 
     def _ask(self, seed: int) -> None:
         rng = random.Random(seed)
-        while not self._over.is_set():
+        while not self.over.is_set():
             if rng.random() < PAUSES:
-                self._over.wait(rng.random() * PAUSE_SECONDS)
-            index = rng.randrange(len(self._chats))
-            answer = _ask(self._llm, self._chats[index])
+                self.over.wait(rng.random() * PAUSE_SECONDS)
+            index = rng.randrange(len(self.chats))
+            answer = _ask(self.llm, self.chats[index])
             self.asked += 1
-            if answer != self._wanted[index]:
+            if answer != self.wanted[index]:
                 self.wrong.append((index, answer))
 
 
-def run(model: Path, mode: str, seed: int, count: int, until: float) -> Outcome:
-    """At most `count` rounds, until the clock shows `until` (`time.monotonic`).
+def run(model: Path, mode: str, seed: int, count: int, until: float) -> dict[str, int]:
+    """At most `count` rounds, until the clock shows `until` (`time.monotonic`); requests by kind.
 
     Raises:
         Mismatch: an answer after an interrupt, or beside it, is not that of a fresh context.
     """
-    rng, outcome = random.Random(seed), Outcome()
+    rng = random.Random(seed)
+    rounds = interrupted = beside = 0
     chats = prompts(rng)
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
@@ -124,7 +118,7 @@ def run(model: Path, mode: str, seed: int, count: int, until: float) -> Outcome:
         wanted = [_fresh(model, chat) for chat in chats]
         usual = 0.02
         try:
-            while outcome.rounds < count and time.monotonic() < until:
+            while rounds < count and time.monotonic() < until:
                 cache = PromptCache(RAM, folder if mode == "disk" else None)
                 draft = LlamaPromptLookupDecoding(num_pred_tokens=6, max_ngram_size=2)
                 slots = {"n_parallel": 1 + OTHERS}
@@ -132,14 +126,14 @@ def run(model: Path, mode: str, seed: int, count: int, until: float) -> Outcome:
                 with closing(SETTING.open(Llama, model, prompt_cache=cache, **more)) as llm:
                     others = Others(llm, chats, wanted, rng.randrange(1 << 30))
                     with others.asking(OTHERS if mode == "parallel" else 0):
-                        for _ in range(min(PER_OBJECT, count - outcome.rounds)):
+                        for _ in range(min(PER_OBJECT, count - rounds)):
                             faulthandler.dump_traceback_later(STUCK_SECONDS, exit=True)
                             chat, clock = rng.choice(chats), time.perf_counter()
                             hit = interrupted_after(rng.random() * 1.5 * usual, partial(_ask, llm, chat))
                             if not hit:
                                 usual = 0.8 * usual + 0.2 * (time.perf_counter() - clock)
-                            outcome.interrupted += hit
-                            outcome.rounds += 1
+                            interrupted += hit
+                            rounds += 1
                             index = rng.randrange(len(chats))
                             answer = _ask(llm, chats[index])
                             if answer != wanted[index]:
@@ -147,12 +141,12 @@ def run(model: Path, mode: str, seed: int, count: int, until: float) -> Outcome:
                             if mode != "parallel":
                                 check_integrity(cache)
                     check_integrity(cache)
-                    outcome.beside += others.asked
+                    beside += others.asked
                     for index, answer in others.wrong:
                         shortfall(reference, chats[index], answer)
         finally:
             faulthandler.cancel_dump_traceback_later()
-    return outcome
+    return {"rounds": rounds, "interrupted": interrupted, "beside": beside}
 
 
 def _ask(llm: Any, prompt: list[int]) -> list[int]:
@@ -166,4 +160,4 @@ def _fresh(model: Path, prompt: list[int]) -> list[int]:
 
 
 if __name__ == "__main__":
-    main(lambda *trial: vars(run(*trial)), ARCHITECTURES, MODES, window=16)
+    main(run, ARCHITECTURES, MODES, window=16)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
-
-from tests.lab.in_process import Comparer
 
 
 @dataclass(frozen=True)
@@ -19,32 +16,16 @@ class Subject:
     """Arguments of `tiny.make`."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of `Llama`."""
-    full: bool = False
-    """With windows of full size: attention is then all of its state."""
-
-    @property
-    def name(self) -> str:
-        """The subject's name."""
-        return f"{self.arch}-full" if self.full else self.arch
-
-    def comparer(self, model: Path) -> Comparer:
-        """Runs workloads on `model`, made for this subject."""
-        return Comparer(model, {"n_threads": 1, "n_threads_batch": 1, **self.options})
 
 
+_WINDOW = {"window": 16}
 _PRUNED = {"swa_full": False, "n_ubatch": 32}
 """A windowed cache has room for the window and one batch, padded to 256: more are needed to lose any."""
+_PLAIN = ("qwen35", "qwen35moe", "qwen3next", "jamba", "falcon-h1", "granitehybrid", "mamba", "llama")
 
 SUBJECTS: Mapping[str, Subject] = {
-    s.name: s
-    for s in (
-        *(Subject(a) for a in ("qwen35", "qwen35moe", "qwen3next", "jamba", "falcon-h1", "granitehybrid")),
-        Subject("lfm2", {"window": 16}, _PRUNED),
-        Subject("mamba"),
-        Subject("gemma3", {"window": 16}, _PRUNED),
-        Subject("gpt-oss", {"window": 16}, _PRUNED),
-        Subject("llama"),
-        Subject("gemma3", {"window": 16}, full=True),
-        Subject("gpt-oss", {"window": 16}, full=True),
-    )
+    **{arch: Subject(arch) for arch in _PLAIN},
+    **{arch: Subject(arch, _WINDOW, _PRUNED) for arch in ("lfm2", "gemma3", "gpt-oss")},
+    **{f"{arch}-full": Subject(arch, _WINDOW) for arch in ("gemma3", "gpt-oss")},
 }
+"""By name; with windows of full size attention is all of its state."""

@@ -36,7 +36,7 @@ class LlamaServer:
 
     def __init__(self, program: Path, model: Path, *options: str) -> None:
         port = free_port()
-        self._url = f"http://127.0.0.1:{port}"
+        self.url = f"http://127.0.0.1:{port}"
         self._log = tempfile.NamedTemporaryFile("w+")  # noqa: SIM115 - closed in __exit__
         # flash attention's logits depend on how a prompt is cut into batches, and here the text must not
         command = [str(program), "--model", str(model), "--host", "127.0.0.1", "--port", str(port)]
@@ -92,7 +92,7 @@ class LlamaServer:
 
     def _post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self._url + path, data, {"Content-Type": "application/json"})
+        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=60) as reply:
             answer: dict[str, Any] = json.load(reply)
             return answer

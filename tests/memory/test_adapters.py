@@ -43,15 +43,15 @@ def lora(tmp_path):
     )
 
 
-def steer(llm, seed=1, setter=native.llama_set_adapter_cvec, rows=None, last=None):
+def steer(llm, seed=1, setter=native.llama_set_adapter_cvec):
     """Put a control vector on a model's context; `seed` None takes it off."""
     if seed is None:
         return setter(llm._ctx.ctx, None, 0, 0, 0, 0)
     width, layers = llm.n_embd(), native.llama_model_n_layer(llm._model.model)
-    noise = np.random.default_rng(seed).standard_normal(width * (rows or layers - 1))
+    noise = np.random.default_rng(seed).standard_normal(width * (layers - 1))
     numbers = (0.7 * noise).astype(np.float32)
     pointer = numbers.ctypes.data_as(FLOATS)
-    assert setter(llm._ctx.ctx, pointer, numbers.size, width, 1, last or layers - 1) == 0
+    assert setter(llm._ctx.ctx, pointer, numbers.size, width, 1, layers - 1) == 0
     return None
 
 
@@ -79,57 +79,44 @@ def adapt(llm, *put):
 # -- noticed --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arch", KINDS)
-def test_a_control_vector_changes_the_next_answer(open_model, fresh, arch):
-    want, steered = fresh(PROMPT, arch), fresh(PROMPT, arch, steer)
-    assert want != steered, "or the test proves nothing"
+CHANGES = {
+    "control vector": (steer, lambda llm: steer(llm, None)),
+    "adapter": (lambda llm: adapt(llm, (load(llm, llm.lora), 1.0)), adapt),
+    "scale of an adapter": (lambda llm: adapt(llm, (load(llm, llm.lora), 0.02)), adapt),
+    "mode": (
+        lambda llm: native.llama_set_causal_attn(llm._ctx.ctx, False),
+        lambda llm: native.llama_set_causal_attn(llm._ctx.ctx, True),
+    ),
+}
+"""Changes of the numbers that a context computes, and how each is taken back."""
+
+
+@pytest.mark.parametrize(
+    ("arch", "change"),
+    [
+        *(("qwen35", change) for change in ("control vector", "adapter", "scale of an adapter")),
+        *(("gemma3", change) for change in ("control vector", "adapter")),
+        *(pytest.param(arch, "control vector", marks=pytest.mark.full) for arch in ("llama", "mamba")),
+        ("llama", "mode"),
+    ],
+)
+def test_a_change_of_the_context_changes_the_next_answer(open_model, fresh, lora, arch, change):
+    put, back = CHANGES[change]
+
+    def changed(llm):
+        llm.lora = lora(arch)
+        put(llm)
+
+    want, other = fresh(PROMPT, arch), fresh(PROMPT, arch, changed)
+    assert want != other, "or the test proves nothing"
     llm = open_model(arch)
-    for seed, answer in ((None, want), (1, steered), (1, steered), (None, want)):
-        steer(llm, seed)
-        assert take(llm, PROMPT) == answer
-
-
-def test_rows_that_an_earlier_vector_left_behind_count(open_model, fresh):
-    """Rows that a shorter one does not bring stay those of the one before (src/llama-adapter.cpp:126)."""
-    llm = open_model()
-    layers = native.llama_model_n_layer(llm._model.model)
-    answers = []
-    for seed in (1, 2):
-        steer(llm, seed)
-        steer(llm, 3, rows=1, last=layers - 1)
-
-        def both(stock, seed=seed):
-            steer(stock, seed)
-            steer(stock, 3, rows=1, last=layers - 1)
-
-        answers.append(take(llm, PROMPT))
-        assert answers[-1] == fresh(PROMPT, prepare=both)
+    assert take(llm, PROMPT) == want
+    for _ in range(2):
+        changed(llm)
+        assert take(llm, PROMPT) == other
         assert llm.last_request.cached == 0
-    assert answers[0] != answers[1], "or the test proves nothing"
-
-
-@pytest.mark.parametrize("arch", ["gemma3", "qwen35"])
-def test_adapters_change_the_next_answer(open_model, fresh, lora, arch):
-    one, two = lora(arch, 1), lora(arch, 2)
-    llm = open_model(arch)
-    a, b = load(llm, one), load(llm, two)
-    answers = []
-    for put, files in (
-        ((), ()),
-        (((a, 1.0),), ((one, 1.0),)),
-        (((a, 0.02),), ((one, 0.02),)),
-        (((b, 1.0),), ((two, 1.0),)),
-        (((a, 1.0), (b, 1.0)), ((one, 1.0), (two, 1.0))),
-        (((a, 1.0), (b, 0.0)), ((one, 1.0),)),
-    ):
-        adapt(llm, *put)
-
-        def prepare(stock, files=files):
-            adapt(stock, *((load(stock, file), scale) for file, scale in files))
-
-        answers.append(take(llm, PROMPT))
-        assert answers[-1] == fresh(PROMPT, arch, prepare)
-    assert len(set(map(tuple, answers))) == 5, "or the test proves nothing"
+        back(llm)
+        assert take(llm, PROMPT) == want
 
 
 def test_the_adapter_that_a_model_is_opened_with_names_it_by_its_content(open_model, lora, tmp_path):
@@ -163,20 +150,6 @@ def test_another_models_adapter_is_its_own_affair(open_model):
     steer(other)
     assert ours.runner.live.fingerprint == before
     assert other.runner.live.fingerprint != before
-
-
-def test_a_mode_that_changes_numbers_is_noticed(open_model, fresh):
-    def both_ways(llm):
-        native.llama_set_causal_attn(llm._ctx.ctx, False)
-
-    llm = open_model("llama")
-    take(llm, PROMPT)
-    both_ways(llm)
-    answer = take(llm, PROMPT)
-    assert llm.last_request.cached == 0
-    assert answer == fresh(PROMPT, "llama", both_ways)
-    native.llama_set_causal_attn(llm._ctx.ctx, True)
-    assert take(llm, PROMPT) == fresh(PROMPT, "llama")
 
 
 # -- in the middle of something --------------------------------------------------------------------

@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import llama_cpp
-import numpy as np
 import pytest
 
 from llamahybrid import Llama, PromptCache
-from llamahybrid.memory.adoption import adopt_native, take_over
+from llamahybrid.memory.adoption import adopt_native
 from llamahybrid.memory.restore import restore
 from llamahybrid.saved_state import SEAL
 from tests.conftest import SETTINGS, take
 
-from .conftest import LONGER, PROMPT, decode, foreign_decode, ids, new, sequences, stock
+from .conftest import LONGER, PROMPT, foreign_decode, ids, new, stock
 
 OTHER = [(11 * i + 5) % 200 for i in range(50)]
 
@@ -54,18 +53,6 @@ def test_content_that_is_not_there_is_not_adopted(llm: Any, live: Any, n: int) -
     assert not adopt_native(live, len(PROMPT) + 2), "nor behind what is unknown"
 
 
-@pytest.mark.parametrize("arch", ["qwen35", "llama"])
-def test_an_image_moves_into_another_sequence(open_model: Callable[..., Any], arch: str) -> None:
-    llm = open_model(arch, n_parallel=2)
-    one, two = sequences(llm)
-    decode(one, PROMPT)
-    image(llm, one)
-    take_over(two, one)
-    one.empty()
-    assert two.n == len(PROMPT) + 3
-    assert two.fault() is None
-
-
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_state_from_before_an_image_is_sound(llm: Any, live: Any, whole: bool) -> None:
     record, state = live.snapshot(new), llm.save_state()
@@ -76,23 +63,6 @@ def test_a_state_from_before_an_image_is_sound(llm: Any, live: Any, whole: bool)
         assert restore(live, record, ids(PROMPT)) is None
     assert live.state.holds(ids(PROMPT))
     assert live.fault() is None
-
-
-@pytest.mark.patched
-@pytest.mark.parametrize("arch", ["qwen35", "deepseek4"])
-def test_a_copy_is_of_the_content_at_the_time_of_the_copy(open_model: Callable[..., Any], arch: str) -> None:
-    """Streams of a cache are copied only when something is decoded."""
-    llm = open_model(arch, n_parallel=2, type_k=0, type_v=0)
-    one, other = sequences(llm)
-    decode(one, PROMPT)
-    wanted = decode(one, LONGER[len(PROMPT) :])
-    one.empty()
-    decode(other, PROMPT)
-    take_over(one, other)
-    other.empty()
-    decode(other, OTHER)
-    assert one.state.holds(ids(PROMPT))
-    assert np.allclose(decode(one, LONGER[len(PROMPT) :]), wanted, atol=1e-5)
 
 
 # -- states that nothing says the owner of ---------------------------------------------------------

@@ -6,8 +6,11 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import llama_cpp
 import pytest
 
+from llamahybrid import Llama
+from llamahybrid.capi.calls import NativeContext
 from llamahybrid.capi.shim import library
 from llamahybrid.errors import DecodeError
 from tests.conftest import take
@@ -79,8 +82,19 @@ def test_a_failed_decode_names_its_result(llm: Any, monkeypatch: pytest.MonkeyPa
     assert told.value.code == code
 
 
-def test_a_closed_context_decodes_nothing(llm: Any) -> None:
-    context = llm._ctx
+@pytest.mark.parametrize("cls", [Llama, llama_cpp.Llama])
+def test_a_closed_context_is_not_called(open_model: Callable[..., Any], cls: Any) -> None:
+    llm = open_model(cls=cls)
+    context, native = llm._ctx, NativeContext(llm._ctx)
     llm.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        context.decode(SimpleNamespace(batch=None))
+    calls: list[Callable[[], Any]] = [
+        native.counters,
+        lambda: native.n_ctx,
+        lambda: native.logits(16),
+        lambda: native.state_size(partial=True),
+    ]
+    if cls is Llama:
+        calls.append(lambda: context.decode(SimpleNamespace(batch=None)))
+    for call in calls:
+        with pytest.raises(RuntimeError, match="closed"):
+            call()

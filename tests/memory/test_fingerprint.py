@@ -14,7 +14,6 @@ from pathlib import Path
 import llama_cpp
 import pytest
 
-from llamahybrid import Llama, PromptCache
 from llamahybrid.devices.ggml import Device
 from llamahybrid.engine import loaded
 from llamahybrid.engine.content import Nameless
@@ -26,9 +25,8 @@ from llamahybrid.memory.model_files import ModelFiles
 from llamahybrid.memory.state import SequenceState
 from llamahybrid.prompt_cache.base import HERE_ONLY
 from llamahybrid.prompt_cache.envelope import NAMESPACE_BYTES
-from tests.conftest import SETTINGS, take
 
-from .conftest import PROMPT, named, stock
+from .conftest import named
 
 pytestmark = pytest.mark.usefixtures("user_folder")
 
@@ -143,16 +141,6 @@ def test_gpus_that_cannot_be_told_equal_nothing(monkeypatch):
     assert isinstance(settings(*defaults()), Nameless)
 
 
-def test_an_overridden_model_answers_for_itself(tiny_model):
-    cache, path = PromptCache(1 << 28), tiny_model("qwen35")
-    overrides = {"qwen35.attention.layer_norm_rms_epsilon": 0.3}
-    take(Llama(str(path), prompt_cache=cache, kv_overrides=overrides, **SETTINGS), PROMPT)
-    plain = Llama(str(path), prompt_cache=cache, **SETTINGS)
-    want = stock(path, PROMPT)
-    assert want != stock(path, PROMPT, kv_overrides=overrides), "or the test proves nothing"
-    assert take(plain, PROMPT) == want
-
-
 # -- the engine ------------------------------------------------------------------------------------
 
 
@@ -170,8 +158,7 @@ def test_an_engine_of_the_same_size_is_another(tiny_model, tmp_path, monkeypatch
 
 
 def test_the_longest_namespace_fits_a_record(computation: Computation) -> None:
-    identity = Identity(computation.fingerprint, SequenceState.empty(8), None)
-    identity.computation = replace(computation, settings=Nameless())
+    identity = Identity(replace(computation, settings=Nameless()), SequenceState.empty(8), None)
     identity.serve(b"\xff" * 16)
     assert identity.namespace.endswith(HERE_ONLY)
     assert len(identity.namespace.encode()) <= NAMESPACE_BYTES

@@ -14,34 +14,28 @@ from .conftest import LONGER, PROMPT, overwritten, replaced, stock, wait_for_tic
 pytestmark = pytest.mark.usefixtures("user_folder")
 
 
-def test_a_model_edited_while_it_is_mapped_is_another(tiny_model, tmp_path, caplog):
+@pytest.mark.parametrize("arch", ["qwen35", "llama"])
+def test_a_model_edited_while_it_is_mapped_is_another(tiny_model, tmp_path, caplog, arch):
     path, folder = tmp_path / "model.gguf", tmp_path / "disk"
-    shutil.copy(tiny_model("qwen35"), path)
+    shutil.copy(tiny_model(arch), path)
     llm = Llama(str(path), prompt_cache=PromptCache(1 << 28, folder), **SETTINGS)
     take(llm, PROMPT)
+    llm.prompt_cache.flush()
+    records = llm.prompt_cache.stats().extra["disk_records"]
     wait_for_tick(path)
-    overwritten(path, tiny_model("qwen35", seed=1))
+    overwritten(path, tiny_model(arch, seed=1))
     assert take(llm, PROMPT) == stock(path, PROMPT)
     assert llm.last_request.cached == 0
     assert "written to while the model is in use" in caplog.text
     assert take(llm, LONGER) == stock(path, LONGER)
     assert llm.last_request.cached == len(PROMPT)
+    llm.prompt_cache.flush()
+    assert llm.prompt_cache.stats().extra["disk_records"] == records, "no other process can use it"
     llm.prompt_cache.close()
-    for other in (path, tiny_model("qwen35")):
+    for other in (path, tiny_model(arch)):
         later = Llama(str(other), prompt_cache=PromptCache(1 << 28, folder), **SETTINGS)
         assert take(later, LONGER) == stock(other, LONGER)
         later.prompt_cache.close()
-
-
-def test_live_state_is_of_the_weights_before_the_edit(tiny_model, tmp_path):
-    path = tmp_path / "model.gguf"
-    shutil.copy(tiny_model("llama"), path)
-    llm = Llama(str(path), **SETTINGS)
-    take(llm, PROMPT)
-    wait_for_tick(path)
-    overwritten(path, tiny_model("llama", seed=1))
-    assert take(llm, LONGER) == stock(path, LONGER)
-    assert llm.last_request.cached == 0
 
 
 def test_an_edit_in_the_middle_of_an_answer_leaves_nothing_stored(tiny_model, tmp_path):
@@ -71,27 +65,6 @@ def test_a_loaded_model_keeps_its_state_when_its_file_is_replaced(tiny_model, tm
     take(llm, LONGER)
     assert llm.last_request.cached == len(PROMPT)
     assert llm.runner.live.fingerprint == before
-
-
-# -- what has no name ------------------------------------------------------------------------------
-
-
-def test_state_that_no_other_process_can_use_is_not_written_to_disk(tiny_model, tmp_path):
-    path = tmp_path / "model.gguf"
-    shutil.copy(tiny_model("qwen35"), path)
-    llm = Llama(str(path), prompt_cache=PromptCache(1 << 28, tmp_path / "disk"), **SETTINGS)
-    take(llm, PROMPT)
-    llm.prompt_cache.flush()
-    records = llm.prompt_cache.stats().extra["disk_records"]
-    assert records > 0
-    wait_for_tick(path)
-    overwritten(path, tiny_model("qwen35", seed=1))
-    take(llm, PROMPT)
-    take(llm, LONGER)
-    assert llm.last_request.cached == len(PROMPT), "RAM serves it"
-    llm.prompt_cache.flush()
-    assert llm.prompt_cache.stats().extra["disk_records"] == records
-    llm.prompt_cache.close()
 
 
 def test_an_engine_without_a_name_stays_in_ram(tiny_model, tmp_path, monkeypatch):

@@ -63,13 +63,6 @@ def live(open_model):
     return llm.runner.live
 
 
-def test_saving_leaves_the_live_sequence_as_it_was(live):
-    before = live.snapshot(new)
-    assert live.page_out(10, 100, new) is not None
-    assert live.fault() is None
-    assert np.array_equal(live.snapshot(new), before)
-
-
 @pytest.mark.parametrize(
     ("kept", "least", "most"), [(0, None, None), (30, None, None), (0, 0, 30), (30, 1 << 40, 30)]
 )

@@ -40,8 +40,8 @@ def scratch_size(llm: Any) -> int:
 
 
 def halfway(monkeypatch: pytest.MonkeyPatch, name: str, result: Any) -> None:
-    """Let a native call do its work and then report `result`, or raise it."""
-    real = getattr(native, name)
+    """Let a method of the library do its work and then report `result`, or raise it."""
+    real = getattr(Library, name)
 
     def call(*arguments: Any) -> Any:
         real(*arguments)
@@ -49,7 +49,7 @@ def halfway(monkeypatch: pytest.MonkeyPatch, name: str, result: Any) -> None:
             raise result
         return result
 
-    monkeypatch.setattr(native, name, call)
+    monkeypatch.setattr(Library, name, call)
 
 
 # -- out of the context ----------------------------------------------------------------------------
@@ -58,7 +58,7 @@ def halfway(monkeypatch: pytest.MonkeyPatch, name: str, result: Any) -> None:
 def test_a_range_that_was_not_written_whole_is_no_segment(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     before = live.snapshot(new)
     with monkeypatch.context() as patch:
-        halfway(patch, "llama_state_seq_get_data_ext", 1)
+        halfway(patch, "save_state", False)
         assert live.page_out(0, 40, new) is None
     assert live.fault() is None
     assert np.array_equal(live.snapshot(new), before)
@@ -69,7 +69,7 @@ def test_an_interrupt_while_paging_leaves_the_sequence_usable(
     live: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        halfway(patch, "llama_state_seq_get_data_ext", KeyboardInterrupt())
+        halfway(patch, "save_state", KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt):
             live.page_out(0, 40, new)
     assert live.fault() is None
@@ -130,15 +130,7 @@ def test_attention_that_was_not_read_whole_is_refused_and_leaves_nothing_behind(
 ) -> None:
     stored, empty = payload(live, 0, 40), scratch_size(llm)
     live.empty()
-    load = Library.load_state
-
-    def halfway(*arguments: Any) -> Any:
-        load(*arguments)
-        if isinstance(result, BaseException):
-            raise result
-        return result
-
-    monkeypatch.setattr(Library, "load_state", halfway)
+    halfway(monkeypatch, "load_state", result)
     if result is False:
         assert not live.profile.pager.append([stored])
     else:

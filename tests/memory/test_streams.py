@@ -6,15 +6,13 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 from llamahybrid.errors import LlamaHybridError
 from llamahybrid.memory.paging import RangePager
-from llamahybrid.memory.restore import restore
 from tests.conftest import take
 
-from .conftest import PROMPT, decode, ids, new, sequences
+from .conftest import PROMPT, decode, sequences
 
 pytestmark = [pytest.mark.patched]
 OTHER = [(11 * i + 5) % 200 for i in range(50)]
@@ -23,22 +21,6 @@ Opener = Callable[..., Any]
 
 def segments_of(llm: Any) -> int:
     return int(llm.prompt_cache.stats().segments)
-
-
-@pytest.mark.parametrize("options", [{}, {"flash_attn": False}])
-@pytest.mark.parametrize("arch", ["qwen35", "gemma3", "llama"])
-def test_segments_of_one_slot_are_loaded_into_another_behind_a_common_prefix(
-    open_model: Opener, arch: str, options: dict[str, bool]
-) -> None:
-    one, two = sequences(open_model(arch, n_ctx=256, n_parallel=2, **options))
-    decode(one, PROMPT)
-    record = None if one.profile.attention_is_all else one.snapshot(new)
-    segments = [one.page_out(20, 45, new), one.page_out(45, len(PROMPT), new)]
-    wanted = decode(one, [3])
-    decode(two, PROMPT[:20])
-    decode(two, OTHER)
-    assert restore(two, record, ids(PROMPT), segments, 20) is None
-    assert np.abs(decode(two, [3]) - wanted).max() <= 5e-3 * np.ptp(wanted)
 
 
 def test_slots_may_all_be_full(open_model: Opener) -> None:

@@ -6,11 +6,15 @@ that dies takes only this process with it. Which library is loaded is decided by
 
 from __future__ import annotations
 
+import copy
+import ctypes
 import importlib
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
+from llamahybrid.engine import installed
 from llamahybrid.harness.hazards import context
 from llamahybrid.harness.hazards.context import FULL, ON_DEVICE, PARTIAL, lib
 from llamahybrid.harness.hazards.model import ModelUnderTest
@@ -27,6 +31,7 @@ __all__ = [
     "fresh",
     "function",
     "lib",
+    "split",
 ]
 
 EXACT = 1e-4  # two clean runs differ by less, as a part of the range of the logits
@@ -67,6 +72,25 @@ def continued(context: Context, path: str, length: int, seq: int = 0, **params: 
     if context.feed(length, length + 1, seq):
         return None
     return difference(context.logits(), fresh(path, length, text=seq, seq=seq, **params))
+
+
+def split(tested: ModelUnderTest) -> ModelUnderTest:
+    """Return the model again, each tensor in two parts: the CPU serves as two devices.
+
+    The CPU holds such tensors but cannot compute with them: states come from a context on the whole model.
+    """
+    ggml = installed.library(Path(lib._lib._name).parent, "ggml")
+    device = ctypes.CDLL(str(ggml)).ggml_backend_dev_by_type
+    device.restype = ctypes.c_void_p
+    cpu = device(0)  # GGML_BACKEND_DEVICE_TYPE_CPU
+    params = lib.llama_model_default_params()
+    devices = (ctypes.c_void_p * 3)(cpu, cpu, None)
+    params.devices = ctypes.cast(devices, ctypes.c_void_p)
+    params.split_mode, params.n_gpu_layers = 3, 99  # LLAMA_SPLIT_MODE_TENSOR
+    other = copy.copy(tested)
+    other.model = lib.llama_model_load_from_file(tested.path.encode(), params)
+    assert other.model
+    return other
 
 
 MISSING = 77

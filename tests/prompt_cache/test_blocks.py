@@ -13,7 +13,7 @@ from llamahybrid.errors import RecordGone
 from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.block_store import BlockStore, Rows, Values
 from llamahybrid.prompt_cache.blocks import BLOCK, MOST_LEADS, Item, Kind, Node, Place, Reach, Why
-from llamahybrid.prompt_cache.forgetting import on_path, sweep_nodes
+from llamahybrid.prompt_cache.forgetting import on_path, sweep
 from llamahybrid.prompt_cache.nodes import ids_of
 from llamahybrid.prompt_cache.records import Record
 from llamahybrid.prompt_cache.seen import cover, uncovered
@@ -26,7 +26,7 @@ class DictRows(Rows):
     def __init__(self) -> None:
         self.data: dict[bytes, bytes] = {}
 
-    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+    def get(self, keys: Sequence[bytes], *, all_: bool = True) -> list[bytes | None]:
         return [self.data.get(key) for key in keys]
 
     def has(self, keys: Sequence[bytes]) -> set[bytes]:
@@ -53,8 +53,8 @@ class DictRows(Rows):
             if key in self.data:
                 self.data[key] = self.data.pop(key)
 
-    def rows(self, kind: bytes) -> Iterator[tuple[bytes, bytes]]:
-        yield from [(key[1:], value) for key, value in self.data.items() if key[:1] == kind]
+    def keys(self, kind: bytes) -> Iterator[bytes]:
+        yield from [key for key in self.data if key.startswith(kind)]
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def test_random_histories_find_and_forget_what_a_list_would(
     for round_ in range(2):
         for prompt in prompts:
             compare(store, listed, prompt)
-        for place, path in store.each():
+        for _, place, path in store.each():
             for item in place.items:
                 assert (listed[item.key].namespace, listed[item.key].path) == (
                     path.namespace,
@@ -141,7 +141,7 @@ def test_random_histories_find_and_forget_what_a_list_would(
         assert {item.key for item, _ in forgotten.items} == gone
         assert all(item.start < keep < item.end for item, _, keep in forgotten.torn)
         store.unlink(item for item, _ in forgotten.items)
-        sweep_nodes(store)
+        sweep(store)
         listed = {key: each for key, each in listed.items() if key not in gone}
     if not listed:
         assert not store.rows.data, "token ids are left"  # type: ignore[attr-defined]
@@ -257,5 +257,5 @@ def test_a_damaged_row_of_a_path_is_healed_by_the_next_record_of_it() -> None:
     assert [*store.look("m", tokens).items] == []
     store.link("m", tokens, item)
     assert [each.key for each in store.look("m", tokens).items] == [item.key]
-    ((_, path),) = store.each()
+    ((_, _, path),) = store.each()
     assert path.ids == ids_of(tokens)

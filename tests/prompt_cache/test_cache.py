@@ -15,7 +15,6 @@ import pytest
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache import cache as cache_module
 from llamahybrid.prompt_cache.cache import MAX_DISK_BYTES, default_disk_bytes
-from llamahybrid.prompt_cache.tree import Tree
 from tests.lab.fake_engine import FakeEngine
 
 from .asking import SLOW, A, B, ask, files
@@ -101,26 +100,6 @@ def test_a_budget_without_end_is_one() -> None:
     cache = PromptCache(math.inf)  # type: ignore[arg-type]
     assert ask(cache, A).total == len(A)
     assert cache.ram_bytes == sys.maxsize
-
-
-@pytest.mark.parametrize("name", ["admit", "buffer", "follow", "plan", "release", "remember"])
-def test_a_subclass_may_override_a_method(name: str) -> None:
-    called: list[str] = []
-
-    def telling(self: PromptCache, *args: object, **kwargs: object) -> object:
-        called.append(name)
-        return getattr(PromptCache, name)(self, *args, **kwargs)
-
-    ask(type("Telling", (PromptCache,), {name: telling})(1 << 20), A)
-    assert called
-
-
-def test_statistics_take_no_longer_where_many_paths_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = PromptCache(1 << 20)
-    ask(cache, A)
-    segments = cache.stats().segments
-    monkeypatch.setattr(Tree, "oldest_nodes", lambda _: pytest.fail("all nodes are looked at"))
-    assert cache.stats().segments == segments > 0
 
 
 def test_plain_attention_reads_nothing_from_disk(folder: Path) -> None:

@@ -339,26 +339,6 @@ def test_a_folder_on_a_shared_file_system_is_refused(folder: Path, caplog, monke
     assert system in caplog.text
 
 
-def test_without_descriptors_records_are_missed_and_stay(folder: Path) -> None:
-    """In a process of its own: threads of other caches close their files when they have nothing to do."""
-    filled(folder)
-    before = files(folder)
-    code = f"""
-from llamahybrid.prompt_cache import PromptCache
-from tests.lab.descriptors import no_descriptors
-from tests.prompt_cache.asking import A, C
-from tests.prompt_cache.test_stores import planned
-cache = PromptCache(1 << 24, {str(folder)!r})
-assert planned(cache, [*C, 1]) == len(C)
-with no_descriptors():
-    print(planned(cache, [*A, 1]))
-"""
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (run.returncode, run.stdout.strip()) == (0, "0"), run.stderr
-    assert files(folder) == before
-    assert ask(PromptCache(1 << 24, folder), A).source == "disk"
-
-
 def test_a_view_that_fails_does_not_pause_reading(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filled(folder)
     cache = PromptCache(1 << 24, folder)
@@ -367,7 +347,7 @@ def test_a_view_that_fails_does_not_pause_reading(folder: Path, monkeypatch: pyt
         raise OSError(errno.EIO, "the disk does not answer")
 
     with monkeypatch.context() as patch:
-        patch.setattr(DiskRows, "recent", fail)
+        patch.setattr(DiskRows, "keys", fail)
         assert outline(cache).branches == ()
     assert planned(cache, [*A, 1]) == len(A)
     assert cache.stats().extra["disk_errors"] == 0
@@ -410,19 +390,6 @@ def test_a_conversation_in_full_swing_is_not_written_turn_by_turn(folder: Path) 
     assert cache.stats().extra["disk_superseded"] > 10
     again = FakeEngine(PromptCache(1 << 24, folder), costs=SLOW)
     assert again.prefill([*engine.state, 1, 2]).cached == 1300
-
-
-def test_a_restart_resumes_where_the_answer_began_and_where_paths_parted(folder: Path) -> None:
-    """A template may render the last answer anew; others may share a beginning."""
-    cache = PromptCache(1 << 24, folder)
-    engine = FakeEngine(cache, costs=SLOW)
-    engine.request(A, boundaries=[50, 290], answer=range(7000, 7080))
-    for prompt in (B, [*A[:150], 9, 9, 9]):
-        ask(cache, prompt)
-    cache.close()
-    for prompt, cached in (([*A, 5, 6], 290), ([*A[:150], 3, 4], 150)):
-        again = PromptCache(1 << 24, folder)
-        assert FakeEngine(again, costs=SLOW).prefill(prompt).cached >= cached
 
 
 @pytest.mark.parametrize(("hourly", "most"), [(0, 0), (6000, 10_000)])

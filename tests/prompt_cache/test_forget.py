@@ -60,18 +60,6 @@ def test_a_forgotten_prompt_does_not_start_from_live_memory(
     assert (plan.cached, plan.source, plan.matched) == (0, "none", 0)
 
 
-@pytest.mark.parametrize("kind", ["recurrent", "hybrid", "window"])
-def test_a_forgotten_chat_that_is_asked_again_is_cached_again(
-    cache: PromptCache | NaivePromptCache, kind: Kind
-) -> None:
-    one, two = FakeEngine(cache, kind), FakeEngine(cache, kind)
-    one.prefill(SECRET)
-    cache.forget(SECRET)
-    one.prefill(SECRET)
-    assert one.prefill([*SECRET, 5]).cached == len(SECRET)
-    assert two.prefill([*SECRET, 5, 6]).cached >= len(SECRET)
-
-
 @pytest.mark.parametrize("kind", ["recurrent", "hybrid"])
 def test_a_chat_is_forgotten_whose_end_was_evicted(kind: Kind) -> None:
     cache = PromptCache(AMPLE)

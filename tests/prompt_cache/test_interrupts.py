@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import random
 import signal
 import threading
 import weakref
@@ -78,15 +77,6 @@ def test_an_interrupt_at_any_line_leaves_the_cache_sound_or_empty(disk: bool) ->
         interrupt_fuzz.at_line(line, 1, outcome, disk=disk)
     assert not outcome.broken
     assert outcome.interrupted > (2 if disk else 10)
-
-
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers")
-def test_interrupts_at_random_moments() -> None:
-    outcome = interrupt_fuzz.Outcome()
-    chance = random.Random(3)
-    for _ in range(12):
-        interrupt_fuzz.by_timer(chance, outcome)
-    assert not outcome.broken
 
 
 def test_half_a_change_is_never_read_and_pins_survive_it(

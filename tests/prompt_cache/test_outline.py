@@ -13,7 +13,7 @@ from llamahybrid.prompt_cache.nodes import tokens_of
 from llamahybrid.prompt_cache.outline import Branch, CacheOutline, outline, outline_of_places
 from tests.lab.fake_engine import FakeEngine
 
-from .asking import A, B, C, ask, filled
+from .asking import A, B, ask
 from .test_budget import ROOM, SIZE, fill, kept
 
 
@@ -49,24 +49,6 @@ def begins(paths: Sequence[Sequence[int]], path: Sequence[int]) -> bool:
     return any(list(each[: len(path)]) == list(path) for each in paths)
 
 
-def test_disk_and_ram_are_one_tree(folder: Path) -> None:
-    """Of two caches over one folder each has something in RAM that parts from what the other wrote."""
-    assert filled(folder).close()
-    cache = PromptCache(1 << 24, folder)
-    other = [*A[:70], *range(2000, 2100)]
-    ask(cache, other)
-    seen = outline(cache)
-    require_once(seen)
-    assert all(begins(paths(seen), prompt) for prompt in (A, B, C, other))
-    assert cache.disk is not None
-    assert total(seen.branches, "disk") == cache.stats().extra["disk_bytes"] > 0
-    assert total(seen.branches, "ram") == held(cache) > 0
-    assert sum(b.ram.checkpoints for b in seen.branches) == cache.stats().entries
-    on_disk = [b for b in seen.branches if b.disk.nbytes]
-    assert any(b.start >= 70 and not b.ram.nbytes for b in on_disk)
-    assert [b for b in seen.branches if "disk" in b.goes_next]
-
-
 @pytest.mark.parametrize("seed", range(8))
 def test_whatever_was_asked_each_path_is_there_and_bytes_add_up(seed: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(seed)
@@ -84,6 +66,8 @@ def test_whatever_was_asked_each_path_is_there_and_bytes_add_up(seed: int, tmp_p
         require_once(seen)
         assert total(seen.branches, "disk") == cache.stats().extra["disk_bytes"]
         assert total(seen.branches, "ram") == held(cache)
+        assert sum(b.ram.checkpoints for b in seen.branches) == cache.stats().entries
+        assert [b for b in seen.branches if "disk" in b.goes_next]
         assert all(begins(paths(seen), prompt) for prompt in asked[-6:])
 
 

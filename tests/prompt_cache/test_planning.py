@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -175,3 +176,38 @@ def test_attention_that_a_plan_names_counts_until_it_is_released() -> None:
     check_integrity(cache)
     cache.release(plan)
     assert cache.stats().bytes_ram == 0
+
+
+class Chat:
+    """A chat of a template, turn by turn: three tokens ask for each answer; is the prompt cut there?"""
+
+    ASK = (1, 2, 3)
+
+    def __init__(self, cache: PromptCache) -> None:
+        self._engine = FakeEngine(cache, "hybrid")
+        self._history = list(HISTORY)
+        self._words = itertools.count(10_000)
+
+    def turn(self, *, stripped: bool = False) -> bool:
+        """One turn; `stripped`: its history lacks the tokens that asked and the answer's beginning."""
+        self._history += itertools.islice(self._words, 40)
+        asks, answer = len(self._history), list(itertools.islice(self._words, 30))
+        plan = self._engine.request([*self._history, *self.ASK], [asks], answer)
+        self._history += answer[20:] if stripped else [*self.ASK, *answer]
+        return asks in plan.cuts
+
+
+def test_a_chat_that_keeps_what_asked_for_its_answers_is_soon_not_cut_there() -> None:
+    chat = Chat(PromptCache(1 << 26))
+    assert [chat.turn() for _ in range(6)] == [True, True, False, False, False, False]
+
+
+def test_a_chat_whose_thinking_is_stripped_is_cut_before_each_answer() -> None:
+    chat = Chat(PromptCache(1 << 26))
+    assert all(chat.turn(stripped=True) for _ in range(6))
+
+
+def test_a_history_that_once_parted_inside_what_asked_is_cut_there_from_then_on() -> None:
+    chat = Chat(PromptCache(1 << 26))
+    assert [chat.turn(stripped=turn == 4) for turn in range(5)][-1] is False
+    assert all(chat.turn() for _ in range(6)), "tool calls keep their thinking until the user asks again"

@@ -11,7 +11,7 @@ import xxhash
 
 from llamahybrid.errors import RecordError
 from llamahybrid.prompt_cache import records
-from llamahybrid.prompt_cache.blocks import Kind, Why
+from llamahybrid.prompt_cache.blocks import Kind
 from llamahybrid.prompt_cache.envelope import open_sealed, path_digest, sealed
 from llamahybrid.prompt_cache.records import HEAD_BYTES, Record, pack, read_record
 
@@ -25,7 +25,7 @@ PAYLOAD = np.arange(200, dtype=np.uint8)
 
 def packed(logits: np.ndarray | None = LOGITS, start: int | None = None) -> bytes:
     state = sealed(PAYLOAD, namespace="model", tokens=TOKENS, start=start)
-    return b"".join(pack(state, logits, Why.BRANCH, 77))
+    return b"".join(pack(state, logits))
 
 
 def read(raw: bytes) -> Record:
@@ -38,7 +38,7 @@ def read(raw: bytes) -> Record:
 )
 def test_a_record_comes_back_as_it_was(logits: np.ndarray | None, start: int | None, kind: Kind) -> None:
     record = read(packed(logits, start))
-    assert (record.head.kind, record.head.why, record.head.written) == (kind, Why.BRANCH, 77)
+    assert record.head.kind == kind
     payload = open_sealed(record.state, namespace="model", tokens=TOKENS, start=start)
     assert np.array_equal(payload, PAYLOAD)
     assert (logits is None) == (record.logits is None)
@@ -78,8 +78,6 @@ def made_up(**change: Any) -> bytes:
     frame = {
         "magic": records.MAGIC,
         "logits": 0,
-        "why": 0,
-        "written": 1,
         "row": xxhash.xxh3_64_intdigest(b""),
     }
     own = {name: change[name] for name in frame.keys() & change}
@@ -94,7 +92,6 @@ MADE_UP: dict[str, dict[str, Any]] = {
     "huge": {"start": 2**32 - 1, "end": 2**32 - 1},
     "huge payload": {"size": 2**60},
     "huge logits": {"logits": 2**32 - 1},
-    "no reason": {"why": 99},
     "another's digest": {"digest": path_digest("model", np.array(A[:4], np.int32))},
     "an older version": {"version": 2},
     "a newer version": {"version": 4},

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import socket
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -172,13 +170,3 @@ def test_garbage_on_the_server_stops_nothing(store: ServerStore) -> None:
     assert planned(cache, [*A, 1]) == len(A)
     cache.forget(A)
     assert planned(store.open(), [*A, 1]) == 0
-
-
-def test_closed_caches_leave_no_thread(store: ServerStore) -> None:
-    before = set(threading.enumerate())
-    cache = PromptCache(1 << 24, **store.arguments(None))
-    ask(cache, A)
-    assert set(threading.enumerate()) - before
-    assert cache.close()
-    del cache
-    wait_until(lambda: gc.collect() >= 0 and not set(threading.enumerate()) - before)

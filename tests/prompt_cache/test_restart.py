@@ -43,19 +43,3 @@ def test_a_conversation_goes_on_after_its_model_was_closed(
     assert report.source == place
     assert report.cached >= len(PROMPT)
     assert tokens == fresh(longer, 8, arch)
-
-
-def test_forgotten_and_damaged_conversations_are_decoded_again(
-    open_model: Open, fresh: Callable[..., list[int]], tmp_path: Path
-) -> None:
-    answered(open_model, "qwen35", PROMPT, disk_dir=tmp_path)
-    for path in (path for path in tmp_path.rglob("*") if path.stat().st_size > 1000 and path.is_file()):
-        raw = bytearray(path.read_bytes())
-        raw[-1] ^= 1
-        path.write_bytes(raw)
-    longer = [*PROMPT, *QUESTION]
-    tokens, report = answered(open_model, "qwen35", longer, disk_dir=tmp_path)
-    assert (report.cached, tokens) == (0, fresh(longer))
-    assert answered(open_model, "qwen35", [*longer, 7], disk_dir=tmp_path)[1].source == "disk"
-    PromptCache(64 << 20, tmp_path).forget(PROMPT)
-    assert answered(open_model, "qwen35", [*longer, 8], disk_dir=tmp_path)[1].cached == 0

@@ -90,15 +90,6 @@ def test_no_segment_is_loaded_that_live_attention_covers() -> None:
     assert (plan.cached, plan.source, plan.segments) == (200, "ram", ())
 
 
-def test_logits_are_handed_out_for_the_very_end_of_a_prompt_only() -> None:
-    cache = PromptCache(1 << 20)
-    cache.admit(view(PATH[:200]), 200, cache.buffer(SIZE), np.ones(4, np.float32))
-    assert plan_for(cache, PATH[:200], view(PATH[:199])).logits is None
-    cuttable = LiveView("m", np.array(PATH[:220], np.int32), 0, True, True, tip_logits=False)
-    plan = plan_for(cache, PATH[:220], cuttable)
-    assert (plan.cached, plan.logits) == (219, None), "logits of another position"
-
-
 # -- what is stored --------------------------------------------------------------------------------
 
 

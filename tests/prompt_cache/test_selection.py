@@ -57,18 +57,6 @@ def test_attention_reaches_as_far_as_it_has_no_gap(
     assert (found.live_kept, [(s.start, s.end) for s in found.segments], found.reach) == (kept, loaded, reach)
 
 
-def test_only_segments_before_the_restore_point_are_loaded() -> None:
-    found = reachable(0, [Segment(a, a + 10, np.zeros(1, np.uint8)) for a in (0, 10, 20)])
-    assert [s.start for s in found.up_to(20)] == [0, 10]
-    assert [s.start for s in found.up_to(21)] == [0, 10, 20]
-
-
-def test_live_memory_takes_only_the_logits_of_a_checkpoint_at_the_end() -> None:
-    end = entry(100, logits=True)
-    choice = choose(100, 100, view(120, floor=10), [end], 0)
-    assert (choice.source, choice.entry, choice.logits) == ("live", end, end.checkpoint.logits)
-
-
 @pytest.mark.parametrize(("end", "lcp", "position"), [(100, 100, 100), (99, 100, 99), (100, 99, 99)])
 def test_logits_kept_of_a_prompts_end_serve_there_alone(end: int, lcp: int, position: int) -> None:
     live = replace(view(120, floor=10), end_logits=(end, ROW))
@@ -76,13 +64,6 @@ def test_logits_kept_of_a_prompts_end_serve_there_alone(end: int, lcp: int, posi
     assert (choice.position, choice.source) == (position, "live")
     assert (choice.logits is ROW) is (position == 100)
     assert chosen(100, 100, replace(live, reuse_limit=99)) == (99, "live")
-
-
-def test_no_checkpoint_serves_beyond_attention_or_the_limit() -> None:
-    stored = entry(20), entry(60)
-    assert chosen(100, 0, view(0, attention=True), *stored, reach=59) == (20, "ram")
-    assert chosen(100, 0, view(0, attention=True), *stored, reach=60) == (60, "ram")
-    assert chosen(100, 0, view(0, limit=59), *stored) == (20, "ram")
 
 
 def test_a_few_shared_tokens_of_a_long_prompt_are_decoded_again() -> None:

@@ -98,15 +98,6 @@ def test_visitors_who_share_a_prompt_are_no_chat_that_came_back(short: bool) -> 
     assert returned(learned.rates) <= 1 + short
 
 
-def test_prompts_that_never_come_back_say_nothing_of_a_chat_that_does() -> None:
-    tree, learned = Tree(), ReuseValue()
-    for turn in range(50):
-        ask(tree, learned, *range(10 + turn))
-        for job in range(4):
-            ask(tree, learned, 1000 + 4 * turn + job, 0)
-    assert learned.rates.at(5, lives=True) > 20 * learned.rates.at(5, lives=False)
-
-
 def test_places_where_requests_end_up_are_told_from_those_they_pass() -> None:
     tree, learned = Tree(), ReuseValue()
     for chat in range(30):

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -65,32 +66,39 @@ def waits_for_reply(thread: threading.Thread) -> bool:
     return False
 
 
+class Started(threading.Thread):
+    """Work in a thread that keeps no process alive."""
+
+    def __init__(self, work: Callable[..., Any], *args: Any, **options: Any) -> None:
+        super().__init__(daemon=True)
+        self._work = partial(work, *args, **options)
+        self._result: Future[Any] = Future()
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._result.set_result(self._work())
+        except BaseException as error:
+            self._result.set_exception(error)
+
+    def result(self) -> Any:
+        """What the work returned; its error is raised."""
+        try:
+            return self._result.result(DEADLINE)
+        finally:
+            self.join(DEADLINE)
+
+
 def in_thread(work: Callable[..., Any], *args: Any) -> Any:
     """Return the result of `work(*args)` in another thread, which then ends."""
-    return together(lambda: work(*args))[0]
+    return Started(work, *args).result()
 
 
 def together(*jobs: Callable[[], Any]) -> list[Any]:
-    """Run jobs at once, each in a thread that keeps no process alive; return their results."""
+    """Run jobs at once, each in a thread; return their results."""
     all_there = threading.Barrier(len(jobs), timeout=DEADLINE)
-    results: list[Future[Any]] = [Future() for _ in jobs]
-
-    def run(job: Callable[[], Any], result: Future[Any]) -> None:
-        try:
-            all_there.wait()
-            result.set_result(job())
-        except BaseException as error:
-            result.set_exception(error)
-
-    threads = [
-        threading.Thread(target=run, args=pair, daemon=True) for pair in zip(jobs, results, strict=True)
-    ]
-    for thread in threads:
-        thread.start()
-    found = [result.result(DEADLINE) for result in results]
-    for thread in threads:
-        thread.join(DEADLINE)
-    return found
+    threads = [Started(lambda job=job: (all_there.wait(), job())[1]) for job in jobs]
+    return [thread.result() for thread in threads]
 
 
 def each(work: Callable[[Any], Any], over: Iterable[Any]) -> list[Any]:

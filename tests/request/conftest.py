@@ -12,6 +12,7 @@ import pytest
 
 from llamahybrid import Llama
 from llamahybrid.core import admission
+from tests.lab.gguf_edits import with_template
 from tests.request.asking import Stock
 
 OPTIONS: dict[str, Any] = {
@@ -63,3 +64,16 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream that nobody advances keeps its place, however slow this machine is."""
     monkeypatch.setattr(admission, "LONG_PATIENCE", 600.0)
     monkeypatch.setattr(admission, "PATIENCE", 600.0)
+
+
+@pytest.fixture
+def templated(tiny_model: Callable[..., Path], tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """`templated(template, cls=Llama, arch="qwen35", **more)`: a model with this chat template."""
+    with ExitStack() as stack:
+
+        def open_one(template: str, cls: Any = Llama, arch: str = "qwen35", **more: Any) -> Any:
+            path = with_template(tiny_model(arch), tmp_path / f"{arch}.gguf", template)
+            options = {"n_ctx": 512, "n_threads": 1, "verbose": False, **more}
+            return stack.enter_context(closing(cls(str(path), **options)))
+
+        yield open_one

@@ -17,6 +17,8 @@ from llama_cpp.llama_tokenizer import LlamaTokenizer
 
 from llamahybrid import Llama
 
+Opened = Callable[..., Any]
+OPTIONS: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "verbose": False, "logits_all": True}
 PROMPT = "What is it?"
 MESSAGES = [{"role": "user", "content": PROMPT}]
 STRINGS = ["a", "b", "ab", "abc", " ", "é", "€", "😀", "b€", "é😀"]
@@ -56,12 +58,12 @@ def says(llm: Llama, said: bytes) -> llama_cpp.LogitsProcessorList:
 
 
 class Joined:
-    """The text of all chunks of an answer."""
+    """The text of a completion, or of all chunks of one."""
 
-    def __init__(self, chunks: list[Any], index: int = 0) -> None:
-        choices = [each for chunk in chunks for each in chunk["choices"] if each["index"] == index]
-        pieces = (c["text"] if "text" in c else c["delta"].get("content") or "" for c in choices)
-        self.text = "".join(pieces)
+    def __init__(self, made: Any) -> None:
+        chunks = [made] if isinstance(made, dict) else list(made)
+        choices = [each for chunk in chunks for each in chunk["choices"]]
+        self.text = "".join(choice["text"] for choice in choices)
         (self.finish_reason,) = [c["finish_reason"] for c in choices if c["finish_reason"]]
         told = [c["logprobs"] for c in choices if c["logprobs"]]
         self.logprobs = {name: [v for each in told for v in each[name]] for each in told[:1] for name in each}
@@ -71,28 +73,13 @@ class Joined:
 
 @pytest.fixture(scope="module", params=[1, 2])
 def llm(request: pytest.FixtureRequest, tiny_model: Callable[..., Path]) -> Iterator[Llama]:
-    options = {
-        "n_ctx": 512,
-        "n_threads": 1,
-        "verbose": False,
-        "logits_all": True,
-        "n_parallel": request.param,
-    }
-    with closing(Llama(str(tiny_model("qwen35")), **options)) as made:
+    with closing(Llama(str(tiny_model("qwen35")), n_parallel=request.param, **OPTIONS)) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def stock(tiny_model: Callable[..., Path]) -> Iterator[llama_cpp.Llama]:
-    options: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "verbose": False, "logits_all": True}
-    with closing(llama_cpp.Llama(str(tiny_model("qwen35")), **options)) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def side_by_side(tiny_model: Callable[..., Path]) -> Iterator[Llama]:
-    options: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "verbose": False, "n_parallel": 2}
-    with closing(Llama(str(tiny_model("qwen35")), **options)) as made:
+    with closing(llama_cpp.Llama(str(tiny_model("qwen35")), **OPTIONS)) as made:
         yield made
 
 
@@ -114,8 +101,8 @@ def test_stream_has_the_text_of_the_whole_answer(
     processor = says(llm, said)
     upstreams = stock.create_completion(PROMPT, logits_processor=says(stock, said), **options)
     whole = llm.create_completion(PROMPT, logits_processor=processor, **options)
-    chunks = list(llm.create_completion(PROMPT, logits_processor=processor, stream=True, **options))
-    (choice,), joined = whole["choices"], Joined(chunks)
+    joined = Joined(llm.create_completion(PROMPT, logits_processor=processor, stream=True, **options))
+    (choice,) = whole["choices"]
     echo = PROMPT if options.get("echo") else ""
     assert {**choice, "logprobs": None} == {**upstreams["choices"][0], "logprobs": None}
     if "logprobs" not in options or not echo:  # with both, the token that ends an answer is scored, too
@@ -139,21 +126,6 @@ def test_stream_has_the_text_of_the_whole_answer(
         ]
 
 
-@settings(max_examples=20)
-@given(said=saids, stop=stops, most=st.integers(1, 12))
-def test_streamed_chats_of_several_answers_have_their_text(
-    side_by_side: Llama, said: bytes, stop: list[str], most: int
-) -> None:
-    llm = side_by_side
-    options: dict[str, Any] = {"stop": stop, "max_tokens": most, "n": 2}
-    processor = says(llm, said)
-    whole = llm.create_chat_completion(MESSAGES, logits_processor=processor, **options)
-    chunks = list(llm.create_chat_completion(MESSAGES, logits_processor=processor, stream=True, **options))
-    for index, choice in enumerate(whole["choices"]):
-        joined = Joined(chunks, index)
-        assert (joined.text, joined.finish_reason) == (choice["message"]["content"], choice["finish_reason"])
-
-
 @settings(max_examples=30)
 @given(seed=st.integers(0, 10**6), options=asked)
 def test_stream_of_sampled_tokens_has_the_text_of_the_whole_answer(
@@ -162,15 +134,13 @@ def test_stream_of_sampled_tokens_has_the_text_of_the_whole_answer(
     options = {**options, "max_tokens": options["max_tokens"] or 30, "seed": seed, "temperature": 5.0}
     options |= {"top_p": 1.0, "min_p": 0.0, "top_k": 0, "echo": False}
     whole = llm.create_completion(PROMPT, **options)
-    joined = Joined(list(llm.create_completion(PROMPT, stream=True, **options)))
+    joined = Joined(llm.create_completion(PROMPT, stream=True, **options))
     (choice,) = whole["choices"]
     assert (joined.text, joined.finish_reason) == (choice["text"], choice["finish_reason"])
 
 
 @pytest.mark.parametrize("more", [{}, {"logprobs": 2}])
-def test_chunks_of_plain_text_are_those_of_upstream(
-    open_model: Callable[..., Any], more: dict[str, int]
-) -> None:
+def test_chunks_of_plain_text_are_those_of_upstream(open_model: Opened, more: dict[str, int]) -> None:
     """Plain text before a stop string, chunk for chunk."""
     told = []
     for cls in (llama_cpp.Llama, Llama):
@@ -197,22 +167,18 @@ def test_chunks_of_plain_text_are_those_of_upstream(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_fills_the_context_and_ends_inside_a_character(
-    open_model: Callable[..., Any], stream: bool
-) -> None:
+def test_an_answer_fills_the_context_and_ends_inside_a_character(open_model: Opened, stream: bool) -> None:
     llm = open_model(n_ctx=64)
     room = llm.n_ctx() - len(llm.tokenize(PROMPT.encode(), add_bos=False, special=True))
     said = b"a" * (room - 1) + b"\xf0\x9f\x98\x80"
     made = llm.create_completion(PROMPT, logits_processor=says(llm, said), max_tokens=None, stream=stream)
-    joined = Joined(list(made) if stream else [made])
+    joined = Joined(made)
     assert (joined.text, joined.finish_reason) == ("a" * (room - 1), "length")
     assert llm.last_request.generated == room + 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_character_that_ends_behind_the_context_is_whole(
-    open_model: Callable[..., Any], stream: bool
-) -> None:
+def test_character_that_ends_behind_the_context_is_whole(open_model: Opened, stream: bool) -> None:
     """A token can be sampled behind the last that fits: upstream does, and so the text is its text."""
     told = []
     for cls in (llama_cpp.Llama, Llama):
@@ -220,12 +186,12 @@ def test_character_that_ends_behind_the_context_is_whole(
         room = 256 - len(llm.tokenize(PROMPT.encode(), add_bos=False, special=True))
         options: dict[str, Any] = {"logits_processor": says(llm, b"a" * (room - 1) + "éb".encode())}
         made = llm.create_completion(PROMPT, max_tokens=-1, stream=stream and cls is Llama, **options)
-        joined = Joined(list(made) if stream and cls is Llama else [made])
+        joined = Joined(made)
         told.append((joined.text, joined.finish_reason))
     assert told == [("a" * (room - 1) + "é", "length")] * 2
 
 
-def test_text_behind_an_invalid_byte_is_streamed_at_once(open_model: Callable[..., Any]) -> None:
+def test_text_behind_an_invalid_byte_is_streamed_at_once(open_model: Opened) -> None:
     llm, told = open_model(), []
     for chunk in llm.create_completion(PROMPT, logits_processor=says(llm, b"a\xffbcdef"), stream=True):
         told.append((chunk["choices"][0]["text"], llm.last_request.generated))
@@ -251,7 +217,7 @@ class Whole(LlamaTokenizer):  # type: ignore[misc]
 
 
 def test_incomplete_character_of_another_tokenizer_waits(
-    open_model: Callable[..., Any],
+    open_model: Opened,
 ) -> None:
     llm = open_model()
     processor = says(llm, "a€😀b".encode())
@@ -263,13 +229,13 @@ def test_incomplete_character_of_another_tokenizer_waits(
     assert "".join(texts) == "a€😀b"
 
 
-def test_text_is_that_of_an_instances_own_detokenize(open_model: Callable[..., Any]) -> None:
+def test_text_is_that_of_an_instances_own_detokenize(open_model: Opened) -> None:
     llm = open_model()
     processor, detokenize = says(llm, b"abc"), llm.detokenize
     llm.detokenize = lambda *args, **options: detokenize(*args, **options).upper()
     for stream in (False, True):
         made = llm.create_completion(PROMPT, logits_processor=processor, stream=stream)
-        assert Joined(list(made) if stream else [made]).text == "ABC"
+        assert Joined(made).text == "ABC"
 
 
 # -- ends ------------------------------------------------------------------------------------------------
@@ -282,7 +248,7 @@ def test_users_criterion_ends_an_answer_with_its_text(llm: Llama, stream: bool) 
     made = llm.create_completion(
         PROMPT, logits_processor=processor, stopping_criteria=criteria, stop=["€c"], stream=stream
     )
-    joined = Joined(list(made) if stream else [made])
+    joined = Joined(made)
     assert (joined.text, joined.finish_reason) == ("ab", "stop")
 
 
@@ -298,11 +264,11 @@ def test_a_criterion_that_is_met_with_a_stop_string_has_all_of_the_text(llm: Lla
 
         criteria = llama_cpp.StoppingCriteriaList([third])
         made = llm.create_completion(PROMPT, stream=stream, stopping_criteria=criteria, **options)
-        joined = Joined(list(made) if stream else [made])
+        joined = Joined(made)
         assert (joined.text, joined.finish_reason) == ("ab", "stop")
 
 
-def test_a_stream_is_kept_in_upstreams_cache_as_the_whole_answer(open_model: Callable[..., Any]) -> None:
+def test_a_stream_is_kept_in_upstreams_cache_as_the_whole_answer(open_model: Opened) -> None:
     kept = []
     for stream in (False, True):
         llm = open_model()
@@ -315,7 +281,7 @@ def test_a_stream_is_kept_in_upstreams_cache_as_the_whole_answer(open_model: Cal
     assert kept[0] == kept[1] != []
 
 
-def test_wrong_arguments_are_refused_before_the_first_chunk(open_model: Callable[..., Any]) -> None:
+def test_wrong_arguments_are_refused_before_the_first_chunk(open_model: Opened) -> None:
     llm = open_model()
     for options in ({"logprobs": 1}, {"stop": ["\ud800"]}):
         with pytest.raises(ValueError):  # noqa: PT011
@@ -326,7 +292,7 @@ def test_wrong_arguments_are_refused_before_the_first_chunk(open_model: Callable
         next(llm.create_completion([1] * 600, stream=True))
 
 
-def test_a_seed_is_drawn_once(open_model: Callable[..., Any]) -> None:
+def test_a_seed_is_drawn_once(open_model: Opened) -> None:
     """The next answer without a seed is the same after a stream as after a whole one."""
     after = []
     for stream in (False, True):
@@ -336,7 +302,7 @@ def test_a_seed_is_drawn_once(open_model: Callable[..., Any]) -> None:
     assert after[0] == after[1]
 
 
-def test_a_streamed_token_takes_few_calls_of_python(open_model: Callable[..., Any]) -> None:
+def test_a_streamed_token_takes_few_calls_of_python(open_model: Opened) -> None:
     """In the thread that reads and in the one that decodes: each call delays the next batch."""
     calls = [0]
 

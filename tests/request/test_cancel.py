@@ -2,7 +2,6 @@
 
 import contextvars
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import llama_cpp
@@ -19,6 +18,7 @@ from tests.request.asking import (
     DEADLINE,
     WORDS,
     Batches,
+    Started,
     begin,
     finish,
     in_thread,
@@ -57,11 +57,11 @@ def assert_goes_on_right(llm, right, at_least, prompt=PROMPT):
 # -- a prompt --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [0, 3])
+@pytest.mark.parametrize(("number", "other"), [(0, False), (3, True)])
 @pytest.mark.parametrize("arch", CUTS)
-def test_cancelled_prompt_keeps_its_progress(open_one, stock, arch, number):
+def test_cancelled_prompt_keeps_its_progress(open_one, stock, arch, number, other):
     llm = open_one(arch)
-    done = sum(cancelled_at(llm, number)[:number])
+    done = sum(cancelled_at(llm, number, cancel=other and (lambda: in_thread(llm.cancel)))[:number])
     report = llm.last_request
     assert report.cancelled
     assert (report.left, report.unreached) == (150, 150 - report.decoded)
@@ -77,13 +77,6 @@ def test_running_batch_is_not_finished(open_one, arch):
     sizes = cancelled_at(llm, 2)
     assert len(sizes) == 3
     assert llm.last_request.decoded == llm.n_tokens == sum(sizes[:2])
-
-
-@pytest.mark.parametrize("arch", ARCHS)
-def test_cancel_from_another_thread(open_one, stock, arch):
-    llm = open_one(arch)
-    cancelled_at(llm, 2, cancel=lambda: in_thread(llm.cancel))
-    assert_goes_on_right(llm, stock(arch), BATCH)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -217,16 +210,10 @@ def test_cancelled_completion_has_the_text_so_far(open_one, slots, stream):
         assert {chunk["choices"][0]["finish_reason"] for chunk in made[:-1]} == {None}
     else:
         assert made["usage"]["completion_tokens"] == 5
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_cancelled_chat_says_so(open_one, stream):
-    llm = open_one("qwen35")
-    messages = [{"role": "user", "content": "hello"}]
-    made = llm.create_chat_completion(
-        messages, max_tokens=20, stream=stream, logits_processor=cancelling(llm, 2)
+    messages, processor = [{"role": "user", "content": "hello"}], cancelling(llm, 2)
+    assert (
+        finish(llm.create_chat_completion(messages, stream=stream, logits_processor=processor)) == "cancelled"
     )
-    assert finish(made) == "cancelled"
 
 
 # -- whose cancel it is ----------------------------------------------------------------------------
@@ -234,9 +221,14 @@ def test_cancelled_chat_says_so(open_one, stream):
 
 def test_cancel_with_nothing_running_ends_nothing(open_one):
     llm = open_one("qwen35")
-    for _ in range(2):
-        llm.cancel()
+    with llm.request() as handle:
+        llm.create_completion(WORDS[:60], max_tokens=3)
+    for cancel in (llm.cancel, handle.cancel):
+        cancel()
         assert len(take(llm, PROMPT)) == 8
+    stream, _ = begin(llm, WORDS[60:120])
+    handle.cancel()
+    assert len([next(stream) for _ in range(5)]) == 5
     assert not llm.last_request.cancelled
 
 
@@ -271,15 +263,6 @@ def test_model_cancels_all_that_run(open_one, slots):
     assert len(take(llm, PROMPT)) == 8
 
 
-def test_handle_of_a_finished_request_ends_no_other(open_one):
-    llm = open_one("qwen35")
-    with llm.request() as handle:
-        llm.create_completion(WORDS[:60], max_tokens=3)
-    stream, _ = begin(llm, WORDS[60:120])
-    handle.cancel()
-    assert len([next(stream) for _ in range(5)]) == 5
-
-
 def test_cancelled_handle_cancels_later_requests_of_its_block(open_one):
     llm = open_one("qwen35")
     with llm.request() as handle:
@@ -290,76 +273,55 @@ def test_cancelled_handle_cancels_later_requests_of_its_block(open_one):
     assert llm.create_completion(WORDS[:60], max_tokens=5)["usage"]["completion_tokens"] == 5
 
 
-def test_dropped_handle_lets_nothing_begin(open_one):
-    llm = open_one("qwen35")
-    with llm.request() as handle:
-        handle.drop()
-        with pytest.raises(RequestCancelled):
-            llm.create_completion(WORDS[:60], max_tokens=5)
-    assert handle.reports == []
-    assert llm.create_completion(WORDS[:60], max_tokens=5)["usage"]["completion_tokens"] == 5
-
-
 def test_dropped_handle_waits_for_no_running_batch(open_one):
     llm, go_on, waited = open_one("qwen35", n_parallel=2), threading.Event(), []
     batches = Batches(llm)
     batches.before[1] = lambda: waited.append(go_on.wait(DEADLINE))
-    with ThreadPoolExecutor(1) as pool:
-        busy = pool.submit(take, llm, PROMPT)
-        wait_until(lambda: len(batches.sizes) == 2)
-        try:
-            with llm.request() as handle:
-                handle.drop()
-                with pytest.raises(RequestCancelled):
-                    llm.create_completion(WORDS[100:150], max_tokens=5)
-            assert not waited, "the batch still runs"
-        finally:
-            go_on.set()
-        assert len(busy.result(DEADLINE)) == 8
+    busy = Started(take, llm, PROMPT)
+    wait_until(lambda: len(batches.sizes) == 2)
+    try:
+        with llm.request() as handle:
+            handle.drop()
+            with pytest.raises(RequestCancelled):
+                llm.create_completion(WORDS[100:150], max_tokens=5)
+        assert not waited, "the batch still runs"
+    finally:
+        go_on.set()
+    assert len(busy.result()) == 8
     batches.stop()
 
 
 # -- while it waits --------------------------------------------------------------------------------
 
 
-def ask_in_line(llm, ask):
+def in_line(llm, ask, **options):
     """Ask in another thread, inside the block that this one is in; return it once its request waits."""
-    thread = threading.Thread(target=contextvars.copy_context().run, args=(ask,), daemon=True)
-    thread.start()
+    thread = Started(contextvars.copy_context().run, ask, **options)
     wait_until(lambda: waiting(llm))
     return thread
 
 
 @pytest.mark.parametrize("slots", [1, 2])
 def test_completion_cancelled_while_it_waits_for_a_slot_says_so(open_one, patient, slots):
-    llm, made = open_one("qwen35", n_parallel=slots), []
+    llm = open_one("qwen35", n_parallel=slots)
     held = [in_thread(begin, llm, WORDS[i : i + 60])[0] for i in range(slots)]
-
-    def ask():
-        made.append(llm.create_completion(WORDS[100:150], max_tokens=5))
-
     with llm.request() as handle:
-        thread = ask_in_line(llm, ask)
+        thread = in_line(llm, llm.create_completion, prompt=WORDS[100:150], max_tokens=5)
         handle.cancel()
     for stream in held:
         stream.close()
-    thread.join(120)
-    assert (said(made[0]), finish(made[0])) == ("", "cancelled")
+    made = thread.result()
+    assert (said(made), finish(made)) == ("", "cancelled")
 
 
 def test_dropped_completion_does_not_wait_for_a_slot(open_one, patient):
-    llm, raised = open_one("qwen35"), []
+    llm = open_one("qwen35")
     held, _ = in_thread(begin, llm, WORDS[:60])
-
-    def ask():
-        with pytest.raises(RequestCancelled):
-            llm.create_completion(WORDS[100:150], max_tokens=5)
-        raised.append(True)
-
     with llm.request() as handle:
-        ask_in_line(llm, ask)
+        thread = in_line(llm, llm.create_completion, prompt=WORDS[100:150], max_tokens=5)
         handle.drop()
-    wait_until(lambda: raised)
+    with pytest.raises(RequestCancelled):
+        thread.result()
     assert len([next(held) for _ in range(3)]) == 3, "that one was left alone"
     held.close()
 
@@ -381,7 +343,7 @@ def test_whole_request_cancelled_while_it_waits_ends_and_lets_others_in(
     open_one, stock, patient, slots, deed
 ):
     """The request needs every slot, and no later request gets one before."""
-    llm, right, raised, decoded = open_one("qwen35", n_parallel=slots), stock("qwen35"), [], []
+    llm, right, decoded = open_one("qwen35", n_parallel=slots), stock("qwen35"), []
     state = llm.save_state()
 
     def handler(llama, **_):
@@ -395,17 +357,11 @@ def test_whole_request_cancelled_while_it_waits_ends_and_lets_others_in(
         "chat": lambda: llm.create_chat_completion([{"role": "user", "content": "x"}]),
     }
 
-    def ask():
-        try:
-            deeds[deed]()
-        except RequestCancelled:
-            raised.append(True)
-
     with llm.request() as handle:
-        thread = ask_in_line(llm, ask)
+        thread = in_line(llm, deeds[deed])
         handle.cancel()
-    thread.join(120)
-    assert raised == [True]
+    with pytest.raises(RequestCancelled):
+        thread.result()
     assert decoded == []
     wait_until(lambda: not waiting(llm))
     answer += [next(held) for _ in range(3)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 
 from llamahybrid.errors import RequestCancelled
 from tests.lab.waiting import wait_until
-from tests.request.asking import DEADLINE, WORDS, said
+from tests.request.asking import WORDS, Started, in_thread, said
 
 MESSAGES = [{"role": "user", "content": "x"}]
 ASKED: dict[str, Any] = {"max_tokens": 8, "temperature": 0.0}
@@ -75,56 +74,38 @@ def test_a_stream_that_a_handler_began_goes_on_beside_others(opened: Opened, slo
 
 
 def test_cancel_reaches_requests_of_a_chat_handler(opened: Opened, slots: int) -> None:
-    llm, seen, made = opened(n_parallel=slots), list[int](), list[Any]()
-    fifth = threading.Event()
+    llm, seen = opened(n_parallel=slots), list[int]()
 
     def note(ids: Any, _: Any) -> bool:
         seen.append(len(ids))
-        if len(seen) == 5:
-            fifth.set()
-        return False
+        return len(seen) == 5 and bool(in_thread(llm.cancel))
 
     criteria = llama_cpp.StoppingCriteriaList([note])
     llm.chat_handler = lambda llama, **_: llama.create_completion(
         WORDS[:20], max_tokens=900, temperature=0.0, stopping_criteria=criteria
     )
-    thread = threading.Thread(target=lambda: made.append(llm.create_chat_completion(MESSAGES)))
-    thread.start()
-    assert fifth.wait(DEADLINE)
-    llm.cancel()
-    thread.join(DEADLINE)
-    assert made[0]["choices"][0]["finish_reason"] == "cancelled"
+    assert llm.create_chat_completion(MESSAGES)["choices"][0]["finish_reason"] == "cancelled"
     assert len(seen) < 900
 
 
 def test_a_cancel_of_a_chat_that_waits_ends_no_other(opened: Opened, slots: int) -> None:
-    llm, made, made_handles = opened(n_parallel=slots), list[Any](), list[Any]()
-    begun, waits = threading.Event(), threading.Event()
-
-    def handler(llama: Any, **_: Any) -> Any:
-        stream = llama.create_completion(WORDS[:20], stream=True, **ASKED)
-        text = next(stream)["choices"][0]["text"]
-        begun.set()
-        assert waits.wait(DEADLINE)
-        return text + "".join(chunk["choices"][0]["text"] for chunk in stream)
+    llm, handles = opened(n_parallel=slots), list[Any]()
 
     def wait_and_be_cancelled() -> None:
         with suppress(RequestCancelled), llm.request() as handle:
-            made_handles.append(handle)
+            handles.append(handle)
             llm.create_chat_completion(MESSAGES)
 
-    right = llm.create_completion(WORDS[:20], **ASKED)["choices"][0]["text"]
+    def handler(llama: Any, **_: Any) -> Any:
+        stream = llama.create_completion(WORDS[:20], stream=True, **ASKED)
+        chunks, second = [next(stream)], Started(wait_and_be_cancelled)
+        wait_until(lambda: handles)
+        wait_until(lambda: handles[0].cancel() or not second.is_alive())
+        return said([*chunks, *stream])
+
+    right = said(llm.create_completion(WORDS[:20], **ASKED))
     llm.chat_handler = handler
-    first = threading.Thread(target=lambda: made.append(llm.create_chat_completion(MESSAGES)))
-    first.start()
-    assert begun.wait(DEADLINE)
-    second = threading.Thread(target=wait_and_be_cancelled)
-    second.start()
-    wait_until(lambda: made_handles)
-    wait_until(lambda: made_handles[0].cancel() or not second.is_alive())
-    waits.set()
-    first.join(DEADLINE)
-    assert made == [right]
+    assert llm.create_chat_completion(MESSAGES) == right
 
 
 def test_a_chat_cancelled_before_its_handler_asks_decodes_nothing(opened: Opened, slots: int) -> None:

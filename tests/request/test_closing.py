@@ -12,7 +12,7 @@ from llamahybrid import Llama
 from llamahybrid.core import loop
 from llamahybrid.errors import ModelClosed
 from tests.lab.waiting import wait_until
-from tests.request.asking import DEADLINE, WORDS, begin, take
+from tests.request.asking import DEADLINE, WORDS, Started, begin, in_thread, take
 
 CHAT = [{"role": "user", "content": "x"}]
 
@@ -53,9 +53,7 @@ def test_first_request_beside_a_close_is_refused(opened, monkeypatch):
     task = loop.Task
 
     def task_late(*arguments):
-        closing = threading.Thread(target=llm.close, daemon=True)
-        closing.start()
-        closing.join(DEADLINE)
+        in_thread(llm.close)
         return task(*arguments)
 
     monkeypatch.setattr(loop, "Task", task_late)
@@ -88,70 +86,52 @@ def test_open_stream_of_a_closed_model_is_refused_and_told_of_once(opened):
 
 @pytest.mark.parametrize("slots", [1, 3])
 def test_closing_ends_running_streams(opened, slots):
-    llm, ended, started = opened(n_parallel=slots), [], threading.Semaphore(0)
+    llm, started = opened(n_parallel=slots), threading.Semaphore(0)
 
     def run(seed):
-        try:
-            while True:
-                for _ in llm.create_completion(WORDS[seed : seed + 60], stream=True, max_tokens=900):
-                    started.release()
-        except ModelClosed as error:
-            ended.append(type(error))
+        while True:
+            for _ in llm.create_completion(WORDS[seed : seed + 60], stream=True, max_tokens=900):
+                started.release()
 
-    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(slots)]
-    for thread in threads:
-        thread.start()
+    threads = [Started(run, seed) for seed in range(slots)]
     for _ in range(3 * slots):
         assert started.acquire(timeout=DEADLINE)
     llm.close()
     assert llm.ctx is None
     for thread in threads:
-        thread.join(DEADLINE)
-    assert len(ended) == slots
+        with pytest.raises(ModelClosed):
+            thread.result()
 
 
 def test_closing_ends_waiting_requests(opened, patient):
-    llm, raised = opened(), []
+    llm = opened()
     held, _ = begin(llm, WORDS[:60])
-
-    def ask():
-        with pytest.raises(ModelClosed):
-            take(llm, WORDS[60:120])
-        raised.append(True)
-
-    threads = [threading.Thread(target=ask) for _ in range(2)]
-    for thread in threads:
-        thread.start()
+    threads = [Started(take, llm, WORDS[60:120]) for _ in range(2)]
     llm.close()
     for thread in threads:
-        thread.join(DEADLINE)
-    assert raised == [True, True]
+        with pytest.raises(ModelClosed):
+            thread.result()
     held.close()
 
 
 def test_threads_read_a_model_while_it_is_closed(opened):
     llm = opened("llama", n_ctx=2048)
-    ends, reads = [], threading.Semaphore(0)
+    reads = threading.Semaphore(0)
 
     def read(use):
-        try:
-            while True:
-                use()
-                reads.release()
-        except ModelClosed:
-            ends.append(True)
+        while True:
+            use()
+            reads.release()
 
     text, chat = b"hello " * 3000, [{"role": "user", "content": "hello " * 100}]
     uses = [lambda: llm.tokenize(text), lambda: llm.create_chat_completion(chat, max_tokens=1)] * 2
-    threads = [threading.Thread(target=read, args=(use,), daemon=True) for use in uses]
-    for thread in threads:
-        thread.start()
+    threads = [Started(read, use) for use in uses]
     for _ in range(8):
         assert reads.acquire(timeout=DEADLINE)
     llm.close()
     for thread in threads:
-        thread.join(DEADLINE)
-    assert ends == [True] * 4
+        with pytest.raises(ModelClosed):
+            thread.result()
 
 
 @pytest.mark.parametrize("where", ["callback", "finaliser"])

@@ -1,7 +1,7 @@
 """Vectors and chats from one model: upstream's numbers, and chats that keep their state."""
 
 import pickle
-import threading
+from functools import partial
 from itertools import islice
 
 import llama_cpp
@@ -14,7 +14,7 @@ from llamahybrid.errors import LlamaHybridError, ModelClosed, RequestCancelled
 from llamahybrid.memory.vectors import embeds_only
 from tests.lab.waiting import wait_until
 from tests.memory.conftest import write_lora
-from tests.request.asking import DEADLINE, WORDS, begin, take, waits_for_reply
+from tests.request.asking import WORDS, Started, begin, take, together, waits_for_reply
 
 ARCHS = ("qwen35", "gemma3")
 TEXTS = ["one", "of the second text a little more", "three", "word " * 40, "and the last of them"]
@@ -90,28 +90,12 @@ def test_texts_are_embedded_while_a_stream_is_open(opened, stock, arch, slots):
 
 
 def test_threads_embed_while_others_chat(opened, stock):
-    llm = opened("gemma3", embedding=True, n_parallel=2, pooling_type=POOLING["last"])
+    llm, right = opened("gemma3", embedding=True, n_parallel=2, pooling_type=POOLING["last"]), stock("gemma3")
     wanted = [llm.embed(text) for text in TEXTS]
     prompts = [WORDS[seed : seed + 120] for seed in range(3)]
-    expected = [stock("gemma3")(prompt, 12) for prompt in prompts]
-    wrong = []
-
-    def run(work, right):
-        for _ in range(4):
-            if work() != right:
-                wrong.append(right)
-
-    jobs = [
-        *((lambda p=p: take(llm, p, 12), right) for p, right in zip(prompts, expected, strict=True)),
-        *((lambda t=t: llm.embed(t), right) for t, right in zip(TEXTS, wanted, strict=True)),
-    ]
-    threads = [threading.Thread(target=run, args=job) for job in jobs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(DEADLINE)
-    assert not any(thread.is_alive() for thread in threads)
-    assert not wrong
+    jobs = [*(partial(take, llm, prompt, 12) for prompt in prompts), *(partial(llm.embed, t) for t in TEXTS)]
+    said = together(*(lambda job=job: [job() for _ in range(4)] for job in jobs))
+    assert said == [[each] * 4 for each in (*(right(prompt, 12) for prompt in prompts), *wanted)]
 
 
 def test_texts_that_wait_take_turns_with_the_batches_of_a_prompt(opened):
@@ -121,12 +105,11 @@ def test_texts_that_wait_take_turns_with_the_batches_of_a_prompt(opened):
         asked.append(None)
         made.append(llm.embed("x"))
 
-    threads = [threading.Thread(target=embed, daemon=True) for _ in range(3)]
+    threads = []
 
     def look(progress):  # in the loop's thread, before the first batch and after each
         if not seen:
-            for thread in threads:
-                thread.start()
+            threads.extend(Started(embed) for _ in range(3))
             wait_until(lambda: all(map(waits_for_reply, threads)))
         wait_until(
             lambda: len(made) >= min(len(seen) - 1, len(threads))
@@ -171,18 +154,17 @@ def test_embedding_is_cancelled_between_two_batches(opened, by):
 
 def test_embedding_ends_with_its_model(opened):
     llm = opened(embedding=True)
-    closing = threading.Thread(target=llm.close)
+    closing = []
 
     def texts():
         yield from TEXTS
-        closing.start()
+        closing.append(Started(llm.close))
         while True:  # until the loop takes no more of them
             yield "more"
 
     with pytest.raises(ModelClosed):
         llm.embed(texts())
-    closing.join(DEADLINE)
-    assert not closing.is_alive()
+    closing[0].result()
     with pytest.raises(ModelClosed):
         llm.embed("x")
 

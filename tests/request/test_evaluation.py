@@ -43,13 +43,19 @@ def test_ids_changed_by_hand_are_decoded_again(open_model, fresh):
 # -- what is refused -------------------------------------------------------------------------------
 
 
-def test_a_prompt_that_does_not_fit_changes_nothing(open_model):
+@pytest.mark.parametrize(
+    ("more", "error"),
+    [([1] * 600, ContextOverflow), ([-1], DecodeError), ([10**6], DecodeError), ([2**40], DecodeError)],
+    ids=["too many", "below zero", "no such token", "no number of the library"],
+)
+def test_refused_tokens_change_nothing(open_model, more, error):
     llm = open_model()
+    with pytest.raises(ContextOverflow):
+        take(llm, [])
     take(llm, PROMPT)
-    with pytest.raises(ContextOverflow):
-        take(llm, [1] * 600)
-    with pytest.raises(ContextOverflow):
-        llm.eval([1] * 600)
+    for ask in (llm.eval, lambda tokens: take(llm, tokens)):
+        with pytest.raises(error):
+            ask([*PROMPT, *more])
     take(llm, PROMPT)
     assert llm.last_request.cached == len(PROMPT)
 
@@ -63,21 +69,6 @@ def test_generating_to_the_end_of_the_context(open_model, fresh):
         next(generator)
     assert answer == fresh(prompt, 7, n_ctx=256)
     assert take(llm, PROMPT) == fresh(PROMPT)
-
-
-@pytest.mark.parametrize("token", [-1, 10**6, 2**40])
-def test_a_token_outside_the_vocabulary_is_refused(open_model, token):
-    llm = open_model()
-    take(llm, PROMPT)
-    with pytest.raises(DecodeError):
-        take(llm, [*PROMPT, token])
-    take(llm, PROMPT)
-    assert llm.last_request.cached == len(PROMPT)
-
-
-def test_an_empty_prompt_is_refused(open_model):
-    with pytest.raises(ContextOverflow):
-        take(open_model(), [])
 
 
 # -- what others did -------------------------------------------------------------------------------

@@ -3,37 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import llama_cpp
 import numpy as np
 import pytest
 
-import llamahybrid
 from llamahybrid import Llama
 from tests.request.asking import in_thread
 
-OPTIONS: dict[str, Any] = {"n_ctx": 256, "n_threads": 1, "verbose": False, "logits_all": True}
+Opened = Callable[..., Any]
 ASKED: dict[str, Any] = {"max_tokens": 5, "temperature": 0.0, "logprobs": 2, "echo": True}
 PROMPT = "Once upon a time there was"
 
 
 @pytest.mark.parametrize("arch", ["qwen35", "gemma3", pytest.param("mamba", marks=pytest.mark.full)])
 @pytest.mark.parametrize("n_parallel", [1, 2])
-def test_each_token_is_scored_by_the_row_before_it(
-    tiny_model: Callable[..., Path], arch: str, n_parallel: int
-) -> None:
-    model = str(tiny_model(arch))
-    with closing(Llama(model, n_parallel=n_parallel, **OPTIONS)) as llm:
-        llm(PROMPT + " a king", max_tokens=3)  # something to reuse
-        (choice,) = llm(PROMPT, **ASKED)["choices"]
-        assert llm(llm.tokenize(PROMPT.encode()), **ASKED)["choices"] == [choice]
-    with closing(llama_cpp.Llama(model, **OPTIONS)) as stock:
-        tokens = stock.tokenize(choice["text"].encode())
-        stock.eval(tokens)
-        odds = llama_cpp.Llama.logits_to_logprobs(np.array(stock.scores[: len(tokens)]))
+def test_each_token_is_scored_by_the_row_before_it(open_model: Opened, arch: str, n_parallel: int) -> None:
+    llm = open_model(arch, n_parallel=n_parallel, logits_all=True)
+    llm(PROMPT + " a king", max_tokens=3)  # something to reuse
+    (choice,) = llm(PROMPT, **ASKED)["choices"]
+    assert llm(llm.tokenize(PROMPT.encode()), **ASKED)["choices"] == [choice]
+    stock = open_model(arch, llama_cpp.Llama, logits_all=True)
+    tokens = stock.tokenize(choice["text"].encode())
+    stock.eval(tokens)
+    odds = llama_cpp.Llama.logits_to_logprobs(np.array(stock.scores[: len(tokens)]))
     right = [float(odds[n - 1][token]) for n, token in enumerate(tokens)][1:]
     told = choice["logprobs"]
     assert told["token_logprobs"][0] is None
@@ -43,38 +37,21 @@ def test_each_token_is_scored_by_the_row_before_it(
         assert choice["text"][offset : offset + len(name)] == name
 
 
-@pytest.mark.parametrize("way", ["argument", "configure", "environment"])
-def test_stocks_order_of_rows_on_request(
-    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
-    model, more = str(tiny_model("qwen35")), {}
-    if way == "argument":
-        more = {"stock_logprobs": True}
-    elif way == "environment":
-        monkeypatch.setenv("LLAMAHYBRID_STOCK_LOGPROBS", "on")
-    else:
-        llamahybrid.configure(stock_logprobs=True)
-    try:
-        with closing(Llama(model, **OPTIONS, **more)) as llm:
-            (ours,) = llm(PROMPT, **ASKED)["choices"]
-    finally:
-        llamahybrid.configure(stock_logprobs=None)
-    with closing(llama_cpp.Llama(model, **OPTIONS)) as stock:
-        (theirs,) = stock(PROMPT, **ASKED)["choices"]
-    assert ours["logprobs"]["tokens"] == theirs["logprobs"]["tokens"]
-    numbers, expected = (each["logprobs"]["token_logprobs"][1:] for each in (ours, theirs))
-    assert numbers == pytest.approx(expected, abs=1e-3)
-
-
-def test_stocks_order_of_rows_counts_an_answers_tokens_as_stock_does(tiny_model: Callable[..., Path]) -> None:
-    model, usages = str(tiny_model("qwen35")), []
+def test_stocks_order_of_rows_on_request(open_model: Opened) -> None:
+    """Its usage, too, and its scores of an answer that the model ends."""
+    told = []
     for cls, more in ((Llama, {"stock_logprobs": True}), (llama_cpp.Llama, {})):
-        with closing(cls(model, **OPTIONS, **more)) as llm:
-            end = llama_cpp.LogitsProcessorList([Ends(llm, PROMPT)])
-            made = llm(PROMPT, logits_processor=end, **ASKED)
-            assert made["choices"][0]["finish_reason"] == "stop"
-            usages.append(made["usage"])
-    assert {name: usages[0][name] for name in usages[1]} == usages[1]
+        llm = open_model(cls=cls, logits_all=True, **more)
+        end = llama_cpp.LogitsProcessorList([Ends(llm, PROMPT)])
+        told.append([llm(PROMPT, **ASKED), llm(PROMPT, logits_processor=end, **ASKED)])
+    for ours, theirs in zip(*told, strict=True):
+        assert {name: ours["usage"][name] for name in theirs["usage"]} == theirs["usage"]
+        (ours,), (theirs,) = ours["choices"], theirs["choices"]
+        assert (ours["text"], ours["finish_reason"]) == (theirs["text"], theirs["finish_reason"])
+        assert ours["logprobs"]["tokens"] == theirs["logprobs"]["tokens"]
+        numbers, expected = (each["logprobs"]["token_logprobs"][1:] for each in (ours, theirs))
+        assert numbers == pytest.approx(expected, abs=1e-3)
+    assert theirs["finish_reason"] == "stop"
 
 
 class Ends:
@@ -92,9 +69,7 @@ class Ends:
 
 
 @pytest.mark.parametrize("stock_logprobs", [False, True])
-def test_an_empty_prompt_is_echoed_with_logprobs(
-    open_model: Callable[..., Any], stock_logprobs: bool
-) -> None:
+def test_an_empty_prompt_is_echoed_with_logprobs(open_model: Opened, stock_logprobs: bool) -> None:
     options = {"kv_overrides": {"tokenizer.ggml.add_bos_token": True}, "stock_logprobs": stock_logprobs}
     llm = open_model(logits_all=True, **options)
     made = llm("", **ASKED)
@@ -102,13 +77,13 @@ def test_an_empty_prompt_is_echoed_with_logprobs(
     assert made["choices"][0]["logprobs"]["tokens"]
 
 
-def test_logprobs_of_a_prompt_that_another_thread_has_decoded(tiny_model: Callable[..., Path]) -> None:
+def test_logprobs_of_a_prompt_that_another_thread_has_decoded(open_model: Opened) -> None:
     """Rows of logits that this thread has are those of another prompt, as long as this one."""
     asked = {**ASKED, "max_tokens": 1}
     prompt, other = list(range(40, 80)), list(range(80, 120))
-    with closing(Llama(str(tiny_model("qwen35")), n_parallel=2, **OPTIONS)) as llm:
-        llm.create_completion(other, **asked)
-        (right,) = in_thread(lambda: llm.create_completion(prompt, **asked))["choices"]
-        (told,) = llm.create_completion([*prompt, 7], **asked)["choices"]
+    llm = open_model(n_parallel=2, logits_all=True)
+    llm.create_completion(other, **asked)
+    (right,) = in_thread(lambda: llm.create_completion(prompt, **asked))["choices"]
+    (told,) = llm.create_completion([*prompt, 7], **asked)["choices"]
     scores = [each["logprobs"]["token_logprobs"][1 : len(prompt)] for each in (told, right)]
     assert scores[0] == pytest.approx(scores[1], abs=1e-3)

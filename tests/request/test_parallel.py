@@ -3,14 +3,14 @@
 import pickle
 import random
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import islice
 
 import llama_cpp
 import pytest
 
 from llamahybrid import PromptCache
-from llamahybrid.core import pace
+from llamahybrid.core import scheduler
 from llamahybrid.core.runner import Runner
 from llamahybrid.engine import loaded
 from llamahybrid.errors import Busy, DecodeError
@@ -18,7 +18,7 @@ from llamahybrid.memory.shared import SharedContext
 from tests.lab.inside import MergedBatches, posted, set_wait, waiting
 from tests.lab.integrity import check_integrity
 from tests.lab.waiting import wait_until
-from tests.request.asking import ARCHS, CUTS, DEADLINE, WORDS, Batches, begin, each, in_thread, take
+from tests.request.asking import ARCHS, CUTS, DEADLINE, WORDS, Batches, Started, begin, each, in_thread, take
 
 pytestmark = [pytest.mark.patched]
 KINDS = [
@@ -38,6 +38,55 @@ def opened(opened):
         return opened(arch, *cls, **{"n_ctx": 2048, **slots, **cells, **more})
 
     return open_one
+
+
+@contextmanager
+def answering(llm):
+    """Answers are decoded in another thread meanwhile, one token after the other."""
+    over, begun = threading.Event(), threading.Event()
+
+    def answer():
+        while not over.is_set():
+            for _ in islice(llm.generate(WORDS[300:350], temp=0.0), 500):
+                begun.set()
+                if over.is_set():
+                    return
+
+    thread = Started(answer)
+    assert begun.wait(DEADLINE)
+    try:
+        yield
+    finally:
+        over.set()
+        thread.result()
+
+
+@pytest.fixture
+def rejected(monkeypatch):
+    """`rejected(prompt, times)`: its logits are no numbers for so many requests; a list that notes each."""
+
+    def reject_prompt(prompt, times):
+        prompt_done, noted = Runner.prompt_done, []
+
+        def reject(runner, progress):
+            if progress.prompt.tolist() != prompt or progress in noted or len(noted) >= times:
+                return prompt_done(runner, progress)
+            noted.append(progress)
+            progress.prefilling = False
+            runner.live.require_zeroing()
+            return False
+
+        monkeypatch.setattr(Runner, "prompt_done", reject)
+        return noted
+
+    return reject_prompt
+
+
+def have_buffers_zeroed(llm):
+    """Forgotten tokens are zeroed together with all other slots, which are emptied."""
+    in_thread(take, llm, WORDS[200:240])
+    llm.prompt_cache.forget(WORDS[200:240])
+    in_thread(take, llm, [*WORDS[200:240], 5])
 
 
 # -- the same answers ------------------------------------------------------------------------------
@@ -85,32 +134,11 @@ def test_answers_are_decoded_together(opened, stock, arch):
     assert 3 in batches[0].sizes
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-def test_open_generators_of_one_thread(opened, stock, arch):
-    llm, right = opened(arch), stock(arch)
-    prompts = [WORDS[:90], WORDS[50:120], WORDS[:60]]
-    streams = [llm.generate(prompt, temp=0.0) for prompt in prompts]
-    for stream in streams:
-        next(stream)
-    batches = Batches(llm)
-    said = [[next(stream) for _ in range(2)] for stream in streams]
-    assert said == [right(prompt, 3)[1:] for prompt in prompts]
-    assert batches.sizes == [1] * 6, "none had to be decoded again"
-
-
 def test_where_batches_of_several_are_wrong_each_is_decoded_alone_unless_a_patch_mends_it(opened, stock):
     llm, right = opened("plamo2"), stock("plamo2")
     batches, prompts = Batches(llm), [WORDS[:50], WORDS[20:90], WORDS[:80]]
     assert each(lambda p: take(llm, p, 20), prompts) == [right(p, 20) for p in prompts]
     assert bool({2, 3} & set(batches.sizes)) == ("0030" in loaded.patches())
-
-
-def test_state_of_several_slots_never_serves_one_slot(opened):
-    cache = PromptCache()
-    take(opened(prompt_cache=cache), WORDS[:200])
-    alone = opened(n_parallel=1, prompt_cache=cache)
-    take(alone, WORDS[:200])
-    assert alone.last_request.cached == 0
 
 
 @pytest.mark.parametrize(
@@ -143,13 +171,14 @@ def test_flash_attention_is_the_default_of_several_slots_on_a_gpu(opened, monkey
     again.close()
 
 
-def test_state_with_flash_attention_serves_no_model_without_it(opened, monkeypatch):
+@pytest.mark.parametrize("more", [{"flash_attn": False}, {"n_parallel": 1}])
+def test_state_serves_no_model_that_computes_otherwise(opened, monkeypatch, more):
     monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: True)
-    cache = PromptCache()
-    take(opened(prompt_cache=cache, n_gpu_layers=-1), WORDS[:200])
-    plain = opened(prompt_cache=cache, n_gpu_layers=-1, flash_attn=False)
-    take(plain, WORDS[:200])
-    assert plain.last_request.cached == 0
+    options = {"prompt_cache": PromptCache(), "n_gpu_layers": -1}
+    take(opened(**options), WORDS[:200])
+    other = opened(**options, **more)
+    take(other, WORDS[:200])
+    assert other.last_request.cached == 0
 
 
 # -- who gets a slot -------------------------------------------------------------------------------
@@ -207,27 +236,14 @@ def test_chat_moves_beside_a_running_answer_without_decoding_again(opened, stock
 
 
 def test_prompt_that_another_one_begins_with_is_decoded_once(opened):
-    llm, over, begun = opened(), threading.Event(), threading.Event()
-
-    def answer():  # between whose tokens the others' prompts are decoded piece by piece
-        while not over.is_set():
-            for _ in islice(llm.generate(WORDS[300:350], temp=0.0), 500):
-                begun.set()
-                if over.is_set():
-                    return
+    llm = opened()
 
     def one(i):
         take(llm, [*WORDS[:300], 10 + i, 20 + i], 2)
         return llm.last_request.cached
 
-    thread = threading.Thread(target=answer)
-    thread.start()
-    assert begun.wait(DEADLINE)
-    try:
+    with answering(llm):  # between its tokens prompts are decoded piece by piece
         cached = sorted(each(one, range(2)))
-    finally:
-        over.set()
-        thread.join(DEADLINE)
     assert cached[0] == 0
     assert cached[1] >= 256
 
@@ -244,20 +260,9 @@ def test_prompt_of_a_running_answer_is_shared(opened, stock, arch):
 
 def test_answers_have_a_token_beside_each_chunk_of_a_prompt(opened, monkeypatch):
     for name in ("CHUNK_STEPS", "CHUNK_SECONDS"):
-        monkeypatch.setattr(pace, name, 0)  # else small ones follow each other
-    llm, over, begun = opened(), threading.Event(), threading.Event()
-
-    def answer():
-        while not over.is_set():
-            for _ in islice(llm.generate(WORDS[300:350], temp=0.0), 500):
-                begun.set()
-                if over.is_set():
-                    return
-
-    thread = threading.Thread(target=answer)
-    thread.start()
-    assert begun.wait(DEADLINE)
-    try:
+        monkeypatch.setattr(scheduler, name, 0)  # else small ones follow each other
+    llm = opened()
+    with answering(llm):
         for start in range(20):  # on a busy machine the answer's reader comes too late now and then
             merged, batches = MergedBatches(llm), Batches(llm)
             take(llm, WORDS[start : start + 300], 1)
@@ -267,9 +272,6 @@ def test_answers_have_a_token_beside_each_chunk_of_a_prompt(opened, monkeypatch)
                 break
         else:
             pytest.fail("a token of the answer goes with a chunk of the prompt")
-    finally:
-        over.set()
-        thread.join(DEADLINE)
 
 
 # -- whose it is -----------------------------------------------------------------------------------
@@ -338,34 +340,23 @@ def test_failed_batch_of_several_is_decoded_by_each_alone(opened, stock, monkeyp
     assert failed
 
 
-def test_answer_beside_a_prompt_whose_logits_are_no_numbers(opened, stock, monkeypatch, measured_costs):
+def test_answer_beside_a_prompt_whose_logits_are_no_numbers(opened, stock, rejected, measured_costs):
     """The buffers are zeroed for that one; what this one is sampled from is its own all the same."""
-    llm, right = opened(n_parallel=3), stock()
-    prompt_done, rejected = Runner.prompt_done, []
-
-    def reject(runner, progress):
-        if len(progress.prompt) != 41 or progress in rejected:
-            return prompt_done(runner, progress)
-        rejected.append(progress)
-        progress.prefilling = False
-        runner.live.require_zeroing()
-        return False
+    llm, right, noted = opened(n_parallel=3), stock(), rejected(WORDS[200:241], 10)
 
     def answer(prompt):
         stream, said = begin(llm, prompt)
         begun.wait()
-        while len(rejected) < 10 and len(said) < 900:
+        while len(noted) < 10 and len(said) < 900:
             said.append(next(stream))
         return [*said, *islice(stream, 20)]
 
-    monkeypatch.setattr(Runner, "prompt_done", reject)
     prompts, begun = (WORDS[:50], WORDS[100:150]), threading.Barrier(3, timeout=DEADLINE)
-    with ThreadPoolExecutor(2) as pool:
-        answers = [pool.submit(answer, prompt) for prompt in prompts]
-        begun.wait()
-        while len(rejected) < 10:
-            take(llm, WORDS[200:241], 1)
-            llm.prompt_cache.clear()
+    answers = [Started(answer, prompt) for prompt in prompts]
+    begun.wait()
+    while len(noted) < 10:
+        take(llm, WORDS[200:241], 1)
+        llm.prompt_cache.clear()
     for prompt, said in zip(prompts, (answer.result() for answer in answers), strict=True):
         assert said == right(prompt, len(said))
 
@@ -376,67 +367,53 @@ def test_request_that_was_let_in_before_is_never_refused(opened, stock, patient)
     first, said = begin(llm, WORDS[:50])
     set_wait(llm, True)
     second, others = begin(llm, WORDS[100:150])
-    with ThreadPoolExecutor(1) as pool:
-        token = pool.submit(next, first)
-        wait_until(lambda: waiting(llm) or token.done())
-        others.append(next(second))
-        second.close()
-        said.append(token.result(DEADLINE))
+    token = Started(next, first)
+    wait_until(lambda: waiting(llm) or not token.is_alive())
+    others.append(next(second))
+    second.close()
+    said.append(token.result())
     assert said == right(WORDS[:50], 2)
     assert others == right(WORDS[100:150], 2)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_answer_whose_reader_is_away_while_buffers_are_zeroed_goes_on_right(opened, stock, arch):
-    """Forgotten tokens are zeroed together with all other slots, which are emptied."""
     llm, right = opened(arch), stock(arch)
     stream, said = begin(llm, WORDS[:50], 3)
-    take(llm, WORDS[200:240])
-    llm.prompt_cache.forget(WORDS[200:240])
-    for prompt in ([*WORDS[200:240], 5], WORDS[300:340]):
-        assert take(llm, prompt) == right(prompt)
+    have_buffers_zeroed(llm)
+    assert take(llm, WORDS[300:340]) == right(WORDS[300:340])
     assert [*said, *islice(stream, 5)] == right(WORDS[:50], 8)
 
 
-def test_answer_that_is_decoded_anew_beside_a_prompt_that_has_the_buffers_zeroed(opened, stock, monkeypatch):
+def test_answer_that_is_decoded_anew_beside_a_prompt_that_has_the_buffers_zeroed(
+    opened, stock, monkeypatch, rejected
+):
     """In one batch: what the answer has just got is gone when it is its turn."""
-    llm, right, rejected, meddled = opened(), stock(), [], []
+    llm, right, meddled = opened(), stock(), []
     prompts = WORDS[:9], WORDS[20:30], WORDS[40:51]
-    prompt_done, make = Runner.prompt_done, llm._init_sampler
-
-    def reject(runner, progress):
-        if progress.prompt.tolist() != prompts[0] or rejected:
-            return prompt_done(runner, progress)
-        rejected.append(True)
-        progress.prefilling = False
-        runner.live.require_zeroing()
-        return False
+    noted, make = rejected(prompts[0], 1), llm._init_sampler
 
     def meddle(**options):  # between the prompt of the second one and its answer
         if not meddled:
             meddled.append(True)
             in_thread(early.close)
-            in_thread(take, llm, WORDS[200:240])
-            llm.prompt_cache.forget(WORDS[200:240])
-            in_thread(take, llm, [*WORDS[200:240], 5])
+            have_buffers_zeroed(llm)
             llm.prompt_cache.clear()
             batches = Batches(llm)
             batches.before[0] = lambda: wait_until(lambda: posted(llm) >= 2)
-            meddled.append(pool.submit(next, third))
+            meddled.append(Started(next, third))
             wait_until(lambda: batches.sizes)
-            meddled.append(pool.submit(next, first))
+            meddled.append(Started(next, first))
         return make(**options)
 
-    monkeypatch.setattr(Runner, "prompt_done", reject)
     first, (early, _) = llm.generate(prompts[0], temp=0.0), begin(llm, WORDS[60:70])  # in the first slot
     third, said = begin(llm, prompts[2], 2)
     monkeypatch.setattr(llm, "_init_sampler", meddle)
-    with ThreadPoolExecutor(2) as pool:
-        answer = take(llm, prompts[1], 3)
-        said.append(meddled[1].result(DEADLINE))
-        answers = [[meddled[2].result(DEADLINE)], answer, said]
+    answer = take(llm, prompts[1], 3)
+    said.append(meddled[1].result())
+    answers = [[meddled[2].result()], answer, said]
     assert answers == [right(prompt, n) for prompt, n in zip(prompts, (1, 3, 3), strict=True)]
-    assert rejected
+    assert noted
 
 
 def test_answer_samples_from_its_prompt_though_buffers_were_zeroed_since(opened, stock, monkeypatch):
@@ -447,9 +424,7 @@ def test_answer_samples_from_its_prompt_though_buffers_were_zeroed_since(opened,
     def meddle(**options):
         if not meddled:
             meddled.append(True)
-            in_thread(take, llm, WORDS[200:240])
-            llm.prompt_cache.forget(WORDS[200:240])
-            in_thread(take, llm, [*WORDS[200:240], 5])
+            have_buffers_zeroed(llm)
         return make(**options)
 
     monkeypatch.setattr(llm, "_init_sampler", meddle)

@@ -11,10 +11,6 @@ import pytest
 
 from tests.request.asking import ARCHS, DEADLINE, SAMPLED, WORDS, begin, each, in_thread, said, take
 
-CHATS = [
-    [{"role": "user", "content": f"{word}, if you please, and {word} again"}]
-    for word in ("tea", "ink", "oil")
-]
 pytestmark = [pytest.mark.parametrize("arch", ARCHS)]
 
 
@@ -108,17 +104,6 @@ def test_loop_goes_on_where_its_slot_was_given_away(llm, fresh):
     assert llm.sample(temp=0.0) == stock.sample(temp=0.0)
 
 
-def test_streams_of_others_that_end_are_nothing_a_thread_did(llm, fresh):
-    stock = fresh()
-    left = [in_thread(begin, llm, WORDS[i : i + 50])[0] for i in (100, 200)]
-    for one in (llm, stock):
-        one.eval(WORDS[:80])
-    for stream in left:
-        stream.close()
-    assert llm.input_ids[: llm.n_tokens].tolist() == WORDS[:80]
-    assert llm.sample(temp=0.0) == stock.sample(temp=0.0)
-
-
 def test_attributes_that_a_thread_sets_are_its_own(llm):
     stream, first = begin(llm, WORDS[:20])
 
@@ -131,14 +116,6 @@ def test_attributes_that_a_thread_sets_are_its_own(llm):
     assert llm.n_tokens == 20
     next(stream)
     assert llm.input_ids[: llm.n_tokens].tolist() == [*WORDS[:20], *first]
-
-
-def test_token_is_sampled_behind_fewer_tokens(llm, fresh):
-    stock = fresh()
-    llm.eval(WORDS[:61])
-    llm.n_tokens = 60
-    stock.eval(WORDS[:60])
-    assert llm.sample(temp=0.0) == stock.sample(temp=0.0)
 
 
 def test_thread_goes_on_behind_its_own_open_stream(llm):
@@ -186,17 +163,6 @@ def test_rows_of_logits_are_the_threads_own(opened, fresh, arch):
 # -- completions -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_chats_in_threads(llm, fresh, stream):
-    stock = fresh()
-    wanted = [said(stock.create_chat_completion(chat, seed=5, **SAMPLED)) for chat in CHATS]
-    for _ in range(2):
-        made = each(
-            lambda chat: said(llm.create_chat_completion(chat, seed=5, stream=stream, **SAMPLED)), CHATS
-        )
-        assert made == wanted
-
-
 def test_processors_and_criteria_find_their_own_request(llm, fresh):
     stock = fresh()
 
@@ -224,30 +190,6 @@ def test_processors_and_criteria_find_their_own_request(llm, fresh):
 
     wanted = [complete(stock, start) for start in (0, 40, 80)]
     assert each(lambda start: complete(llm, start), (0, 40, 80)) == wanted
-
-
-def test_processor_may_ask_another_model(llm, opened, arch):
-    second = opened(arch, n_parallel=2)
-    wanted, seen = take(second, WORDS[:30], 2), []
-
-    def process(_, scores):
-        seen.append(take(second, WORDS[:30], 2))
-        return scores
-
-    def complete(i):
-        processors = llama_cpp.LogitsProcessorList([process])
-        return llm.create_completion(WORDS[i : i + 30], logits_processor=processors, **SAMPLED)
-
-    each(complete, range(3))
-    assert len(seen) > 10
-    assert all(words == wanted for words in seen)
-
-
-def test_embeddings_are_refused_as_clearly_as_upstream_does(llm, opened, arch):
-    for ask_for in (llm.embed, llm.create_embedding):
-        with pytest.raises(RuntimeError, match="embedding=True"):
-            ask_for("some words")
-    assert len(opened(arch, embedding=True).embed("some words")) > 0
 
 
 # -- as frameworks use it --------------------------------------------------------------------------

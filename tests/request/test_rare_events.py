@@ -1,8 +1,10 @@
-"""Rare events of the decode loop: no thread, signals, cancels beside others, callbacks that block."""
+"""Rare events of the decode loop: faults, no thread, signals, cancels beside others, callbacks that block."""
 
 from __future__ import annotations
 
+import gc
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from itertools import islice
@@ -10,8 +12,21 @@ from typing import Any
 
 import pytest
 
+from llamahybrid.core.runner import Runner
+from llamahybrid.core.slots import Slots
+from llamahybrid.errors import LlamaHybridError
 from tests.lab.waiting import wait_until
-from tests.request.asking import DEADLINE, WORDS, begin, said, take, waits_for_reply
+from tests.request.asking import (
+    DEADLINE,
+    WORDS,
+    Started,
+    begin,
+    finish,
+    in_thread,
+    said,
+    take,
+    waits_for_reply,
+)
 
 Opened = Callable[..., Any]
 
@@ -19,54 +34,38 @@ Opened = Callable[..., Any]
 def test_a_loop_that_gets_no_thread_says_so(
     opened: Opened, stock: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    llm, right, start, raised = opened(), stock(), threading.Thread.start, list[BaseException]()
+    llm, right, start = opened(), stock(), threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:
         if thread.name == "llamahybrid-decode":
             raise RuntimeError("can't start new thread")  # as under a limit of processes
         start(thread)
 
-    def ask() -> None:
-        try:
-            take(llm, WORDS[:40])
-        except RuntimeError as error:
-            raised.append(error)
-
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
-        asking = threading.Thread(target=ask, daemon=True)
-        asking.start()
-        asking.join(DEADLINE)
-    assert "can't start" in str(raised[0])
+        with pytest.raises(RuntimeError, match="can't start"):
+            in_thread(take, llm, WORDS[:40])
     assert take(llm, WORDS[:40]) == right(WORDS[:40])
 
 
 def test_cancel_reaches_a_request_whose_message_is_not_read_yet(opened: Opened) -> None:
     llm, held, go_on = opened(), threading.Event(), threading.Event()
-    finished: dict[str, str] = {}
 
     def hold(progress: Any) -> None:
         held.set()
         assert go_on.wait(DEADLINE)
 
-    def ask(name: str, **request: Any) -> None:
-        with llm.request(**request) as handle:
-            handles[name] = handle
-            made = llm.create_completion(WORDS[:40], max_tokens=4, temperature=0.0)
-        finished[name] = made["choices"][0]["finish_reason"]
+    def ask(**request: Any) -> Any:
+        with llm.request(**request):
+            return finish(llm.create_completion(WORDS[:40], max_tokens=4, temperature=0.0))
 
-    handles: dict[str, Any] = {}
-    first = threading.Thread(target=ask, args=("first",), kwargs={"on_progress": hold}, daemon=True)
-    first.start()
+    first = Started(ask, on_progress=hold)
     assert held.wait(DEADLINE)  # the loop is in a callback, as it may be in a long batch
-    second = threading.Thread(target=ask, args=("second",), daemon=True)
-    second.start()
-    wait_until(lambda: "second" in handles and waits_for_reply(second))
+    second = Started(ask)
+    wait_until(lambda: waits_for_reply(second))
     llm.cancel()
     go_on.set()
-    first.join(DEADLINE)
-    second.join(DEADLINE)
-    assert finished == {"first": "cancelled", "second": "cancelled"}
+    assert [first.result(), second.result()] == ["cancelled", "cancelled"]
 
 
 def test_tokens_sent_into_a_stream_after_another_took_its_slot(opened: Opened) -> None:
@@ -141,7 +140,7 @@ def test_a_state_that_a_signal_handler_saves_hides_no_tokens(
 
 def test_answers_closed_in_a_callback_hold_up_no_request(opened: Opened) -> None:
     """`on_request` runs in the loop's thread, for which the threads of these answers wait."""
-    llm, over = opened(n_parallel=2), threading.Event()
+    llm = opened(n_parallel=2)
     answers = [llm.create_completion(WORDS[:40], max_tokens=50, n=3, stream=True)]
     next(answers[0])
 
@@ -149,10 +148,92 @@ def test_answers_closed_in_a_callback_hold_up_no_request(opened: Opened) -> None
         if answers:
             answers.pop().close()
 
-    def ask() -> None:
-        llm.create_completion(WORDS[100:140], max_tokens=3)
-        over.set()
-
     llm.on_request = close
-    threading.Thread(target=ask, daemon=True).start()
-    assert over.wait(DEADLINE)
+    in_thread(lambda: llm.create_completion(WORDS[100:140], max_tokens=3))
+
+
+# -- faults and finalizers ---------------------------------------------------------------------------
+
+
+def test_streams_that_take_turns_at_every_token(opened: Opened, stock: Opened) -> None:
+    """With one slot each token needs a switch, and no switch may grow a stack."""
+    llm, right, before = opened(), stock(), sys.getrecursionlimit()
+    prompts = WORDS[:30], WORDS[100:130]
+    streams = [llm.generate(prompt, temp=0.0) for prompt in prompts]
+    sys.setrecursionlimit(300)
+    try:
+        said = list(islice(zip(*streams, strict=True), 100))
+    finally:
+        sys.setrecursionlimit(before)
+    assert [list(each) for each in zip(*said, strict=True)] == [right(prompt, 100) for prompt in prompts]
+
+
+def test_a_state_that_cannot_be_stored_ends_no_request(
+    opened: Opened, stock: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm, right, failed = opened(), stock(), list[int]()
+    stream, said = begin(llm, WORDS[:60], 3)
+    save_tip = Runner.save_tip
+
+    def fail(runner: Runner, stays: int = 0) -> None:
+        if failed:
+            save_tip(runner, stays)
+            return
+        failed.append(runner.live.n)
+        raise MemoryError("there is no room for a state")
+
+    monkeypatch.setattr(Runner, "save_tip", fail)
+    assert take(llm, WORDS[100:160], 4) == right(WORDS[100:160], 4)
+    assert failed
+    assert [*said, *islice(stream, 3)] == right(WORDS[:60], 6)
+
+
+def test_a_slot_that_cannot_be_given_fails_one_request(
+    opened: Opened, stock: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm, right = opened(n_parallel=2), stock()
+    stream, said = begin(llm, WORDS[:60], 3)
+
+    def fail(slots: Slots, request: Any) -> None:
+        raise MemoryError("there is no room to look for one")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Slots, "best", fail)
+        with pytest.raises(MemoryError):
+            take(llm, WORDS[100:160])
+    assert [*said, *islice(stream, 3)] == right(WORDS[:60], 6)
+    assert take(llm, WORDS[100:160], 4) == right(WORDS[100:160], 4)
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_finalizer_in_the_loops_thread_changes_no_answer(opened: Opened, stock: Opened, slots: int) -> None:
+    """The collector runs in any thread: in that of the loop, `reset` would come between two batches."""
+    llm, right, raised = opened(n_parallel=slots), stock(), list[str]()
+
+    class Finalized:
+        def __init__(self) -> None:
+            self.cycle = self
+
+        def __del__(self) -> None:
+            try:
+                llm.eval([7, 7, 7])
+            except LlamaHybridError as error:
+                raised.append(str(error))
+
+    def leave_garbage(progress: Any) -> None:
+        if 100 < progress.processed < progress.total and not raised:
+            gc.disable()
+            Finalized()
+            gc.set_threshold(1)  # collected by the loop's thread, as the caller's waits
+            gc.enable()
+        else:
+            gc.set_threshold(*threshold)
+
+    threshold, prompt = gc.get_threshold(), WORDS[:300]
+    try:
+        with llm.request(on_progress=leave_garbage):
+            assert take(llm, prompt) == right(prompt)
+    finally:
+        gc.set_threshold(*threshold)
+        gc.enable()
+    assert len(raised) == 1

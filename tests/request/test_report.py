@@ -1,14 +1,16 @@
-"""Reports of requests: last_request, reasons in words, usage."""
+"""Reports of requests: last_request, reasons in words, usage, and the progress of a long prompt."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from llamahybrid.core.report import sentence
+from llamahybrid.core.report import PromptProgress, sentence
+from llamahybrid.errors import LlamaHybridError
 from llamahybrid.prompt_cache import Plan
 from llamahybrid.prompt_cache.base import Reason
 from tests.request.asking import WORDS, begin, take
@@ -117,13 +119,67 @@ def test_usage_names_the_tokens_that_were_not_decoded(opened: Opened, n_parallel
         assert told[1:] == [0, 80]
 
 
-def test_usage_of_a_chat(opened: Opened) -> None:
+# -- progress --------------------------------------------------------------------------------------
+
+LONG = WORDS[:400]
+LONGER = [*LONG, *LONG[100::-1][:100]]
+
+
+def numbers(told: list[PromptProgress]) -> list[int]:
+    """The processed tokens of each report; cached and total are those of the prompt."""
+    assert len({(progress.total, progress.cached) for progress in told}) == 1
+    assert [each.seconds for each in told] == sorted(each.seconds for each in told)
+    return [progress.processed for progress in told]
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "gemma3"])
+@pytest.mark.parametrize("n_parallel", [1, 3])
+def test_a_prompt_is_told_of_at_its_restore_point_and_after_each_batch(
+    opened: Opened, arch: str, n_parallel: int
+) -> None:
+    llm, told = opened(arch, n_parallel=n_parallel), list[PromptProgress]()
+    llm.on_progress = told.append
+    llm.create_completion(LONG, max_tokens=2)
+    far = numbers(told)
+    assert (far[0], far[-1], told[0].total, told[0].cached) == (0, 400, 400, 0)
+    assert far == sorted(set(far))
+    assert max(b - a for a, b in itertools.pairwise(far)) <= 64, "a batch"
+    told.clear()
+    llm.create_completion(LONGER, max_tokens=2)
+    far = numbers(told)
+    assert far[0] == told[0].cached == llm.last_request.cached > 300
+    assert far[-1] == told[0].total == 500
+
+
+def test_a_handle_has_its_own_and_its_answers_are_told_of_once(opened: Opened) -> None:
+    llm, others, own = opened(n_parallel=3), list[PromptProgress](), list[PromptProgress]()
+    llm.on_progress = others.append
+    with llm.request(on_progress=own.append):
+        stream = llm.create_completion(LONG, max_tokens=2, n=3, stream=True)
+    for _ in stream:
+        pass
+    assert numbers(own)[-1] == 400
+    assert not others
+
+
+def test_error_of_on_progress_ends_the_request_and_keeps_its_progress(opened: Opened) -> None:
     llm = opened()
-    usages = [
-        llm.create_chat_completion([{"role": "user", "content": "Hello there"}], max_tokens=4)["usage"]
-        for _ in range(2)
-    ]
-    assert [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages] == [
-        0,
-        usages[0]["prompt_tokens"],
-    ]
+
+    def stop(progress: PromptProgress) -> None:
+        if progress.processed >= 200:
+            raise OSError("enough")
+
+    with pytest.raises(OSError, match="enough"), llm.request(on_progress=stop):
+        llm.create_completion(LONG, max_tokens=2)
+    llm.create_completion(LONG, max_tokens=2)
+    assert 0 < llm.last_request.cached <= 264
+
+
+def test_on_progress_may_cancel_and_not_ask(opened: Opened) -> None:
+    llm = opened()
+    llm.on_progress = lambda progress: llm.cancel() if progress.processed else None
+    made = llm.create_completion(LONG, max_tokens=2)
+    assert made["choices"][0]["finish_reason"] == "cancelled"
+    llm.on_progress = lambda _: llm.create_completion([1, 2], max_tokens=1)
+    with pytest.raises(LlamaHybridError, match="on_progress"):
+        llm.create_completion(LONGER, max_tokens=2)

@@ -22,7 +22,7 @@ from llamahybrid.harness.counters import DecodeCounter
 from tests.lab.disk_fuzz import stored
 from tests.lab.draft_fuzz import EveryDraft
 from tests.lab.integrity import check_integrity
-from tests.request.asking import ARCHS, CUTS, in_thread, take
+from tests.request.asking import CUTS, in_thread, take
 
 A, B = "tenant-a, whose salt is long", "tenant-b"
 SECRET = [(7 * i + 3) % 150 for i in range(120)]
@@ -119,42 +119,6 @@ def test_models_own_salt_stands_beside_it(opened: Opened) -> None:
 # -- slots -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.patched
-@pytest.mark.parametrize("arch", ARCHS)
-def test_live_stream_is_neither_shared_nor_disturbed(opened: Opened, stock: Opened, arch: str) -> None:
-    llm, expected = opened(arch, n_parallel=3), stock(arch)(SECRET, 24)
-    with llm.request(A):
-        stream = llm.generate(SECRET, temp=0.0)
-    answer = list(itertools.islice(stream, 5))
-    counter = DecodeCounter(llm)
-    said, report = ask(llm, B, SECRET, 24)
-    assert (said, told(report)) == (expected, UNKNOWN)
-    assert counter.take() == len(SECRET) + 23
-    assert answer + list(itertools.islice(stream, 19)) == expected
-    stream.close()
-    said, report = ask(llm, A, SECRET, 2)
-    assert said == expected[:2]
-    assert report.cached > 0
-
-
-@pytest.mark.parametrize("first", [A, B])
-def test_slot_is_not_chosen_for_another_tenants_state(opened: Opened, first: str) -> None:
-    llm = opened("llama", n_parallel=3, flash_attn=True)  # else it gives its cells away
-    for prompt in (OTHER, [9, *OTHER]):
-        ask(llm, B, prompt)
-    ask(llm, A, SECRET)
-    ask(llm, B, SECRET)  # where nobody was for longest
-    assert ask(llm, A, [*SECRET, 5])[1].source == "live"
-
-
-def test_slot_that_was_of_another_salt_is_emptied_and_its_state_kept(opened: Opened) -> None:
-    llm = opened()
-    with llm.request(A):
-        llm.eval(SECRET)
-    assert told(ask(llm, B, [*SECRET, 5])[1]) == UNKNOWN
-    assert told(ask(llm, A, [*SECRET, 5])[1])[1:3] == (len(SECRET), "ram")
-
-
 @pytest.mark.parametrize("n_parallel", [1, 2])
 def test_stream_goes_on_after_another_salt_had_its_place(
     opened: Opened, stock: Opened, impatient: None, n_parallel: int
@@ -173,16 +137,6 @@ def test_stream_goes_on_after_another_salt_had_its_place(
     for salt in (None, "c", B):
         _, report = ask(llm, salt, [*SECRET, *answer, 3])
         assert report.matched <= len(SECRET) + 8, "what A's stream said later is A's"
-
-
-def test_dropped_stream_leaves_its_state_to_its_own(opened: Opened) -> None:
-    llm = opened()
-    with llm.request(A):
-        stream = llm.generate(SECRET, temp=0.0)
-    list(itertools.islice(stream, 70))
-    del stream
-    assert told(ask(llm, B, [*SECRET, 5])[1]) == UNKNOWN
-    assert ask(llm, A, [*SECRET, 5])[1].cached > 0
 
 
 @pytest.mark.parametrize("n_parallel", [1, 3])
@@ -412,17 +366,6 @@ def test_last_request_of_another_salt_is_not_told(opened: Opened) -> None:
     assert llm.last_request.total == len(OTHER), "this thread's own"
     with llm.request(A):
         assert llm.last_request is None
-
-
-def test_chat_has_a_salt_too(opened: Opened) -> None:
-    llm = opened(n_ctx=2048)
-    messages = [{"role": "user", "content": "the quick brown fox " * 8}]
-    cached = []
-    for salt in (A, B, A, None):
-        made = llm.create_chat_completion(messages, max_tokens=2, temperature=0.0, cache_salt=salt)
-        cached.append(made["usage"]["prompt_tokens_details"]["cached_tokens"])
-    assert cached[:2] + cached[3:] == [0, 0, 0]
-    assert cached[2] > 10
 
 
 def test_seeds_of_a_salt_change_no_other_requests(opened: Opened) -> None:

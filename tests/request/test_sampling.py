@@ -9,7 +9,6 @@ import pytest
 from llama_cpp import LlamaGrammar, LogitsProcessorList
 from llama_cpp.llama_speculative import LlamaDraftModel
 
-from llamahybrid import Llama
 from llamahybrid.capi.gbnf import require_grammar
 from llamahybrid.errors import LlamaHybridError
 from tests.lab.draft_fuzz import EveryDraft
@@ -19,41 +18,29 @@ SETTINGS = {"greedy": {"temp": 0.0}, "warm": {"temp": 1.5, "top_k": 50}, "mirost
 
 
 @pytest.fixture
-def llm(tiny_model):
-    llm = Llama(str(tiny_model("llama")), n_ctx=256, n_threads=1, verbose=False, seed=5)
+def llm(open_model):
+    llm = open_model("llama")
     llm.eval(PROMPT)
-    yield llm
-    llm.close()
+    return llm
 
 
 @pytest.mark.parametrize("n_parallel", [1, 2])
 @pytest.mark.parametrize("grammar", [None, 'root ::= "a"+'])
-def test_without_logits_nothing_is_sampled_and_the_process_goes_on(tiny_model, fresh, n_parallel, grammar):
+def test_without_logits_nothing_is_sampled_and_the_process_goes_on(open_model, fresh, n_parallel, grammar):
     """The library would end it, and so would a row that no token of the last batch has."""
     grammar = None if grammar is None else LlamaGrammar.from_string(grammar, verbose=False)
-    path = str(tiny_model("llama"))
-    with closing(Llama(path, n_parallel=n_parallel, n_ctx=256, n_threads=1, verbose=False)) as llm:
-        sampler = llm._init_sampler(temp=0.0, grammar=grammar)
-        for row in (7, -9):
-            with pytest.raises(LlamaHybridError, match="no logits"):
-                sampler.sample(llm._ctx, row)
-        llm.eval(PROMPT)
+    llm = open_model("llama", n_parallel=n_parallel)
+    sampler = llm._init_sampler(temp=0.0, grammar=grammar)
+    for row in (7, -9):
         with pytest.raises(LlamaHybridError, match="no logits"):
-            llm.sample(temp=0.0, idx=0, grammar=grammar)
-        assert 0 <= llm.sample(temp=0.0, grammar=grammar) < llm.n_vocab()
-        llm.reset()
-        llm.eval(PROMPT)
-        wanted = fresh(PROMPT, 1, "llama", n_ctx=256)
-        assert [llm.sample(temp=0.0)] == wanted, "with no sampler that was left by the failed one"
-
-
-def test_several_slots_sample_from_no_row_where_nothing_was_decoded(tiny_model):
-    path = str(tiny_model("llama"))
-    with (
-        closing(Llama(path, n_parallel=2, n_ctx=256, n_threads=1, verbose=False)) as llm,
-        pytest.raises(AssertionError, match="no tokens"),  # upstream's own, with one slot
-    ):
-        llm.sample(temp=0.0)
+            sampler.sample(llm._ctx, row)
+    llm.eval(PROMPT)
+    with pytest.raises(LlamaHybridError, match="no logits"):
+        llm.sample(temp=0.0, idx=0, grammar=grammar)
+    assert 0 <= llm.sample(temp=0.0, grammar=grammar) < llm.n_vocab()
+    llm.reset()
+    llm.eval(PROMPT)
+    assert [llm.sample(temp=0.0)] == fresh(PROMPT, 1, "llama"), "the failed one left no sampler"
 
 
 def test_a_closed_context_is_not_sampled_from(llm):
@@ -93,44 +80,34 @@ def test_a_grammar_that_can_be_read_is_used(llm):
 
 @pytest.mark.parametrize("n_parallel", [1, 2])
 @pytest.mark.parametrize("end", ["[b-a]", '"\\UFFFFFFFF"'])
-def test_a_grammar_that_leads_nowhere_is_an_error_and_not_the_end(tiny_model, end, n_parallel):
+def test_a_grammar_that_leads_nowhere_is_an_error_and_not_the_end(open_model, end, n_parallel):
     """The library accepts a token that it forbade, and the process dies."""
-    options = {"n_ctx": 256, "n_threads": 1, "verbose": False, "n_parallel": n_parallel}
-    with closing(Llama(str(tiny_model("llama")), **options)) as llm:
-        for how in (SETTINGS["greedy"], SETTINGS["mirostat"]):
-            how = {"temperature" if name == "temp" else name: value for name, value in how.items()}
-            made = LlamaGrammar.from_string(f'root ::= "a" {end}', verbose=False)
-            with pytest.raises(LlamaHybridError, match="leads nowhere"):
-                llm.create_completion(PROMPT, max_tokens=5, grammar=made, **how)
-            with pytest.raises(LlamaHybridError, match="leads nowhere"):
-                list(llm.create_completion(PROMPT, max_tokens=5, grammar=made, stream=True, **how))
-        assert llm.create_completion(PROMPT, max_tokens=2)["choices"]
-        assert llm.last_request.cached >= len(PROMPT) - 1
+    llm = open_model("llama", n_parallel=n_parallel)
+    for how in ({"temperature": 0.0}, {"mirostat_mode": 2}):
+        how["grammar"] = LlamaGrammar.from_string(f'root ::= "a" {end}', verbose=False)
+        with pytest.raises(LlamaHybridError, match="leads nowhere"):
+            llm.create_completion(PROMPT, max_tokens=5, **how)
+        with pytest.raises(LlamaHybridError, match="leads nowhere"):
+            list(llm.create_completion(PROMPT, max_tokens=5, stream=True, **how))
+    assert llm.create_completion(PROMPT, max_tokens=2)["choices"]
+    assert llm.last_request.cached >= len(PROMPT) - 1
 
 
 @pytest.mark.parametrize("how", SETTINGS)
 @pytest.mark.parametrize("prompt_cache", [True, False])
-def test_a_grammar_s_tokens_are_upstream_s(tiny_model, how, prompt_cache):
-    options = {"n_ctx": 256, "n_threads": 1, "verbose": False, "seed": 5}
-
+def test_a_grammar_s_tokens_are_upstream_s(open_model, how, prompt_cache):
     def said(of):
         made = LlamaGrammar.from_string("root ::= [a-z]+", verbose=False)
-        of.reset()
         of.eval(PROMPT)
         sampler = of._init_sampler(grammar=made, **SETTINGS[how])
         return [sampler.sample(of._ctx) for _ in range(20)]
 
-    path = str(tiny_model("llama"))
-    with (
-        closing(llama_cpp.Llama(path, **options)) as stock,
-        closing(Llama(path, prompt_cache=prompt_cache, **options)) as llm,
-    ):
-        assert said(llm) == said(stock)
+    stock = open_model("llama", llama_cpp.Llama, seed=5)
+    assert said(open_model("llama", prompt_cache=prompt_cache, seed=5)) == said(stock)
 
 
-def test_processor_is_shown_preceding_tokens_and_no_guesses(tiny_model):
+def test_processor_is_shown_preceding_tokens_and_no_guesses(open_model):
     """Upstream shows the whole draft: what is forced, say a form to fill in, then depends on the guesses."""
-    options = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
     said = []
 
     class Guesses(LlamaDraftModel):
@@ -152,9 +129,8 @@ def test_processor_is_shown_preceding_tokens_and_no_guesses(tiny_model):
         with closing(stream):
             return list(islice(stream, 20)), seen
 
-    with closing(llama_cpp.Llama(str(tiny_model("qwen35")), **options)) as stock:
-        said, wanted = answer(stock)
-    with closing(Llama(str(tiny_model("qwen35")), draft_model=Guesses(), **options)) as llm:
-        llm.drafts.policy = EveryDraft(llm.runner.meter)
-        assert answer(llm) == (said, wanted)
-        assert llm.last_request.accepted
+    said, wanted = answer(open_model(cls=llama_cpp.Llama))
+    llm = open_model(draft_model=Guesses())
+    llm.drafts.policy = EveryDraft(llm.runner.meter)
+    assert answer(llm) == (said, wanted)
+    assert llm.last_request.accepted

@@ -13,16 +13,12 @@ import pytest
 
 from llamahybrid import Llama
 from llamahybrid.core.schedule import (
-    NEVER,
     Action,
     Schedule,
     batch_borders,
-    before_tip_goes,
-    gives_up_tip,
 )
 from llamahybrid.prompt_cache import Costs, Plan, PromptCache
 from llamahybrid.prompt_cache.base import Outline
-from llamahybrid.prompt_cache.ladder import MIN_SPACING
 from llamahybrid.prompt_cache.placement import FINAL_TOKENS, prefill_cuts
 from tests.lab.fake_engine import FakeEngine, Kind
 
@@ -48,69 +44,7 @@ def done(plan: Plan, costs: Callable[[], Costs] = lambda: SLOW, **more: bool) ->
     return made
 
 
-# -- how a request starts --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("plan", "tip", "gone"),
-    [
-        (planned(cached=100), 100, False),
-        (planned(cached=99), 100, True),
-        (planned(), 0, True),
-        (replace(planned(cached=100), source="ram"), 100, True),
-    ],
-)
-def test_the_live_tip_is_given_up_unless_it_is_extended(plan: Plan, tip: int, gone: bool) -> None:
-    assert gives_up_tip(plan, tip) == gone
-
-
-@pytest.mark.parametrize(("unstored", "first"), [(0, []), (1, [Action.CHECKPOINT_IF_FINITE])])
-def test_lost_tip_is_stored_unless_it_is_a_checkpoint(unstored: int, first: list[Action]) -> None:
-    assert list(before_tip_goes(unstored)) == [*first, Action.PAGE_OUT]
-
-
-@pytest.mark.parametrize(
-    ("tip", "left", "more", "told"),
-    [
-        (100, MIN_SPACING, {}, [Action.CHECKPOINT]),
-        (100, MIN_SPACING - 1, {}, []),
-        (100, MIN_SPACING, {"stored": True}, []),
-        (101, MIN_SPACING, {}, []),
-    ],
-    ids=["extended", "a few tokens are added", "stored already", "not the tip"],
-)
-def test_the_tip_that_a_turn_extends_is_stored(
-    tip: int, left: int, more: dict[str, bool], told: list[Action]
-) -> None:
-    assert list(schedule(planned(100 + left, 100, **more)).begin(tip)) == told
-
-
 # -- the prompt ------------------------------------------------------------------------------------
-
-
-def test_a_cut_is_staged_and_other_batch_ends_are_not() -> None:
-    made = schedule(planned(cuts=(60, 120)))
-    assert [list(made.decoded(n)) for n in (60, 100, 120)] == [[Action.STAGE], [], [Action.STAGE]]
-
-
-@pytest.mark.parametrize(
-    ("cached", "logits", "wanted", "told"),
-    [
-        (0, True, True, [Action.ADMIT_STAGED, Action.CHECKPOINT_WITH_LOGITS]),
-        (0, False, True, [Action.ADMIT_STAGED]),
-        (200, True, True, [Action.ADMIT_STAGED]),
-        (0, True, False, [Action.KEEP_LOGITS]),
-        (0, False, False, []),
-        (200, True, False, []),
-    ],
-)
-def test_end_of_a_prompt_is_stored_behind_its_staged_checkpoints(
-    cached: int, logits: bool, wanted: bool, told: list[Action]
-) -> None:
-    """Memory that needs no checkpoints keeps the logits alone."""
-    made = schedule(planned(200, cached), wanted=wanted)
-    assert list(made.prompt_done(200, logits=logits)) == told
-    assert wanted or made.next_due == NEVER
 
 
 OUTLINE = Outline(total=4000, cached=0, matched=0)
@@ -185,12 +119,6 @@ def test_an_answer_is_stored_on_the_grid() -> None:
     assert answered(done(planned()), 200, 400) == [256, 320, 384]
 
 
-def test_a_border_that_several_tokens_pass_at_once_counts() -> None:
-    made = done(planned())
-    assert list(made.before_token(260)) == [Action.CHECKPOINT_IF_FINITE]
-    assert made.next_due == 320
-
-
 def test_next_checkpoint_follows_from_measured_costs() -> None:
     now = [SLOW]
     made = schedule(planned(), lambda: now[0])
@@ -237,27 +165,6 @@ def test_end_of_an_answer_is_stored_where_the_next_request_would_store_it(
     made = done(planned(), lambda: costs, keeps_chats=more.get("keeps_chats", True))
     answered(made, 200, more.get("stored", 200), refused=more.get("refused", False))
     assert list(made.end(last, opaque=more.get("opaque", False))) == told
-
-
-def test_cancelled_prompt_keeps_staged_checkpoints() -> None:
-    assert list(schedule(planned()).end(120)) == END
-
-
-# -- memory that needs no checkpoints --------------------------------------------------------------
-
-
-def stopped() -> Schedule:
-    made = schedule(planned())
-    made.stop()
-    return made
-
-
-@pytest.mark.parametrize("make", [stopped, lambda: schedule(planned(), wanted=False)])
-def test_memory_that_needs_none_gets_none_but_is_remembered(make: Callable[[], Schedule]) -> None:
-    made = make()
-    assert made.next_due == NEVER
-    assert answered(made, 200, 400) == []
-    assert list(made.end(400)) == END
 
 
 # -- who drives it ---------------------------------------------------------------------------------

@@ -71,7 +71,6 @@ def test_a_thought_ends_at_the_budget_and_the_answer_is_that_to_the_closed_thoug
     said = chat(llm, stream=stream, thinking_budget=budget)
     thought, found, answer = said.partition(CLOSE)
     assert (thought, found) == (free, CLOSE)
-    assert llm.last_request is not None
     assert llm.last_request.thinking == budget
     with closing(llama_cpp.Llama(model, **OPTIONS)) as stock:
         tokens = [*prompt(llm, f"<think>\n{thought}"), *stock.tokenize(CLOSE.encode(), False, True)]
@@ -117,7 +116,6 @@ def test_a_model_that_opens_the_thought_itself(llm: Llama) -> None:
     assert said(text, thinking_budget=4) == "<think>abcd" + CLOSE + "ij"  # the script goes on
     assert said(text, thinking_budget=0) == "<think>" + CLOSE + "efghij"
     assert said("Say <think> abcdefghij", thinking_budget=4) == "Say <think> abcdefghij"
-    assert llm.last_request is not None
     assert llm.last_request.thinking == 0
 
 
@@ -192,13 +190,11 @@ def test_unused_model_with_budgets_is_freed(model: str) -> None:
         gc.enable()
 
 
-def test_a_template_without_thinking_takes_no_budget(tiny_model: Any, tmp_path: Path) -> None:
-    plain = "{% for m in messages %}[{{ m.role }}]{{ m.content }}[end]{% endfor %}[assistant]"
-    path = with_template(tiny_model("qwen35"), tmp_path / "plain.gguf", plain)
-    with closing(Llama(str(path), **OPTIONS)) as llm:
-        with pytest.raises(ValueError, match="thinking_budget"):
-            chat(llm, thinking_budget=3)
-        assert chat(llm, thinking_budget=-1) == chat(llm)
+def test_a_template_without_thinking_takes_no_budget(templated: Any) -> None:
+    llm = templated("{% for m in messages %}[{{ m.role }}]{{ m.content }}[end]{% endfor %}[assistant]")
+    with pytest.raises(ValueError, match="thinking_budget"):
+        chat(llm, thinking_budget=3)
+    assert chat(llm, thinking_budget=-1) == chat(llm)
 
 
 def test_streams_that_take_turns_in_one_slot_keep_their_budgets(model: str) -> None:
@@ -219,36 +215,28 @@ def test_streams_that_take_turns_in_one_slot_keep_their_budgets(model: str) -> N
 
 
 @pytest.mark.parametrize("arch", ["qwen35", "gemma3"])
-def test_history_with_and_without_the_thought_reuses_the_common_part(
-    tiny_model: Any, tmp_path: Path, arch: str
-) -> None:
-    path = with_template(tiny_model(arch), tmp_path / "history.gguf", OPENED)
-    with closing(Llama(str(path), **OPTIONS)) as llm:
-        head: Any = [{"role": "system", "content": "You are brief."}, *HELLO]
-        thought, _, answer = chat(llm, head, thinking_budget=9, max_tokens=30).partition(CLOSE)
-        assert llm.last_request is not None
-        first, generated = llm.last_request.total, llm.last_request.generated
-        more: Any = {"role": "tool", "content": "Go on."}  # a turn of the same question keeps its thought
-        said = {"role": "assistant", "content": answer}
+def test_history_with_and_without_the_thought_reuses_the_common_part(templated: Any, arch: str) -> None:
+    llm, head = templated(OPENED, arch=arch), [{"role": "system", "content": "You are brief."}, *HELLO]
+    thought, _, answer = chat(llm, head, thinking_budget=9, max_tokens=30).partition(CLOSE)
+    first, generated = llm.last_request.total, llm.last_request.generated
+    more: Any = {"role": "tool", "content": "Go on."}  # a turn of the same question keeps its thought
+    said = {"role": "assistant", "content": answer}
 
-        chat(llm, [*head, {**said, "reasoning_content": thought}, more], max_tokens=1)
-        kept = llm.last_request
-        assert kept is not None
-        assert kept.matched >= first + generated - 1  # all but the last token, which was never decoded
-        chat(llm, [*head, said, more], max_tokens=1)
-        dropped = llm.last_request
-        assert dropped is not None
-        assert dropped.matched == first - 2  # up to the thought: "<think>" and the line break behind it
-        assert dropped.cached == dropped.matched
+    chat(llm, [*head, {**said, "reasoning_content": thought}, more], max_tokens=1)
+    kept = llm.last_request
+    assert kept.matched >= first + generated - 1  # all but the last token, which was never decoded
+    chat(llm, [*head, said, more], max_tokens=1)
+    dropped = llm.last_request
+    assert dropped.matched == first - 2  # up to the thought: "<think>" and the line break behind it
+    assert dropped.cached == dropped.matched
 
-        again = {"role": "user", "content": "And a car?"}  # a new question: the template drops the thought
-        matched = []
-        for turn in ({**said, "reasoning_content": thought}, said):
-            chat(llm, [*head, turn, again], max_tokens=1)
-            assert llm.last_request is not None
-            matched.append((llm.last_request.total, llm.last_request.matched))
-        assert matched[0][0] == matched[1][0]
-        assert min(each[1] for each in matched) >= dropped.matched
+    again = {"role": "user", "content": "And a car?"}  # a new question: the template drops the thought
+    matched = []
+    for turn in ({**said, "reasoning_content": thought}, said):
+        chat(llm, [*head, turn, again], max_tokens=1)
+        matched.append((llm.last_request.total, llm.last_request.matched))
+    assert matched[0][0] == matched[1][0]
+    assert min(each[1] for each in matched) >= dropped.matched
 
 
 # -- going on from the beginning of an answer ----------------------------------------------------------
@@ -263,7 +251,6 @@ def test_an_answer_goes_on_from_the_last_message(llm: Llama) -> None:
     assert chat(llm, [*HELLO, begun]) != said
     thinks: Any = {"role": "assistant", "reasoning_content": "Papers", "content": ""}
     said = chat(llm, [*HELLO, thinks], continue_final_message=True, thinking_budget=4)
-    assert llm.last_request is not None
     assert llm.last_request.thinking == 4
     assert said[4:].startswith(CLOSE)
     whole = {**thinks, "content": "It needs"}
@@ -278,7 +265,6 @@ def test_a_cut_answer_that_goes_on_is_the_whole_one(llm: Llama) -> None:
     begun = {"role": "assistant", "reasoning_content": thought, "content": answer[:5]}
     asked: Any = {"continue_final_message": True, "max_tokens": len(answer) - 5}
     assert chat(llm, [*HELLO, begun], **asked) == answer[5:]
-    assert llm.last_request is not None
     assert llm.last_request.matched == llm.last_request.total  # all of it is known
 
 

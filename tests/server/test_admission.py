@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,45 +16,52 @@ from llamahybrid.server.errors import Refusal
 Scenario = Callable[[Admission, list[str]], Awaitable[None]]
 
 
-def play(
-    scenario: Scenario, slots: int = 2, max_queue: int = 8, most: int = 1, idle_seconds: float | None = None
-) -> list[str]:
-    """Return the log: opened and closed models, and the notes of the scenario.
+class Pool:
+    """In place of `Models`: notes what it opens and closes."""
 
-    `most`: models that are open at a time.
-    """
-    log: list[str] = []
-    is_open: list[str] = []
+    def __init__(self, slots: int = 2, most: int = 1) -> None:
+        """`most`: models that are open at a time."""
+        self.log: list[str] = []
+        self.failing: list[Exception] = []
+        self._slots, self._most = range(slots), most
+        self._open: list[str] = []
 
-    async def opened(alias: str) -> tuple[Any, int]:
-        log.append(f"open {alias}")
-        await asyncio.sleep(0)
-        if alias == "broken":
-            raise OSError("no such file: /secret/place")
-        is_open.append(alias)
-        assert len(is_open) <= most
-        return alias, slots
+    def open(self, alias: str) -> Any:
+        self.log.append(f"open {alias}")
+        if self.failing:
+            raise self.failing.pop()
+        self._open.append(alias)
+        assert len(self._open) <= self._most
+        return SimpleNamespace(slots=self._slots, offload=SimpleNamespace(lost=False))
 
-    async def close(aliases: Sequence[str]) -> None:
-        log.extend(f"close {alias}" for alias in aliases)
+    def close(self, *aliases: str) -> None:
         for alias in aliases:
-            is_open.remove(alias)
+            self.log.append(f"close {alias}")
+            self._open.remove(alias)
 
-    def in_the_way(alias: str, others: Sequence[str]) -> list[str] | None:
-        closing = max(0, len(is_open) + 1 - most)
+    def in_the_way(self, alias: str, others: Sequence[str]) -> list[str] | None:
+        closing = max(0, len(self._open) + (alias not in self._open) - self._most)
         return list(others[:closing]) if closing <= len(others) else None
 
+
+def play(
+    scenario: Scenario, pool: Any = None, max_queue: int = 8, idle_seconds: float | None = None
+) -> list[str]:
+    """Return the log: opened and closed models, and the notes of the scenario."""
+    pool = pool or Pool()
+
     async def run() -> None:
-        admission = Admission(opened, max_queue, lambda _: False, close, in_the_way, idle_seconds)
-        await asyncio.wait_for(scenario(admission, log), 30)
+        admission = Admission(pool, max_queue, idle_seconds)
+        await asyncio.wait_for(scenario(admission, pool.log), 60)
 
     asyncio.run(run())
+    log: list[str] = pool.log
     return log
 
 
 async def client(admission: Admission, log: list[str], name: str, alias: str = "a", weight: int = 1) -> Place:
-    llm, place = await admission.enter(alias, weight)
-    log.append(f"{name} on {llm}")
+    _, place = await admission.enter(alias, weight)
+    log.append(f"{name} on {alias}")
     return place
 
 
@@ -63,22 +71,12 @@ async def beat() -> None:
 
 
 def test_lost_model_reopens_when_its_requests_have_ended() -> None:
-    lost: list[str] = []
-    opens: list[str | Exception] = ["first", DeviceError("not back yet"), "second"]
+    pool = Pool()
 
-    async def opened(_: str) -> tuple[Any, int]:
-        if isinstance(one := opens.pop(0), Exception):
-            raise one
-        return one, 2
-
-    async def closed(_: Sequence[str]) -> None:
-        pass
-
-    async def run() -> None:
-        admission = Admission(opened, 8, lambda llm: llm in lost, closed, lambda _, others: list(others))
+    async def scenario(admission: Admission, log: list[str]) -> None:
         llm, place = await admission.enter("a")
-        assert llm == "first"
-        lost.append("first")
+        llm.offload.lost = True
+        pool.failing.append(DeviceError("not back yet"))
         waiting = [asyncio.ensure_future(admission.enter("a", weight)) for weight in (1, 0)]
         await beat()
         assert admission.waiting == 2, "neither a slot nor a look is had of it"
@@ -87,9 +85,9 @@ def test_lost_model_reopens_when_its_requests_have_ended() -> None:
         for refused in await asyncio.gather(*waiting, return_exceptions=True):
             assert isinstance(refused, Refusal)
             assert (refused.status, refused.headers["Retry-After"]) == (503, "10")
-        assert (await admission.enter("a"))[0] == "second"
+        assert (await admission.enter("a"))[0] is not llm
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    assert play(scenario, pool) == ["open a", "close a", "open a", "open a"]
 
 
 def test_request_for_several_slots_is_not_overtaken() -> None:
@@ -125,10 +123,13 @@ def test_cancelled_request_frees_its_place(late: bool) -> None:
         assert admission.running == (0 if late else 1)
         assert admission.waiting == 0
 
-    play(scenario, slots=1)
+    play(scenario, Pool(slots=1))
 
 
 def test_failed_opening_refuses_only_requests_for_that_model() -> None:
+    pool = Pool()
+    pool.failing.append(OSError("no such file: /secret/place"))
+
     async def scenario(admission: Admission, log: list[str]) -> None:
         broken = asyncio.ensure_future(admission.enter("broken", 1))
         fine = asyncio.ensure_future(client(admission, log, "2"))
@@ -138,7 +139,7 @@ def test_failed_opening_refuses_only_requests_for_that_model() -> None:
         assert "secret" not in str(refused.value)
         await fine
 
-    assert play(scenario) == ["open broken", "open a", "2 on a"]
+    assert play(scenario, pool) == ["open broken", "open a", "2 on a"]
 
 
 def test_busy_model_does_not_block_another_open_model() -> None:
@@ -149,7 +150,7 @@ def test_busy_model_does_not_block_another_open_model() -> None:
         assert admission.waiting == 1
         waits.cancel()
 
-    assert play(scenario, slots=1, most=2) == ["open a", "1 on a", "open b", "3 on b"]
+    assert play(scenario, Pool(slots=1, most=2)) == ["open a", "1 on a", "open b", "3 on b"]
 
 
 def test_least_recently_used_model_closes_and_a_look_is_no_use() -> None:
@@ -162,7 +163,7 @@ def test_least_recently_used_model_closes_and_a_look_is_no_use() -> None:
         await client(admission, log, "c", "c")
         assert admission.visit("a") is None
 
-    assert play(scenario, most=2)[-3:] == ["close a", "open c", "c on c"]
+    assert play(scenario, Pool(most=2))[-3:] == ["close a", "open c", "c on c"]
 
 
 def test_model_in_use_closes_after_its_requests_and_admits_no_later_ones() -> None:
@@ -189,7 +190,7 @@ def test_unused_model_closes_before_one_in_use() -> None:
         admission.leave(await client(admission, log, "2", "b"))
         await client(admission, log, "3", "c")
 
-    assert play(scenario, most=2)[-3:] == ["close b", "open c", "3 on c"]
+    assert play(scenario, Pool(most=2))[-3:] == ["close b", "open c", "3 on c"]
 
 
 def test_idle_model_closes_after_a_time_and_one_in_use_stays_open() -> None:
@@ -203,6 +204,6 @@ def test_idle_model_closes_after_a_time_and_one_in_use_stays_open() -> None:
         admission.leave(await client(admission, log, "3", "b"))
         admission.leave(stays)
 
-    assert play(scenario, most=2, idle_seconds=0.02) == [
+    assert play(scenario, Pool(most=2), idle_seconds=0.02) == [
         *("open a", "1 on a", "open b", "2 on b", "close b", "open b", "3 on b")
     ]

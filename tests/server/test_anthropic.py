@@ -16,6 +16,7 @@ from llamahybrid.errors import Busy
 from llamahybrid.server.anthropic.message import Blocks
 from llamahybrid.server.anthropic.request import CountTokensRequest, MessagesRequest
 from llamahybrid.server.request_fields import FIELDS, Effect, Route, effect
+from llamahybrid.server.telling import Parts
 from tests.lab.gguf_edits import with_template
 from tests.lab.serving import Serving, serving
 
@@ -263,7 +264,7 @@ def test_a_line_that_changes_for_anthropic_alone_is_left_out() -> None:
     def told(first: str) -> Any:
         system = [{"type": "text", "text": first}, {"type": "text", "text": "You are brief."}]
         asked = MessagesRequest.model_validate({**ASKED, "system": system})
-        return asked.chat().model_dump()["messages"][0]["content"]
+        return asked.completion().model_dump()["messages"][0]["content"]
 
     assert told("x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch=a5145;") == SYSTEM
     assert told("x-anthropic-billing-header: cch=a5145; Be kind.") == f"Be kind.\n{SYSTEM}"
@@ -357,8 +358,17 @@ def test_thinking_is_switched_where_the_template_can(
         assert off > plain == count(thinking={"type": "enabled", "budget_tokens": 2000})
         assert plain == count(thinking={"type": "adaptive"}, output_config={"effort": "max"})
         assert off == count(chat_template_kwargs={"enable_thinking": False})
-        for kind, block in (("enabled", "thinking"), ("disabled", "text")):
-            asked = {**ASKED, "thinking": {"type": kind}, "grammar": 'root ::= "Yes."'}
+        for kind, end, block in (
+            ("enabled", "</think>", "thinking"),
+            ("enabled", "", "text"),
+            ("disabled", "", "text"),
+        ):
+            asked = {
+                **ASKED,
+                "max_tokens": 20,
+                "thinking": {"type": kind},
+                "grammar": f'root ::= "Yes.{end}"',
+            }
             (said,) = client.post(PATH, json=asked).raise_for_status().json()["content"]
             assert (said["type"], said[block]) == (block, "Yes.")
     for thinking in ({"type": "disabled"}, {"type": "adaptive"}):
@@ -391,7 +401,7 @@ def test_thinking_that_a_template_leaves_out_by_itself(tiny_model: TinyModel, tm
 
 
 def test_thinking_and_calls_are_blocks_of_their_own() -> None:
-    blocks = Blocks()
+    blocks, parts = Blocks(), Parts()
     call = {"index": 0, "id": "call_1", "function": {"name": "weather", "arguments": '{"in": '}}
     rest = {"index": 0, "id": "call_1", "function": {"name": "weather", "arguments": '"Rome"}'}}
     other = {"index": 1, "id": "call_2", "function": {"name": "weather", "arguments": "{}"}}
@@ -404,8 +414,8 @@ def test_thinking_and_calls_are_blocks_of_their_own() -> None:
         {"tool_calls": [rest]},
         {"tool_calls": [other]},
     ]
-    events = [event for delta in deltas for event in blocks.add(delta)]
-    events += blocks.close()
+    events = [event for delta in deltas for event in blocks.told(parts.add(delta))]
+    events += blocks.told(parts.end())
     assert blocks.whole
     assert blocks.content == [
         {"type": "thinking", "thinking": "Hm.", "signature": ""},

@@ -125,7 +125,9 @@ def test_forgotten_prompt_is_decoded_again(small: Serving) -> None:
 )
 def test_body_without_a_prompt_gets_400(small: Serving, path: str, wrong: dict[str, Any]) -> None:
     with small.client() as client:
-        assert client.post(f"/cache/{path}", json=wrong).status_code == 400
+        refused = client.post(f"/cache/{path}", json=wrong)
+        assert refused.status_code == 400
+        assert "/v1/" not in refused.json()["error"]["message"], "another route"
         assert client.post(f"/cache/{path}", json={"prompt": "a", "pinned": 1, "all": 1}).status_code == 400
 
 

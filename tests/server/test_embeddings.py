@@ -105,7 +105,9 @@ def test_pooled_vectors_in_llama_server_s_form_have_a_norm(tiny_model: TinyModel
             {"content": "x", "embd_normalize": -2},
             {"content": "x", "size": 3},
         ):
-            assert client.post(path, json=wrong).status_code == 400, wrong
+            refused = client.post(path, json=wrong)
+            assert refused.status_code == 400, wrong
+            assert "/v1/" not in refused.json()["error"]["message"], "another route"
 
 
 def test_vectors_of_tokens_in_llama_server_s_form_are_the_model_s(http: httpx.Client) -> None:

@@ -56,7 +56,7 @@ def test_a_full_disk_is_warned_of_once_counted_and_tried_again(
         assert client.get("/health").status_code == 200
         full = False
         cache: Any = server.llm.prompt_cache
-        cache.disk._breakers["writing to"]._until = 0.0
+        cache.disk.writing._until = 0.0
         say(server, client, "four")
         assert errors(client) == counted
         assert cache.stats().extra["disk_bytes"] > 0

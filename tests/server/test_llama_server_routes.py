@@ -103,7 +103,7 @@ def test_how_a_completion_ended(http: httpx.Client, stream: bool) -> None:
 
     said = http.post("/completion", json={"prompt": PROMPT, **PLAIN}).json()["content"]
     assert last(stop=["\0", said[4:7]])["stopping_word"] == said[4:7]
-    assert last(stop=[said[4:7]])["stop_type"] == "word"
+    assert last(stop=said[4:7], return_tokens=True)["stop_type"] == "word"
     assert last(grammar='root ::= "yes"')["stop_type"] == "eos"
     assert last()["stop_type"] == "limit"
     assert last(n_predict=None, max_tokens=5)["tokens_predicted"] == 5

@@ -139,7 +139,7 @@ def test_a_json_schema_leaves_no_room_for_a_thought(client: openai.OpenAI, strea
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_unfinished_thought_has_no_text(client: openai.OpenAI, stream: bool) -> None:
-    asked = {**ASKED, **written("I look it up. And then I think on."), "max_output_tokens": 13}
+    asked = {**ASKED, **written("I look it up. And then I think on.</think>"), "max_output_tokens": 13}
     got = final(client.responses.create(**asked, stream=stream), stream)
     (thought,) = got.output
     assert (got.status, got.output_text, thought.status) == ("incomplete", "", "incomplete")
@@ -259,16 +259,19 @@ def test_the_request_comes_back_in_the_response(client: openai.OpenAI) -> None:
         ({"top_k_": 1}, "top_k_"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"top_logprobs": 99}, "top_logprobs"),
-        ({"metadata": {str(n): "" for n in range(17)}}, None),
+        ({"metadata": {str(n): "" for n in range(17)}}, "metadata"),
         ({"tools": [{"type": "computer", "name": "x"}]}, "tools.0"),
         ({"tools": [{"type": "function"}]}, "tools.0"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
         ({"input": [{"type": "computer_call"}]}, None),
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, None),
         ({"input": [{"role": "system", "content": [{"type": "input_image", "image_url": "x"}]}]}, None),
-        ({"input": [{"type": "function_call", "name": "f", "arguments": {}}]}, None),
+        (
+            {"input": [{"type": "function_call", "name": "f", "arguments": {}}]},
+            "messages.0.assistant.tool_calls.0.id",
+        ),
         ({"input": ["hello"]}, None),
-        ({"input": [{"role": "robot", "content": "x"}]}, None),
+        ({"input": [{"role": "robot", "content": "x"}]}, "messages.0"),
         ({"input": []}, "messages"),
         ({"input": "x " * 9000}, "messages"),
         ({"input": "x " * 9000, "stream": True}, "messages"),

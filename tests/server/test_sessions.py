@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from llamahybrid import Llama
+from llamahybrid.harness.counters import DecodeCounter
 from tests.lab.costs import decide_by
-from tests.lab.in_process import oracle_ratio
+from tests.lab.in_process import heard, oracle_ratio
 from tests.lab.serving import Serving, serving
-from tests.lab.sessions import replay, session, watched
+from tests.lab.sessions import replay, session
 
 TinyModel = Callable[..., Path]
 
@@ -27,7 +28,7 @@ def api(tiny_model: TinyModel) -> Iterator[Serving]:
 
 def check(server: Serving, path: str, requests: list[dict[str, Any]]) -> list[list[Any]]:
     """No errors, little more than the least is decoded, and the last answer is a fresh context's."""
-    with watched(server) as records:
+    with heard(server.llm, DecodeCounter(server.llm)) as records:
         told = replay(server, path, requests)
     assert len(records) == len(requests)
     assert all(record.generated for record in records)

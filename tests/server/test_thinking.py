@@ -158,7 +158,7 @@ def test_a_form_holds_behind_the_thought(http: httpx.Client) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_without_a_budget_a_form_holds_from_the_first_token(http: httpx.Client, stream: bool) -> None:
     forms: list[dict[str, Any]] = [{"guided_regex": "yes"}, {"guided_choice": ["yes"]}]
-    forms.append({"json_schema": {"const": "yes"}})
+    forms += [{"json_schema": {"const": "yes"}}, {"grammar": 'root ::= "yes"'}]
     more: dict[str, Any] = {"stream": stream, "stream_options": {"include_usage": True}} if stream else {}
     for form in forms:
         made = ask(http, **TOLD, **form, **more)

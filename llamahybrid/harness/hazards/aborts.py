@@ -7,13 +7,12 @@ from functools import partial
 
 from llama_cpp import llama_cpp as lib
 
-from llamahybrid.harness.hazards.case import probe, probes_in
+from llamahybrid.harness.hazards.case import probe
 from llamahybrid.harness.hazards.context import ABORTED, PARTIAL, THREE, TWO, Context
 from llamahybrid.harness.hazards.model import ModelUnderTest
 from llamahybrid.harness.hazards.outcome import NotApplicable, Outcome, Verdict, all_sound, went_on, wrong
 from llamahybrid.harness.hazards.steps import all_go_on, next_prompt, stop
 
-_SITE = "llama-context.cpp: llama_context::decode"
 _PARTS = (0.1, 0.5, 0.97)
 _EIGHT = {0: 8, 1: 8, 2: 8}
 _Evaluate = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
@@ -47,7 +46,7 @@ def _stopped(
 
     If that is refused, remove everything and start another prompt.
     """
-    tested.need_recurrent()
+    tested.need("recurrent")
     context = _context(tested, held, planes, **params)
     _stop(context, fed, part)
     outcome = _after(context, "the decode returned 2")
@@ -58,42 +57,28 @@ def _stopped(
     return outcome if again.verdict is Verdict.EXACT else wrong(f"{outcome.detail}; {again.detail}")
 
 
-_abort = partial(probe, site=_SITE)
-"""Defaults of probes of a stopped decode."""
-
-
-@_abort(
-    "A decode stopped inside its only ubatch", sound="drops what it spoiled, or leaves the state as it was"
-)
+@probe("A decode stopped inside its only ubatch", "llama_context::decode")
 def abort_in_token(tested: ModelUnderTest) -> Outcome:
     """Twelve tokens; stop after 10, 50 and 97 % of the next one; go on where the context says it ends."""
     return all_sound(_stopped(tested, 12, 1, part) for part in _PARTS)
 
 
-@_abort(
-    "A decode stopped inside its only ubatch, with rollback planes",
-    sound="drops what it spoiled, or leaves the state as it was",
-)
+@probe("A decode stopped inside its only ubatch, with rollback planes", "llama_context::decode")
 def abort_in_token_planes(tested: ModelUnderTest) -> Outcome:
     """Four planes; twelve tokens; stop after 10, 50 and 97 % of the next; go on where the context ends."""
     return all_sound(_stopped(tested, 12, 1, part, planes=4) for part in _PARTS)
 
 
-@_abort(
-    "A decode stopped in its second ubatch", sound="keeps the first ubatch exactly, or drops what it spoiled"
-)
+@probe("A decode stopped in its second ubatch", "llama_context::decode")
 def abort_second_ubatch(tested: ModelUnderTest) -> Outcome:
     """48 tokens in ubatches of 16; stop in the middle of the second; go on where the context says it ends."""
     return _stopped(tested, 0, 48, 0.5, n_ubatch=16)
 
 
-@_abort(
-    "A decode stopped when its second ubatch is due",
-    sound="keeps the first ubatch exactly, and leaves no logits",
-)
+@probe("A decode stopped when its second ubatch is due", "llama_context::decode")
 def abort_between_ubatches(tested: ModelUnderTest) -> Outcome:
     """48 tokens in ubatches of 16; stop at the first poll after the first ubatch; go on at its end."""
-    tested.need_recurrent()
+    tested.need("recurrent")
     twin, context = tested.context(n_ubatch=16), tested.context(n_ubatch=16)
     polls = twin.polls_of(lambda: twin.feed(0, 16))
     status = context.stopped(polls + 1, lambda: context.feed(0, 48))
@@ -103,19 +88,19 @@ def abort_between_ubatches(tested: ModelUnderTest) -> Outcome:
     return wrong(f"{outcome.detail}, and logits to sample from") if exact and readable else outcome
 
 
-@_abort("A stop that is there before the decode begins", sound="leaves the state as it was")
+@probe("A stop that is there before the decode begins", "llama_context::decode")
 def abort_at_once(tested: ModelUnderTest) -> Outcome:
     """Twelve tokens; the first poll of the next decode says stop; go on where the context says it ends."""
-    tested.need_recurrent()
+    tested.need("recurrent")
     context = tested.context().grown(12)
     status = context.stopped(1, lambda: context.feed(12, 20))
     return _after(context, f"the decode returned {status}")
 
 
-@_abort("A decode of two sequences stopped beside a third", sound="leaves the third as it was, or drops it")
+@probe("A decode of two sequences stopped beside a third", "llama_context::decode")
 def abort_bystander(tested: ModelUnderTest) -> Outcome:
     """Three sequences; stop after 10, 50 and 97 % of a decode of the outer two; go on with the middle one."""
-    tested.need_recurrent()
+    tested.need("recurrent")
 
     def stopped(part: float) -> Outcome:
         twin, context = tested.context(), tested.context(**THREE).filled(_EIGHT)
@@ -127,10 +112,7 @@ def abort_bystander(tested: ModelUnderTest) -> Outcome:
     return all_sound(stopped(part) for part in _PARTS)
 
 
-@_abort(
-    "A stopped decode of tokens that two sequences share",
-    sound="leaves both sequences alike, and what starts afresh is exact",
-)
+@probe("A stopped decode of tokens that two sequences share", "llama_context::decode")
 def abort_shared_tokens(tested: ModelUnderTest) -> Outcome:
     """Stop half-way through a batch of eight tokens of two sequences; start both again where they end."""
     tested.need_shared_tokens()
@@ -147,22 +129,19 @@ def abort_shared_tokens(tested: ModelUnderTest) -> Outcome:
     return all_sound(went_on(context.goes_on(0, seq), said) for seq in (0, 1))
 
 
-@_abort(
-    "A decode stopped in the very first ubatch (control)",
-    sound="leaves nothing; the prompt starts again, exactly",
-)
+@probe("A decode stopped in the very first ubatch (control)", "llama_context::decode")
 def abort_first_ubatch(tested: ModelUnderTest) -> Outcome:
     """An empty context; stop in the middle of twelve tokens; start again."""
     return _stopped(tested, 0, 12, 0.4)
 
 
-@_abort("A snapshot restored after a stopped decode (control)", sound="exact")
+@probe("A snapshot restored after a stopped decode (control)", "llama_context::decode")
 def abort_restored(tested: ModelUnderTest) -> Outcome:
     """Twelve tokens, snapshot; stop half-way through the next; restore the snapshot, cut at twelve, go on.
 
     Once without rollback planes, and once with four where the model has them.
     """
-    tested.need_recurrent()
+    tested.need("recurrent")
 
     def after(planes: int) -> Outcome:
         context = tested.context(n_rs_seq=planes).grown(12)
@@ -175,11 +154,7 @@ def abort_restored(tested: ModelUnderTest) -> Outcome:
     return all_sound(after(planes) for planes in (0, 4))
 
 
-@_abort(
-    "The eval callback returns false in the middle of a graph",
-    site="ggml-backend.cpp: ggml_backend_sched_compute_splits",
-    sound="reports an abort and drops what it spoiled",
-)
+@probe("The eval callback returns false in the middle of a graph", "ggml_backend_sched_compute_splits")
 def eval_callback_stop(tested: ModelUnderTest) -> Outcome:
     """Twelve tokens, snapshot; cb_eval returns false half-way through the next; go on at the reported end.
 
@@ -209,17 +184,13 @@ def eval_callback_stop(tested: ModelUnderTest) -> Outcome:
     return went_on(context.goes_on(12), f"{said}, the snapshot was restored")
 
 
-@_abort(
-    "A decode of two sequences stopped where a third was removed",
-    site="llama-memory-recurrent.cpp: llama_memory_recurrent::find_slot",
-    sound="keeps what is exact or drops it; what starts afresh is exact",
-)
+@probe("A decode of two sequences stopped where a third was removed", "llama_memory_recurrent::find_slot")
 def abort_beside_free_cells(tested: ModelUnderTest) -> Outcome:
     """Three sequences; remove the second, stop a decode of the others, remove those, start all three again.
 
     Stopped once after each tenth of the polls that the decode takes.
     """
-    tested.need_recurrent()
+    tested.need("recurrent")
     context, stopped = _hole(tested), 0
     polls = context.polls_of(lambda: _decode_around(context))
     outcome = Outcome(Verdict.FAILED, "the decode was never stopped")
@@ -247,6 +218,3 @@ def _hole(tested: ModelUnderTest) -> Context:
 
 def _decode_around(context: Context) -> int:
     return context.decode([(5, 8, (0,)), (6, 8, (2,))])
-
-
-PROBES = probes_in(vars())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
 
 Run: TypeAlias = "Callable[[ModelUnderTest], Outcome]"
 
-_NAME = re.compile(r"(.+?)(?:-window(\d+))?(?:-embd(\d+))?")
-
 
 @dataclass(frozen=True)
 class Model:
@@ -25,22 +22,17 @@ class Model:
 
     arch: str
     window: int | None = None
-    embd: int | None = None
-    """Width of the embedding; None: that of `tiny`."""
 
     @property
     def name(self) -> str:
         """Short name, usable for a file, and in known.txt."""
-        parts = [f"{name}{value}" for name in ("window", "embd") if (value := getattr(self, name))]
-        return "-".join([self.arch, *parts])
+        return f"{self.arch}-window{self.window}" if self.window else self.arch
 
     @classmethod
     def named(cls, name: str) -> Model:
         """Return the model of a name."""
-        found = _NAME.fullmatch(name)
-        assert found is not None, "any text is a name"
-        arch, *sizes = found.groups()
-        return cls(arch, *(int(size) if size else None for size in sizes))
+        arch, _, window = name.partition("-window")
+        return cls(arch, int(window) if window else None)
 
 
 @dataclass(frozen=True)
@@ -61,9 +53,7 @@ class Probe:
     title: str
     run: Run
     site: str
-    """File and function of the fault in llama.cpp as of llama-cpp-python 0.3.36."""
-    sound: str
-    """Behaviour of a sound library."""
+    """Function of the fault in llama.cpp as of llama-cpp-python 0.3.36."""
 
     @property
     def id(self) -> str:
@@ -91,14 +81,9 @@ class Probe:
         return next(iter(self.known))
 
 
-def probe(title: str, *, site: str, sound: str) -> Callable[[Run], Probe]:
+def probe(title: str, site: str) -> Callable[[Run], Probe]:
     """Make a probe of a function, whose name is the id and whose docstring has the steps."""
-    return lambda run: Probe(title, run, site, sound)
-
-
-def probes_in(module: Mapping[str, object]) -> tuple[Probe, ...]:
-    """Return the probes among a module's names, in their order."""
-    return tuple(value for value in module.values() if isinstance(value, Probe))
+    return lambda run: Probe(title, run, site)
 
 
 @cache

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from llamahybrid.harness.hazards import (
     aborts,
-    batches,
     copies,
     crashes,
-    devices,
     nan,
     restores,
     rollback,
@@ -16,18 +14,9 @@ from llamahybrid.harness.hazards import (
 )
 from llamahybrid.harness.hazards.case import Probe
 
-PROBES: tuple[Probe, ...] = (
-    *rollback.PROBES,
-    *copies.PROBES,
-    *batches.PROBES,
-    *windows.PROBES,
-    *aborts.PROBES,
-    *nan.PROBES,
-    *state_blobs.PROBES,
-    *restores.PROBES,
-    *devices.PROBES,
-    *crashes.PROBES,
-)
+_FAMILIES = (rollback, copies, windows, aborts, nan, state_blobs, restores, crashes)
+
+PROBES = tuple(each for family in _FAMILIES for each in vars(family).values() if isinstance(each, Probe))
 
 
 def find(name: str) -> Probe:

@@ -10,6 +10,7 @@ import ctypes
 import json
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -37,23 +38,19 @@ def outcome(name: str, model: str, gpu_layers: int, rpc: str = "") -> dict[str, 
     from llamahybrid.harness.hazards.model import ModelUnderTest
 
     try:
-        return find(name).run(ModelUnderTest(model, gpu_layers, rpc)).as_json()
+        found = find(name).run(ModelUnderTest(model, gpu_layers, rpc))
     except NotApplicable as error:
-        return Outcome(Verdict.NOT_APPLICABLE, str(error)).as_json()
+        found = Outcome(Verdict.NOT_APPLICABLE, str(error))
     except Refused as error:
-        return Outcome(Verdict.REFUSED, str(error)).as_json()
-
-
-def _no_core_file() -> None:
-    """Disable core files, because processes are expected to die."""
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        found = Outcome(Verdict.REFUSED, str(error))
+    return asdict(found)
 
 
 if __name__ == "__main__":
     if sys.platform != "win32":
-        _no_core_file()
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # processes are expected to die
     _load()
     given = sys.argv[1:]
     result = outcome(given[0], given[1], int(given[2]), *given[3:]) if given else about()

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from llama_cpp import llama_cpp as lib
 
-from llamahybrid.harness.hazards.outcome import Gap, Logits, NotApplicable, gap
+from llamahybrid.harness.hazards.outcome import Gap, Logits, NotApplicable
 
 FULL, PARTIAL, ON_DEVICE = 0, 1, 2  # LLAMA_STATE_SEQ_FLAGS_*
 ABORTED = 2  # llama_decode: the abort callback said stop
@@ -99,11 +99,11 @@ class Context:
         if status := self.feed(length, length + 1, seq, text=text):
             return status
         row = self.logits()
-        found = gap(row, self.tested.clean(length, text=text, **self.params))
+        found: Gap = self.tested.gap(row, self.tested.clean(length, text=text, **self.params))
         if found.exact or length < 2:
             return found
         alone = min(self.alone, length)
-        apart = gap(row, self.tested.clean(length, text=text, alone=alone, **self.params))
+        apart: Gap = self.tested.gap(row, self.tested.clean(length, text=text, alone=alone, **self.params))
         return min(found, apart, key=lambda gap: gap.largest)
 
     def goes_on_after_refusal(self, length: int) -> Gap | int:

@@ -1,28 +1,20 @@
-"""Copies between sequences, shifts and removals that are delayed or impossible."""
+"""Several sequences: copies, shifts and removals that are delayed or impossible, a batch of several."""
 
 from __future__ import annotations
 
-from functools import partial
-
 from llama_cpp import llama_cpp as lib
 
-from llamahybrid.harness.hazards.case import probe, probes_in
+from llamahybrid.harness.hazards.case import probe
 from llamahybrid.harness.hazards.context import BOTH, PARTIAL, SPLIT, TWO
 from llamahybrid.harness.hazards.model import ModelUnderTest
-from llamahybrid.harness.hazards.outcome import Outcome, Verdict, gap, granted, refused, went_on, wrong
+from llamahybrid.harness.hazards.outcome import Outcome, Verdict, granted, refused, went_on, wrong
 from llamahybrid.harness.hazards.steps import all_go_on, next_prompt
 
-_pending = partial(probe, sound="carries the copy out first")
-"""Defaults of probes of a copy or shift that is pending."""
 
-_ignored = partial(probe, sound="changes nothing")
-"""Defaults of probes of a request that cannot be met."""
-
-
-@_pending("Saving a sequence whose stream copy is pending", site="llama-kv-cache.cpp: llama_kv_cache::seq_cp")
+@probe("Saving a sequence whose stream copy is pending", "llama_kv_cache::seq_cp")
 def pending_copy_saved(tested: ModelUnderTest) -> Outcome:
     """Not unified: copy twelve tokens to the second sequence, save it at once, restore elsewhere, go on."""
-    tested.need_attention()
+    tested.need("attention")
     context = tested.context(**SPLIT).grown(12)
     context.cp(0, 1)
     other = tested.context(**SPLIT)
@@ -30,13 +22,10 @@ def pending_copy_saved(tested: ModelUnderTest) -> Outcome:
     return went_on(other.goes_on(12, 1), "saved and restored")
 
 
-@_pending(
-    "Restoring into a sequence whose stream copy is pending",
-    site="llama-kv-cache.cpp: llama_kv_cache::seq_cp",
-)
+@probe("Restoring into a sequence whose stream copy is pending", "llama_kv_cache::seq_cp")
 def pending_copy_restored_into(tested: ModelUnderTest) -> Outcome:
     """Not unified: copy to the second sequence, remove that, restore another text into it, go on."""
-    tested.need_attention()
+    tested.need("attention")
     blob = tested.context(**SPLIT).grown(12, 1, text=1).save(1)
     context = tested.context(**SPLIT).grown(12)
     context.cp(0, 1)
@@ -45,14 +34,10 @@ def pending_copy_restored_into(tested: ModelUnderTest) -> Outcome:
     return went_on(context.goes_on(12, 1, text=1), "restored")
 
 
-@_pending(
-    "Saving while a K-shift is pending",
-    site="llama-kv-cache.cpp: llama_kv_cache::update",
-    sound="carries the shift out first",
-)
+@probe("Saving while a K-shift is pending", "llama_kv_cache::update")
 def pending_shift_saved(tested: ModelUnderTest) -> Outcome:
     """Shift twelve tokens by five positions, save, restore elsewhere, and go on with both at position 17."""
-    tested.need_attention()
+    tested.need("attention")
     tested.need_multi_rope(False)
     context = tested.context().grown(12)
     granted(lib.llama_memory_can_shift(context.memory), "llama_memory_can_shift says no")
@@ -61,10 +46,10 @@ def pending_shift_saved(tested: ModelUnderTest) -> Outcome:
     granted(other.load(context.save()), "the shifted sequence was not saved and restored")
     if status := context.feed(17, 18) or other.feed(17, 18):
         return went_on(status, "saved and restored")
-    return went_on(gap(other.logits(), context.logits()), "saved and restored")
+    return went_on(tested.gap(other.logits(), context.logits()), "saved and restored")
 
 
-@_ignored("seq_add and seq_div on a model with M-RoPE", site="llama-kv-cache.cpp: llama_kv_cache::seq_add")
+@probe("seq_add and seq_div on a model with M-RoPE", "llama_kv_cache::seq_add")
 def shift_under_m_rope(tested: ModelUnderTest) -> Outcome:
     """Shift twelve tokens by five and halve their positions, which have several dimensions; go on at 12."""
     tested.need_multi_rope(True)
@@ -75,21 +60,17 @@ def shift_under_m_rope(tested: ModelUnderTest) -> Outcome:
     return refused(context.goes_on(12), said)
 
 
-@_ignored("Copying a range between streams", site="llama-kv-cache.cpp: llama_kv_cache::seq_cp")
+@probe("Copying a range between streams", "llama_kv_cache::seq_cp")
 def partial_stream_copy(tested: ModelUnderTest) -> Outcome:
     """Not unified: copy positions [2, 5) of twelve tokens to the second sequence; go on with the first."""
-    tested.need_attention()
+    tested.need("attention")
     context = tested.context(**SPLIT).grown(12)
     context.cp(0, 1, 2, 5)
     said = f"the copy ends at position {context.last(1)}"
     return refused(context.goes_on(12), said)
 
 
-@probe(
-    "seq_rm of all sequences by id -1",
-    site="llama-memory-recurrent.cpp: llama_memory_recurrent::seq_rm",
-    sound="removes them (stock always returns false)",
-)
+@probe("seq_rm of all sequences by id -1", "llama_memory_recurrent::seq_rm")
 def remove_all_sequences(tested: ModelUnderTest) -> Outcome:
     """Two sequences of twelve tokens; seq_rm(-1, -1, -1); a fresh prompt in the second one.
 
@@ -103,14 +84,10 @@ def remove_all_sequences(tested: ModelUnderTest) -> Outcome:
     return all_go_on(refused, context, "seq_rm returned false")
 
 
-@probe(
-    "Removing a part of all sequences of a recurrent memory",
-    site="llama-memory-recurrent.cpp: llama_memory_recurrent::seq_rm",
-    sound="refuses what it cannot forget, and changes nothing (stock refuses empty ranges too)",
-)
+@probe("Removing a part of all sequences of a recurrent memory", "llama_memory_recurrent::seq_rm")
 def remove_part_of_all(tested: ModelUnderTest) -> Outcome:
     """Two sequences of twelve tokens; seq_rm of -1 from 12, of [5, 5), from 6, of [0, 6); go on with both."""
-    tested.need_recurrent()
+    tested.need("recurrent")
     context = tested.context(**TWO).filled(BOTH)
     parts = ((12, -1), (5, 5), (6, -1), (0, 6))
     answers = [int(context.rm(-1, *part)) for part in parts]
@@ -118,11 +95,7 @@ def remove_part_of_all(tested: ModelUnderTest) -> Outcome:
     return wrong(said) if any(answers[2:]) else all_go_on(refused, context, said)
 
 
-@probe(
-    "seq_rm of sequence -7",
-    site="llama-kv-cache.cpp: llama_kv_cache::seq_rm",
-    sound="removes all sequences, as the header says of any negative id, or refuses",
-)
+@probe("seq_rm of sequence -7", "llama_kv_cache::seq_rm")
 def remove_negative_sequence(tested: ModelUnderTest) -> Outcome:
     """Twelve tokens; seq_rm(-7, -1, -1); then another prompt, or the old one where it was refused."""
     context = tested.context().grown(12)
@@ -132,18 +105,14 @@ def remove_negative_sequence(tested: ModelUnderTest) -> Outcome:
     return next_prompt(context, 8, said)
 
 
-@probe(
-    "Removing a range out of the middle of a hybrid",
-    site="llama-memory-hybrid.cpp: llama_memory_hybrid::seq_rm",
-    sound="refuses: the recurrent state cannot forget it",
-)
+@probe("Removing a range out of the middle of a hybrid", "llama_memory_hybrid::seq_rm")
 def remove_inner_range(tested: ModelUnderTest) -> Outcome:
     """Twelve tokens; seq_rm(0, 2, 5); go on, compared with a context that never saw those three tokens.
 
     If positions may not have gaps, it is compared with all twelve. A library that refuses it has to refuse
     [0, 5) and [0, 11), too; ranges without tokens ([5, 5), [5, 2), [12, 40)) may be granted.
     """
-    tested.need_hybrid()
+    tested.need("hybrid")
     context = tested.context().grown(12)
     if not context.rm(0, 2, 5):
         ranges = ((2, 5), (0, 5), (-1, 11), (5, 5), (5, 2), (12, 40))
@@ -156,20 +125,16 @@ def remove_inner_range(tested: ModelUnderTest) -> Outcome:
     places = [position for position in range(13) if not 2 <= position < 5]
     gaps = not any(without.decode([(tested.token(position), position, (0,))]) for position in places)
     wanted = without.logits() if gaps else tested.clean(12)
-    return went_on(gap(context.logits(), wanted), "seq_rm returned true")
+    return went_on(tested.gap(context.logits(), wanted), "seq_rm returned true")
 
 
-@probe(
-    "Attention appended to a sequence before its old tail is cut",
-    site="llama-kv-cache.cpp: llama_kv_cache::seq_cp",
-    sound="refuses the copy, the restore or the decode: every position would be there twice",
-)
+@probe("Attention appended to a sequence before its old tail is cut", "llama_kv_cache::seq_cp")
 def append_before_cut(tested: ModelUnderTest) -> Outcome:
     """Live: 24 tokens of another text; append [10, 20) of the wanted one, restore its snapshot, cut at 20.
 
     All calls succeed and the positions come out right.
     """
-    tested.need_attention()
+    tested.need("attention")
 
     def wanted(position: int) -> int:
         return tested.token(position, 0 if position < 10 else 1)
@@ -198,8 +163,19 @@ def append_before_cut(tested: ModelUnderTest) -> Outcome:
     said = f"all calls succeeded, the state is {more} bytes longer than a clean one"
     if status := context.decode([(wanted(20), 20, (0,))]):
         return went_on(status, said)
-    outcome = went_on(gap(context.logits(), donor.logits()), said)
+    outcome = went_on(tested.gap(context.logits(), donor.logits()), said)
     return wrong(said) if more and outcome.verdict is Verdict.EXACT else outcome
 
 
-PROBES = probes_in(vars())
+@probe(
+    "A batch of several sequences that do not begin at the first state",
+    "llama_model_plamo2::graph::build_plamo2_mamba_layer",
+)
+def batch_of_several(tested: ModelUnderTest) -> Outcome:
+    """Three sequences of twelve tokens; two steps of the last two in one batch each; go on with all three."""
+    context = tested.context(n_seq_max=6, kv_unified=True).filled({0: 12, 1: 12, 2: 12})
+    for place in (12, 13):
+        status = context.decode((tested.token(place, seq), place, (seq,)) for seq in (1, 2))
+        if status:
+            raise RuntimeError(f"llama_decode returned {status} for a batch of two sequences")
+    return all_go_on(went_on, context, "decoded in one batch", {0: 12, 1: 14, 2: 14})

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import struct
-from functools import partial
 
 from llama_cpp import llama_cpp as lib
 
-from llamahybrid.harness.hazards.case import probe, probes_in
+from llamahybrid.harness.hazards.case import probe
 from llamahybrid.harness.hazards.context import ON_DEVICE, PARTIAL, THREE, TWO, Context
 from llamahybrid.harness.hazards.model import ModelUnderTest
 from llamahybrid.harness.hazards.outcome import NotApplicable, Outcome, refused, went_on, wrong
@@ -25,23 +24,19 @@ def _offered(context: Context, blob: bytes, seq: int, flags: int, length: int) -
     return after_failure(context, length)
 
 
-_ends = partial(probe, sound="refuses")
-"""Defaults of probes of a blob or an argument."""
-
-
-@_ends("ON_DEVICE blob without the magic", site="llama-context.cpp: llama_context::state_seq_set_data")
+@probe("ON_DEVICE blob without the magic", "llama_context::state_seq_set_data")
 def on_device_magic(tested: ModelUnderTest) -> Outcome:
     """Save on the device, restore 64 zero bytes with ON_DEVICE."""
-    tested.need_recurrent()
+    tested.need("recurrent")
     context = tested.context().grown(12)
     context.save(flags=_DEVICE)
     return _offered(context, b"\0" * 64, 0, _DEVICE, 12)
 
 
-@_ends("ON_DEVICE blob of another context", site="llama-context.cpp: llama_context::state_seq_set_data")
+@probe("ON_DEVICE blob of another context", "llama_context::state_seq_set_data")
 def on_device_other_context(tested: ModelUnderTest) -> Outcome:
     """Save on the device in one context, restore in another that never saved, and again once it has."""
-    tested.need_recurrent()
+    tested.need("recurrent")
     blob = tested.context().grown(12).save(flags=_DEVICE)
     context = tested.context().grown(12)
     if context.load(blob, flags=_DEVICE):
@@ -50,13 +45,10 @@ def on_device_other_context(tested: ModelUnderTest) -> Outcome:
     return _offered(context, blob, 0, _DEVICE, 12)
 
 
-@_ends(
-    "ON_DEVICE blobs, PARTIAL and full mixed",
-    site="llama-context.cpp: llama_io_read_device::~llama_io_read_device",
-)
+@probe("ON_DEVICE blobs, PARTIAL and full mixed", "llama_io_read_device::~llama_io_read_device")
 def on_device_flags(tested: ModelUnderTest) -> Outcome:
     """Save PARTIAL, then full, on the device; restore the PARTIAL blob, then the full one as PARTIAL."""
-    tested.need_hybrid()
+    tested.need("hybrid")
     context = tested.context().grown(12)
     part = context.save(flags=_DEVICE)
     full = context.save(flags=ON_DEVICE)
@@ -65,39 +57,29 @@ def on_device_flags(tested: ModelUnderTest) -> Outcome:
     return _offered(context, full, 0, _DEVICE, 12)
 
 
-@_ends(
-    "ON_DEVICE blob with trailing bytes",
-    site="llama-context.cpp: llama_io_read_device::~llama_io_read_device",
-)
+@probe("ON_DEVICE blob with trailing bytes", "llama_io_read_device::~llama_io_read_device")
 def on_device_trailing(tested: ModelUnderTest) -> Outcome:
     """Save on the device, restore the blob with four more bytes."""
-    tested.need_recurrent()
+    tested.need("recurrent")
     context = tested.context().grown(12)
     return _offered(context, context.save(flags=_DEVICE) + b"\0" * 4, 0, _DEVICE, 12)
 
 
-@_ends(
-    "Saving all sequences ON_DEVICE from several cell ranges",
-    site="llama-memory-recurrent.cpp: llama_memory_recurrent::state_write",
-    sound="returns 0",
-)
+@probe("Saving all sequences ON_DEVICE from several cell ranges", "llama_memory_recurrent::state_write")
 def on_device_all(tested: ModelUnderTest) -> Outcome:
     """Three unified sequences, the middle one removed; save sequence -1 on the device; go on with one."""
-    tested.need_recurrent()
+    tested.need("recurrent")
     context = tested.context(**THREE).filled({0: 8, 1: 8, 2: 8})
     context.rm(1, -1, -1)
     size = len(context.save(-1, _DEVICE))
     return refused(context.goes_on(8), f"{size} bytes were saved")
 
 
-@_ends(
-    "No memory for an ON_DEVICE save",
-    site="llama-context.cpp: llama_io_write_device::~llama_io_write_device",
-    sound="returns 0",
-)
+@probe("No memory for an ON_DEVICE save", "llama_io_write_device::~llama_io_write_device")
 def on_device_no_memory(tested: ModelUnderTest) -> Outcome:
     """Save 4,000 tokens on the device with no memory left to the process; go on."""
-    tested.need_attention()
+    tested.need("attention")
+    tested.need_memory_limit()
     context = tested.context(n_ctx=4096, n_batch=4096).grown(4000, chunk=4000)
     with memory_left(0):
         saved = context.save(flags=ON_DEVICE)
@@ -106,13 +88,10 @@ def on_device_no_memory(tested: ModelUnderTest) -> Outcome:
     return refused(context.goes_on(4000), "0 bytes were saved")
 
 
-@_ends(
-    "A blob with two recurrent cells for one sequence",
-    site="llama-memory-recurrent.cpp: llama_memory_recurrent::state_read_meta",
-)
+@probe("A blob with two recurrent cells for one sequence", "llama_memory_recurrent::state_read_meta")
 def two_recurrent_cells(tested: ModelUnderTest) -> Outcome:
     """Put a second cell into a PARTIAL snapshot and restore it where two sequences fit."""
-    tested.need_recurrent()
+    tested.need("recurrent")
     context = tested.context(n_seq_max=2).grown(12)
     blob = bytearray(context.save(flags=PARTIAL))
     if len(blob) < _HEADER + 12 or struct.unpack_from("<I", blob, _HEADER) != (1,):
@@ -122,24 +101,21 @@ def two_recurrent_cells(tested: ModelUnderTest) -> Outcome:
     return _offered(context, bytes(blob), 0, PARTIAL, 12)
 
 
-@_ends(
-    "An empty snapshot for a sequence beyond n_seq_max, with planes",
-    site="llama-memory-recurrent.cpp: llama_memory_recurrent::set_rs_idx",
-)
+@probe("An empty snapshot for a sequence beyond n_seq_max, with planes", "llama_memory_recurrent::set_rs_idx")
 def empty_state_far_sequence(tested: ModelUnderTest) -> Outcome:
     """Two sequences, planes; restore the snapshot of an empty one into sequence 5; then decode."""
     context = tested.with_planes(2, **TWO)
     return _offered(context, context.save(flags=PARTIAL), 5, PARTIAL, 0)
 
 
-@_ends("A state for sequence 300", site="llama-kv-cache.cpp: llama_kv_cache::state_read_sinfo")
+@probe("A state for sequence 300", "llama_kv_cache::state_read_sinfo")
 def state_far_sequence(tested: ModelUnderTest) -> Outcome:
     """Restore the state of twelve tokens into sequence 300; go on with the first."""
     context = tested.context().grown(12)
     return _offered(context, context.save(), 300, 0, 12)
 
 
-@_ends("Copying to sequence 300", site="llama-kv-cache.cpp: llama_kv_cache::seq_cp", sound="changes nothing")
+@probe("Copying to sequence 300", "llama_kv_cache::seq_cp")
 def copy_far_sequence(tested: ModelUnderTest) -> Outcome:
     """Twelve tokens; seq_cp to sequence 300; seq_keep of sequence -3; go on with the first."""
     context = tested.context().grown(12)
@@ -149,11 +125,7 @@ def copy_far_sequence(tested: ModelUnderTest) -> Outcome:
     return refused(context.goes_on(12), said)
 
 
-@_ends(
-    "seq_pos_min and seq_pos_max of sequence -1",
-    site="llama-kv-cache.cpp: llama_kv_cache::seq_pos_max",
-    sound="returns -1",
-)
+@probe("seq_pos_min and seq_pos_max of sequence -1", "llama_kv_cache::seq_pos_max")
 def position_of_no_sequence(tested: ModelUnderTest) -> Outcome:
     """Twelve tokens; ask for the first and last position of sequence -1; go on."""
     context = tested.context().grown(12)
@@ -162,11 +134,7 @@ def position_of_no_sequence(tested: ModelUnderTest) -> Outcome:
     return refused(context.goes_on(12), said) if ends == (-1, -1) else wrong(said)
 
 
-@_ends(
-    "Ubatches no larger than the rollback planes",
-    site="llama-batch.cpp: llama_batch_allocr::split_equal",
-    sound="makes no context, or decodes",
-)
+@probe("Ubatches no larger than the rollback planes", "llama_batch_allocr::split_equal")
 def small_ubatch(tested: ModelUnderTest) -> Outcome:
     """Eight planes, n_ubatch = 9; decode twelve tokens and go on; where that is refused, n_ubatch = 10."""
     tested.with_planes(8)
@@ -175,6 +143,3 @@ def small_ubatch(tested: ModelUnderTest) -> Outcome:
     except RuntimeError as error:
         context, said = tested.with_planes(8, n_ubatch=10, n_batch=64), f"n_ubatch = 9: {error}; 10: decoded"
     return went_on(context.grown(12).goes_on(12), said)
-
-
-PROBES = probes_in(vars())

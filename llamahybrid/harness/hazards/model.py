@@ -6,23 +6,23 @@ their addresses in the library that llama_cpp has loaded.
 
 from __future__ import annotations
 
-import copy
 import ctypes
 import sys
-from pathlib import Path
 from typing import Any
 
 from llama_cpp import llama_cpp as lib
 
 from llamahybrid.devices.offload import Offload
 from llamahybrid.devices.rpc import endpoints
-from llamahybrid.engine import installed
 from llamahybrid.harness.hazards.context import Context
-from llamahybrid.harness.hazards.outcome import Logits, NotApplicable
+from llamahybrid.harness.hazards.outcome import Gap, Logits, NotApplicable, gap
 
 _ERROR = 4  # ggml_log_level
 _UNSHARED = (b"qwen4exp",)
 """Architectures that assert that each token is of one sequence (src/models/qwen4exp.cpp, set_input)."""
+
+_GPU_SHARE = 1e-2
+"""`Gap.share` on a GPU, whose products of matrices depend on the batch: 2.4e-3 measured on an H100."""
 
 _MULTI_ROPE = (8, 40)  # LLAMA_ROPE_TYPE_MROPE, LLAMA_ROPE_TYPE_IMROPE
 
@@ -45,6 +45,7 @@ class ModelUnderTest:
         lib.llama_log_set(_LOG, None)
         lib.llama_backend_init()
         self.path = path
+        self.on_gpu = gpu_layers != 0
         params = lib.llama_model_default_params()
         params.n_gpu_layers = gpu_layers
         self.offload = Offload(endpoints(rpc), watched=False)
@@ -62,6 +63,10 @@ class ModelUnderTest:
         """A fresh context; keywords are fields of `llama_context_params`."""
         return Context(self, params)
 
+    def gap(self, got: Logits, wanted: Logits) -> Gap:
+        """Compare two rows of logits, shape (words,). Raises NotApplicable if the clean row is constant."""
+        return gap(got, wanted, _GPU_SHARE) if self.on_gpu else gap(got, wanted)
+
     def clean(self, length: int, *, text: int = 0, alone: int = 0, **params: Any) -> Logits:
         """Logits at position `length` in a context that saw that text only, its last `alone` apart."""
         params.pop("cb_eval", None)
@@ -70,30 +75,6 @@ class ModelUnderTest:
             raise RuntimeError("a clean context refused to go on")
         return context.logits()
 
-    def split(self) -> ModelUnderTest:
-        """The model again, each tensor in two parts: the CPU serves as two devices.
-
-        The CPU holds such tensors but cannot compute with them: states come from a context on the whole
-        model. Raises NotApplicable if the model cannot be split.
-        """
-        if lib.llama_model_is_recurrent(self.model):  # for rwkv7 llama-model.cpp aborts while it loads
-            raise NotApplicable("purely recurrent models are not split over devices")
-        ggml = installed.library(Path(lib._lib._name).parent, "ggml")
-        if ggml is None:
-            raise NotApplicable("no libggml beside libllama")
-        device = ctypes.CDLL(str(ggml)).ggml_backend_dev_by_type
-        device.restype = ctypes.c_void_p
-        cpu = device(0)  # GGML_BACKEND_DEVICE_TYPE_CPU
-        params = lib.llama_model_default_params()
-        devices = (ctypes.c_void_p * 3)(cpu, cpu, None)
-        params.devices = ctypes.cast(devices, ctypes.c_void_p)
-        params.split_mode, params.n_gpu_layers = 3, 99  # LLAMA_SPLIT_MODE_TENSOR
-        other = copy.copy(self)
-        other.model = lib.llama_model_load_from_file(self.path.encode(), params)
-        if not other.model:
-            raise NotApplicable("tensors of this architecture cannot be split over devices")
-        return other
-
     def with_planes(self, count: int = 4, **params: Any) -> Context:
         """A context with `count` rollback planes; raises NotApplicable where the model has none."""
         context = self.context(n_rs_seq=count, **params)
@@ -101,25 +82,23 @@ class ModelUnderTest:
             raise NotApplicable("the architecture has no rollback planes")
         return context
 
-    def need_recurrent(self) -> None:
-        """Raise NotApplicable unless the model keeps a recurrent state."""
-        if not (lib.llama_model_is_recurrent(self.model) or lib.llama_model_is_hybrid(self.model)):
-            raise NotApplicable("the architecture keeps no recurrent state")
+    def need(self, memory: str) -> None:
+        """Raise NotApplicable unless the model has this memory: recurrent, attention, hybrid or window."""
+        recurrent, hybrid = lib.llama_model_is_recurrent(self.model), lib.llama_model_is_hybrid(self.model)
+        window = lib.llama_model_n_swa(self.model) > 0
+        has = {
+            "recurrent": recurrent or hybrid,
+            "attention": not recurrent,
+            "hybrid": hybrid,
+            "window": window,
+        }
+        if not has[memory]:
+            raise NotApplicable(f"the model has no {memory} memory")
 
-    def need_attention(self) -> None:
-        """Raise NotApplicable for a purely recurrent model."""
-        if lib.llama_model_is_recurrent(self.model):
-            raise NotApplicable("the architecture keeps no attention KV")
-
-    def need_hybrid(self) -> None:
-        """Raise NotApplicable unless the model keeps both."""
-        if not lib.llama_model_is_hybrid(self.model):
-            raise NotApplicable("the architecture is no hybrid")
-
-    def need_window(self) -> None:
-        """Raise NotApplicable unless the model attends through a sliding window."""
-        if not lib.llama_model_n_swa(self.model):
-            raise NotApplicable("the model has no sliding window")
+    def need_memory_limit(self) -> None:
+        """Raise NotApplicable where a GPU's driver ends the process that has no memory left."""
+        if self.on_gpu:
+            raise NotApplicable("on a GPU the driver fails first")
 
     def need_shared_tokens(self) -> None:
         """Raise NotApplicable where a token is of one sequence only."""

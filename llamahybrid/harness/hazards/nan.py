@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 from llama_cpp import llama_cpp as lib
 
-from llamahybrid.harness.hazards.case import probe, probes_in
+from llamahybrid.harness.hazards.case import probe
 from llamahybrid.harness.hazards.context import PARTIAL, Context
 from llamahybrid.harness.hazards.model import ModelUnderTest
 from llamahybrid.harness.hazards.outcome import NotApplicable, Outcome, granted
@@ -24,7 +22,7 @@ def _shown(context: Context, otherwise: str) -> Context:
 
 def _poisoned(tested: ModelUnderTest, flash: int = 1) -> Context:
     """A context whose recurrent row was made NaN through a snapshot, and whose logits show it."""
-    tested.need_recurrent()
+    tested.need("recurrent")
     context = tested.context(flash_attn_type=flash).grown(12)
     snapshot = bytearray(context.save(flags=PARTIAL))
     snapshot[-4000:] = np.full(1000, np.nan, np.float32).tobytes()
@@ -33,14 +31,7 @@ def _poisoned(tested: ModelUnderTest, flash: int = 1) -> Context:
     return _shown(context, "NaN in the last rows of the state does not reach the logits")
 
 
-_NAN = "llama-graph.cpp: llm_graph_context::build_rs"
-
-
-_nan = partial(probe, sound="starts the next prompt clean")
-"""Defaults of all probes but the control."""
-
-
-@_nan("NaN in a recurrent row after seq_rm", site=_NAN)
+@probe("NaN in a recurrent row after seq_rm", "llm_graph_context::build_rs")
 def nan_after_removal(tested: ModelUnderTest) -> Outcome:
     """Poison the state with NaN, remove the sequence, decode a fresh prompt of twelve and go on."""
     context = _poisoned(tested)
@@ -48,7 +39,7 @@ def nan_after_removal(tested: ModelUnderTest) -> Outcome:
     return next_prompt(context, 12, "seq_rm returned true", text=0)
 
 
-@_nan("NaN in a recurrent row after clear without data", site=_NAN)
+@probe("NaN in a recurrent row after clear without data", "llm_graph_context::build_rs")
 def nan_after_clear(tested: ModelUnderTest) -> Outcome:
     """Poison the state with NaN, llama_memory_clear(false), decode a fresh prompt of twelve and go on."""
     context = _poisoned(tested)
@@ -56,7 +47,7 @@ def nan_after_clear(tested: ModelUnderTest) -> Outcome:
     return next_prompt(context, 12, "cleared", text=0)
 
 
-@_nan("NaN in a recurrent row after clear with data (control)", site=_NAN)
+@probe("NaN in a recurrent row after clear with data (control)", "llm_graph_context::build_rs")
 def nan_after_clear_data(tested: ModelUnderTest) -> Outcome:
     """Poison the state with NaN, llama_memory_clear(true), decode a fresh prompt of twelve and go on."""
     context = _poisoned(tested)
@@ -75,11 +66,11 @@ def _poisoned_attention(tested: ModelUnderTest) -> Context:
         if not context.load(state[:-64] + b"\xff" * 64):
             raise NotApplicable("the library refuses a state that holds NaN")
         return _shown(context, "NaN in the last values of the state does not reach the logits")
-    tested.need_attention()
+    tested.need("attention")
     return _poisoned(tested, flash=0)
 
 
-@_nan("NaN in attention KV after seq_rm", site="llama-kv-cache.cpp: llama_kv_cache::get_n_kv")
+@probe("NaN in attention KV after seq_rm", "llama_kv_cache::get_n_kv")
 def nan_in_attention(tested: ModelUnderTest) -> Outcome:
     """No flash attention; decode a token on poisoned state, remove all, decode another prompt and go on."""
     context = _poisoned_attention(tested)
@@ -87,12 +78,9 @@ def nan_in_attention(tested: ModelUnderTest) -> Outcome:
     return next_prompt(context, 8, "seq_rm returned true")
 
 
-@_nan("NaN in attention KV after clear without data", site="llama-kv-cache.cpp: llama_kv_cache::get_n_kv")
+@probe("NaN in attention KV after clear without data", "llama_kv_cache::get_n_kv")
 def nan_in_attention_cleared(tested: ModelUnderTest) -> Outcome:
     """No flash attention; decode a token on poisoned state, clear without data, another prompt; go on."""
     context = _poisoned_attention(tested)
     lib.llama_memory_clear(context.memory, False)
     return next_prompt(context, 8, "cleared")
-
-
-PROBES = probes_in(vars())

@@ -40,13 +40,9 @@ class Outcome:
     difference: float | None = None
     """Largest difference of a logit to a clean run; None: not compared, or not a finite number."""
 
-    def as_json(self) -> dict[str, Any]:
-        """Return plain data for `from_json`."""
-        return {"verdict": self.verdict.value, "detail": self.detail, "difference": self.difference}
-
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Outcome:
-        """Return the outcome that `as_json` wrote."""
+        """Return the outcome of which JSON has the fields."""
         return cls(Verdict(data["verdict"]), data["detail"], data["difference"])
 
 
@@ -72,29 +68,29 @@ class Gap:
     """Largest absolute difference; infinite when a logit is not a number."""
     span: float
     """Range of the clean row."""
-
-    @property
-    def finite(self) -> bool:
-        """True if all logits were numbers."""
-        return math.isfinite(self.largest)
+    share: float = 1e-4
+    """Share of the range within which two clean runs with other batches lie, with a margin."""
 
     @property
     def exact(self) -> bool:
-        """True within the distance of two clean runs with other batches, with a margin."""
-        return self.largest < 1e-4 * self.span
+        """True where it is no larger than that between two clean runs."""
+        return self.largest < self.share * self.span
 
     @property
     def reported(self) -> float | None:
         """The difference; None unless it is finite."""
-        return self.largest if self.finite else None
+        return self.largest if math.isfinite(self.largest) else None
 
 
-def gap(got: Logits, wanted: Logits) -> Gap:
-    """Compare two rows of logits, shape (vocabulary,). Raises NotApplicable if the clean row is constant."""
+def gap(got: Logits, wanted: Logits, share: float = 1e-4) -> Gap:
+    """Compare two rows of logits, shape (vocabulary,); `share`: see `Gap`.
+
+    Raises NotApplicable if the clean row is constant.
+    """
     if not np.ptp(wanted):
         raise NotApplicable("the model gives no logits in this mode")
     largest = float(np.abs(got - wanted).max()) if np.isfinite(got).all() else math.inf
-    return Gap(largest, float(np.ptp(wanted)))
+    return Gap(largest, float(np.ptp(wanted)), share)
 
 
 def went_on(gap: Gap | int, said: str) -> Outcome:
@@ -105,7 +101,9 @@ def went_on(gap: Gap | int, said: str) -> Outcome:
     if isinstance(gap, int):
         return Outcome(Verdict.REFUSED, f"{said}; the next decode returned {gap}")
     verdict = Verdict.EXACT if gap.exact else Verdict.WRONG
-    return Outcome(verdict, said if gap.finite else f"{said}; logits are not finite", gap.reported)
+    return Outcome(
+        verdict, said if gap.reported is not None else f"{said}; logits are not finite", gap.reported
+    )
 
 
 def refused(gap: Gap | int, said: str) -> Outcome:

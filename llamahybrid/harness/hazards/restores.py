@@ -8,13 +8,12 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from llama_cpp import llama_cpp as lib
 
-from llamahybrid.harness.hazards.case import probe, probes_in
+from llamahybrid.harness.hazards.case import probe
 from llamahybrid.harness.hazards.context import FULL, PARTIAL, TWO, Context
 from llamahybrid.harness.hazards.model import ModelUnderTest
 from llamahybrid.harness.hazards.outcome import (
@@ -27,15 +26,9 @@ from llamahybrid.harness.hazards.outcome import (
     wrong,
 )
 from llamahybrid.harness.hazards.process import memory_left
-from llamahybrid.harness.hazards.steps import after_failure, failed_restore, still_there
+from llamahybrid.harness.hazards.steps import after_failure, still_there
 
-_FILE = "llama-context.cpp: llama_context::state_seq_load_file"
-_READ = "llama-kv-cache.cpp: llama_kv_cache::state_read"
 _LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
-_shrinks = partial(probe, sound="drops what is half replaced")
-"""Defaults of probes of a file that is truncated while it is read."""
-_beside_copy = partial(probe, site=_READ)
-"""Defaults of probes of a restore over a sequence whose cells a copy shares."""
 
 
 class _File:
@@ -69,7 +62,7 @@ def _file(whole: bool) -> Iterator[_File]:
         yield _File(Path(folder) / "state", whole)
 
 
-@failed_restore("A damaged state file over a live sequence", site=_FILE)
+@probe("A damaged state file over a live sequence", "llama_context::state_seq_load_file")
 def failed_file_restore(tested: ModelUnderTest) -> Outcome:
     """Twenty live tokens; files of thirty others, of a sequence and whole; go on at twenty.
 
@@ -127,19 +120,14 @@ def _shrinking(tested: ModelUnderTest, whole: bool) -> Outcome:
     return refused(context.starts_over(20, text=2), said)
 
 
-@_shrinks(
-    "A state file that loses its end while its data is read",
-    site=_FILE,
-    sound="drops what is half replaced, and leaves other sequences alone",
-)
+@probe("A state file that loses its end while its data is read", "llama_context::state_seq_load_file")
 def file_shrinks(tested: ModelUnderTest) -> Outcome:
     """Two sequences; restore a file over the first, cut it before its last tensor is read; start again."""
     return _shrinking(tested, whole=False)
 
 
-@_shrinks(
-    "A whole-context state file that loses its end while its data is read",
-    site="llama-context.cpp: llama_context::state_load_file",
+@probe(
+    "A whole-context state file that loses its end while its data is read", "llama_context::state_load_file"
 )
 def file_shrinks_whole(tested: ModelUnderTest) -> Outcome:
     """Two sequences; restore a whole file, cut it before its last tensor is read; start again."""
@@ -154,34 +142,26 @@ def _over(context: Context, blob: bytes, flags: int, what: str, seq: int = 0) ->
     return still_there(context, before, 20, f"{what} was refused")
 
 
-@failed_restore(
-    "A state with more cells than the context has", site="llama-kv-cache.cpp: llama_kv_cache::state_read_meta"
-)
+@probe("A state with more cells than the context has", "llama_kv_cache::state_read_meta")
 def restore_too_long(tested: ModelUnderTest) -> Outcome:
     """n_ctx = 256; twenty live tokens; restore the state of 400 others; go on at twenty."""
-    tested.need_attention()
+    tested.need("attention")
     blob = tested.context().grown(400, text=3).save()
     return _over(tested.context(n_ctx=256).grown(20), blob, FULL, "a state of 400 tokens")
 
 
-@failed_restore(
-    "A state whose attention has another number type",
-    site="llama-kv-cache.cpp: llama_kv_cache::state_read_data",
-)
+@probe("A state whose attention has another number type", "llama_kv_cache::state_read_data")
 def restore_other_type(tested: ModelUnderTest) -> Outcome:
     """Twenty live tokens in F16; restore the state of thirty others that were computed in F32; go on."""
-    tested.need_attention()
+    tested.need("attention")
     blob = tested.context(type_k=0, type_v=0).grown(30, text=3).save()
     return _over(tested.context().grown(20), blob, FULL, "a state in F32")
 
 
-@failed_restore(
-    "A full state restored as PARTIAL, and the other way round",
-    site="llama-context.cpp: llama_context::state_seq_set_data",
-)
+@probe("A full state restored as PARTIAL, and the other way round", "llama_context::state_seq_set_data")
 def restore_other_flags(tested: ModelUnderTest) -> Outcome:
     """Twenty live tokens; offer states of thirty others under the wrong flags; go on at twenty."""
-    tested.need_hybrid()
+    tested.need("hybrid")
     donor = tested.context().grown(30, text=3)
     return all_sound(
         _over(tested.context().grown(20), donor.save(flags=saved), offered, said)
@@ -203,28 +183,19 @@ def _beside(tested: ModelUnderTest, cut: int | None) -> Outcome:
     return all_sound((copied, went_on(restored, f"{said}, both go on")))
 
 
-@_beside_copy(
-    "A state restored over a sequence that shares its cells", sound="leaves the other sequence as it was"
-)
+@probe("A state restored over a sequence that shares its cells", "llama_kv_cache::state_read")
 def restore_beside_copy(tested: ModelUnderTest) -> Outcome:
     """Twenty tokens, copied to a second sequence; restore thirty others over the first; go on with both."""
     return _beside(tested, None)
 
 
-@_beside_copy(
-    "A truncated state over a sequence that shares its cells",
-    sound="refuses, and leaves the other sequence as it was",
-)
+@probe("A truncated state over a sequence that shares its cells", "llama_kv_cache::state_read")
 def failed_restore_beside_copy(tested: ModelUnderTest) -> Outcome:
     """Twenty tokens, copied to a second sequence; restore a state without its last eight bytes; go on."""
     return _beside(tested, -8)
 
 
-@probe(
-    "A state restored over a pending rollback",
-    site="llama-memory-recurrent.cpp: llama_memory_recurrent::state_read",
-    sound="goes on from what was restored",
-)
+@probe("A state restored over a pending rollback", "llama_memory_recurrent::state_read")
 def restore_over_rollback(tested: ModelUnderTest) -> Outcome:
     """Four planes; twelve tokens, of which two are rolled back; restore twenty of another text; go on."""
     blob = tested.with_planes().grown(20, text=3).save()
@@ -235,13 +206,10 @@ def restore_over_rollback(tested: ModelUnderTest) -> Outcome:
     return went_on(context.goes_on(20, text=3), "the restore returned success")
 
 
-@probe(
-    "No memory for a restore",
-    site=_READ,
-    sound="restores, or refuses and the live state stays (or is dropped whole)",
-)
+@probe("No memory for a restore", "llama_kv_cache::state_read")
 def restore_no_memory(tested: ModelUnderTest) -> Outcome:
     """2,000 live tokens; restore as many others with 0 and with 256 KiB left to the process; go on."""
+    tested.need_memory_limit()
     shape: dict[str, Any] = {"n_ctx": 2048, "n_batch": 2048}
     blob = tested.context(**shape).grown(2000, text=1, chunk=2000).save()
     buffer = (ctypes.c_uint8 * len(blob)).from_buffer_copy(blob)
@@ -259,6 +227,3 @@ def restore_no_memory(tested: ModelUnderTest) -> Outcome:
         return outcome
     # how much suffices depends on what the process has freed before
     return Outcome(Verdict.EXACT, "each restore succeeded, or was refused without damage", outcome.difference)
-
-
-PROBES = probes_in(vars())

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from llama_cpp import llama_cpp as lib
 
-from llamahybrid.harness.hazards.case import probe, probes_in
+from llamahybrid.harness.hazards.case import probe
 from llamahybrid.harness.hazards.context import PARTIAL, THREE, TWO, Context
 from llamahybrid.harness.hazards.model import ModelUnderTest
 from llamahybrid.harness.hazards.outcome import (
     Outcome,
     all_sound,
-    gap,
     granted,
     refused,
     went_on,
     wrong,
 )
 from llamahybrid.harness.hazards.steps import cut
-
-_SITE = "llama-memory-recurrent.cpp: llama_memory_recurrent::seq_rm"
 
 
 def _pending(tested: ModelUnderTest, **params: Any) -> Context:
@@ -39,14 +35,7 @@ def _pending_copied(tested: ModelUnderTest) -> Context:
     return context
 
 
-_rollback = partial(probe, site=_SITE)
-"""Defaults of probes of a cut: stock grants cuts that cannot be right."""
-
-_stale = partial(probe, sound="starts the next prompt clean")
-"""Defaults of probes of a rollback that is pending after it should have ended."""
-
-
-@_rollback("Rollback within one batch (control)", sound="grants it, exactly")
+@probe("Rollback within one batch (control)", "llama_memory_recurrent::seq_rm")
 def rollback_one_batch(tested: ModelUnderTest) -> Outcome:
     """Four planes; twelve tokens in one batch; roll back five, which is refused; roll back four."""
     context = tested.with_planes().grown(12)
@@ -55,15 +44,13 @@ def rollback_one_batch(tested: ModelUnderTest) -> Outcome:
     return cut(context, 8, 12)
 
 
-@_rollback("Rollback across single-token decodes", sound="refuses: a one-token batch leaves one valid plane")
+@probe("Rollback across single-token decodes", "llama_memory_recurrent::seq_rm")
 def rollback_single_tokens(tested: ModelUnderTest) -> Outcome:
     """Four planes; twelve one-token decodes; roll back four."""
     return cut(tested.with_planes().grown(12, chunk=1), 8, 12)
 
 
-@_rollback(
-    "Rollback of one token decoded after a batch", sound="refuses, or keeps the plane before the batch"
-)
+@probe("Rollback of one token decoded after a batch", "llama_memory_recurrent::seq_rm")
 def rollback_last_token(tested: ModelUnderTest) -> Outcome:
     """Four planes; eleven tokens in one batch, then one; roll back that one."""
     context = tested.with_planes().grown(11)
@@ -71,7 +58,7 @@ def rollback_last_token(tested: ModelUnderTest) -> Outcome:
     return cut(context, 11, 12)
 
 
-@_rollback("Rollback, decode, rollback", sound="refuses the second rollback")
+@probe("Rollback, decode, rollback", "llama_memory_recurrent::seq_rm")
 def rollback_twice(tested: ModelUnderTest) -> Outcome:
     """Roll back two of twelve tokens, decode one, roll back two."""
     context = _pending(tested)
@@ -79,11 +66,7 @@ def rollback_twice(tested: ModelUnderTest) -> Outcome:
     return cut(context, 9, 11)
 
 
-@_rollback(
-    "Rollback right after a state restore",
-    site="llama-memory-recurrent.cpp: llama_memory_recurrent::state_read_meta",
-    sound="refuses: a restore fills the first plane only",
-)
+@probe("Rollback right after a state restore", "llama_memory_recurrent::state_read_meta")
 def rollback_after_restore(tested: ModelUnderTest) -> Outcome:
     """Restore twelve tokens over twenty others of another text; roll back two."""
     blob = tested.with_planes().grown(12).save()
@@ -93,15 +76,13 @@ def rollback_after_restore(tested: ModelUnderTest) -> Outcome:
     return cut(context, 10, 12)
 
 
-@_rollback(
-    "Rollback with embeddings on", sound="refuses: every ubatch is split to where few planes are filled"
-)
+@probe("Rollback with embeddings on", "llama_memory_recurrent::seq_rm")
 def rollback_embeddings(tested: ModelUnderTest) -> Outcome:
     """embeddings=True, ubatches of eight; ten tokens in one batch; roll back three."""
     return cut(tested.with_planes(n_ubatch=8, embeddings=True, pooling_type=0).grown(10), 7, 10)
 
 
-@_rollback("Rollback of a sequence while others decoded", sound="refuses: the others' batch moved its row")
+@probe("Rollback of a sequence while others decoded", "llama_memory_recurrent::seq_rm")
 def rollback_bystander(tested: ModelUnderTest) -> Outcome:
     """Three unified sequences of eight tokens; decode one more of the outer two; roll the middle one back."""
     context = tested.with_planes(**THREE).filled({0: 8, 1: 8, 2: 8})
@@ -109,10 +90,7 @@ def rollback_bystander(tested: ModelUnderTest) -> Outcome:
     return cut(context, 6, 8, 1)
 
 
-@_rollback(
-    "Rollback of one of two sequences that share their state",
-    sound="refuses (both share a row), or moves that sequence alone",
-)
+@probe("Rollback of one of two sequences that share their state", "llama_memory_recurrent::seq_rm")
 def rollback_shared(tested: ModelUnderTest) -> Outcome:
     """Twelve tokens; copy the sequence; roll the original back by two; go on with both."""
     context = tested.with_planes(**TWO).grown(12)
@@ -127,10 +105,7 @@ def rollback_shared(tested: ModelUnderTest) -> Outcome:
     )
 
 
-@_rollback(
-    "A draft rejected whole: rollback to before its batch",
-    sound="refuses, and goes on from the snapshot that was taken before the draft",
-)
+@probe("A draft rejected whole: rollback to before its batch", "llama_memory_recurrent::seq_rm")
 def rollback_to_batch_start(tested: ModelUnderTest) -> Outcome:
     """Four planes, twelve tokens, snapshot; decode a draft of four in one batch; roll back those four.
 
@@ -147,16 +122,13 @@ def rollback_to_batch_start(tested: ModelUnderTest) -> Outcome:
     return went_on(context.goes_on(12), "the rollback was refused, snapshot and cut were granted")
 
 
-@_rollback(
-    "A draft rejected in part by a memory without planes",
-    sound="refuses the cut, and goes on from the snapshot that was taken before the draft",
-)
+@probe("A draft rejected in part by a memory without planes", "llama_memory_recurrent::seq_rm")
 def draft_rejected_recurrent(tested: ModelUnderTest) -> Outcome:
     """Twelve tokens, snapshot; decode a draft of five; cut to 14, which is refused, and not in half.
 
     Then restore the snapshot, cut to twelve, decode the two accepted tokens again and go on.
     """
-    tested.need_recurrent()
+    tested.need("recurrent")
     context = tested.context().grown(12)
     snapshot = context.save(flags=PARTIAL)
     context.feed(12, 17)
@@ -170,10 +142,7 @@ def draft_rejected_recurrent(tested: ModelUnderTest) -> Outcome:
     return went_on(status or context.goes_on(14), said)
 
 
-@_stale(
-    "A pending rollback outlives seq_rm with a finite end",
-    site="llama-memory-recurrent.cpp: llama_memory_recurrent::seq_rm",
-)
+@probe("A pending rollback outlives seq_rm with a finite end", "llama_memory_recurrent::seq_rm")
 def stale_rollback_finite_removal(tested: ModelUnderTest) -> Outcome:
     """Roll back two of twelve tokens, remove [0, 100), decode a fresh prompt."""
     context = _pending(tested)
@@ -181,10 +150,7 @@ def stale_rollback_finite_removal(tested: ModelUnderTest) -> Outcome:
     return went_on(context.goes_on(0), said)
 
 
-@_stale(
-    "A pending rollback outlives seq_keep of another sequence",
-    site="llama-memory-recurrent.cpp: llama_memory_recurrent::seq_keep",
-)
+@probe("A pending rollback outlives seq_keep of another sequence", "llama_memory_recurrent::seq_keep")
 def stale_rollback_keep(tested: ModelUnderTest) -> Outcome:
     """Roll back two of twelve tokens, keep only the empty second sequence, decode a fresh prompt."""
     context = _pending(tested, **TWO)
@@ -193,11 +159,7 @@ def stale_rollback_keep(tested: ModelUnderTest) -> Outcome:
     return went_on(found, f"seq_keep, {context.last() + 1} tokens decoded")
 
 
-@_stale(
-    "Copying a sequence while its rollback is pending",
-    site="llama-memory-recurrent.cpp: llama_memory_recurrent::seq_cp",
-    sound="copies the rolled-back state",
-)
+@probe("Copying a sequence while its rollback is pending", "llama_memory_recurrent::seq_cp")
 def stale_rollback_copy(tested: ModelUnderTest) -> Outcome:
     """Roll back two of twelve tokens, copy the sequence, go on with the copy, then with the original."""
     context = _pending_copied(tested)
@@ -206,11 +168,7 @@ def stale_rollback_copy(tested: ModelUnderTest) -> Outcome:
     )
 
 
-@_stale(
-    "Saving a copy made while a rollback was pending",
-    site="llama-memory-recurrent.cpp: llama_memory_recurrent::seq_cp",
-    sound="saves what the original would save",
-)
+@probe("Saving a copy made while a rollback was pending", "llama_memory_recurrent::seq_cp")
 def stale_rollback_copy_saved(tested: ModelUnderTest) -> Outcome:
     """Roll back two of twelve tokens, copy the sequence, save the copy, restore it elsewhere, go on."""
     context = _pending_copied(tested)
@@ -221,11 +179,7 @@ def stale_rollback_copy_saved(tested: ModelUnderTest) -> Outcome:
     return went_on(other.goes_on(10), f"the copy saved {same}")
 
 
-@_rollback(
-    "Whole-state size while a shared cell has differing rollbacks",
-    site="llama-memory-recurrent.cpp: llama_memory_recurrent::state_write",
-    sound="saves it, or returns 0",
-)
+@probe("Whole-state size while a shared cell has differing rollbacks", "llama_memory_recurrent::state_write")
 def stale_rollback_whole_state(tested: ModelUnderTest) -> Outcome:
     """Roll back two of twelve tokens, copy the sequence, save the whole state, restore it, go on."""
     context = _pending_copied(tested)
@@ -239,10 +193,7 @@ def stale_rollback_whole_state(tested: ModelUnderTest) -> Outcome:
     return all_sound(
         went_on(found, f"saved and restored, {said}")
         for found, said in (
-            (gap(other.logits(), tested.clean(10)), "from the saved state"),
+            (tested.gap(other.logits(), tested.clean(10)), "from the saved state"),
             (context.goes_on(10), "from the live state"),
         )
     )
-
-
-PROBES = probes_in(vars())

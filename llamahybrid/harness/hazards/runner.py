@@ -8,7 +8,6 @@ import signal
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -28,12 +27,11 @@ _running: set[subprocess.Popen[str]] = set()
 
 @dataclass(frozen=True)
 class Result:
-    """The outcome of a probe on a model, and its seconds."""
+    """The outcome of a probe on a model."""
 
     probe: Probe
     model: Model
     outcome: Outcome
-    seconds: float
 
 
 def expected(result: Result, patches: frozenset[str] | None) -> bool:
@@ -119,7 +117,9 @@ def supervise(command: Sequence[str], environment: Mapping[str, str], seconds: f
     finally:
         _running.discard(child)
     if child.returncode < 0:
-        return Outcome(Verdict.DIED, f"{_signal(-child.returncode)}{_quoted(log)}")
+        number = -child.returncode
+        name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+        return Outcome(Verdict.DIED, f"{name}{_quoted(log)}")
     if child.returncode:
         return Outcome(Verdict.FAILED, _last_line(log) or f"the child's exit status was {child.returncode}")
     try:
@@ -177,11 +177,8 @@ def run(
 
         def run_one(pair: tuple[Probe, Model]) -> Result:
             probe, model = pair
-            start = time.perf_counter()
-            outcome = run_on(
-                files[model], probe, library_here, gpu_layers=gpu_layers, rpc=rpc, seconds=seconds
-            )
-            result = Result(probe, model, outcome, time.perf_counter() - start)
+            options: dict[str, Any] = {"gpu_layers": gpu_layers, "rpc": rpc, "seconds": seconds}
+            result = Result(probe, model, run_on(files[model], probe, library_here, **options))
             if not ended.is_set():  # else this child was killed
                 done(result)
             return result
@@ -199,15 +196,7 @@ def run(
 
 def _make(model: Model, folder: Path) -> Path:
     """Write a tiny model."""
-    return tiny.make(model.arch, folder / f"{model.name}.gguf", window=model.window, embd=model.embd)
-
-
-def _signal(number: int) -> str:
-    """The name of a signal."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    return tiny.make(model.arch, folder / f"{model.name}.gguf", window=model.window)
 
 
 def _last_line(text: str) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import struct
-from functools import partial
 from typing import Any
 
 from llama_cpp import llama_cpp as lib
 
-from llamahybrid.harness.hazards.case import probe, probes_in
+from llamahybrid.harness.hazards.case import probe
 from llamahybrid.harness.hazards.context import BOTH, FULL, ON_DEVICE, PARTIAL, SPLIT, TWO
 from llamahybrid.harness.hazards.model import ModelUnderTest
 from llamahybrid.harness.hazards.outcome import Outcome, all_sound, granted, refused, went_on, wrong
@@ -16,7 +15,6 @@ from llamahybrid.harness.hazards.process import memory_left, peak_memory
 from llamahybrid.harness.hazards.steps import (
     after_failure,
     all_go_on,
-    failed_restore,
     next_prompt,
     still_there,
 )
@@ -26,20 +24,6 @@ _CUTS = (4, 8, 12, 16, 40, 200, -2000, -100, -8, -1)
 _EMPTIED = ("gemma3", "qwen35", "lfm2", "qwen4exp", "deepseek4")
 _HEADER = struct.calcsize("<Ii")  # magic, sequence
 _MIB = 1 << 20
-
-
-_next = partial(failed_restore, sound="leaves no attention of the old prompt behind")
-"""Defaults of probes of another prompt after a failed restore."""
-
-_refuses = partial(failed_restore, sound="refuses")
-"""Defaults of probes of damaged or outdated states."""
-
-_empty = partial(
-    probe,
-    site="llama-kv-cache.cpp: llama_kv_cache::state_read_sinfo",
-    sound="leaves that sequence empty, and others as they are",
-)
-"""Defaults of probes that restore the state of an empty sequence over a live one."""
 
 
 def _truncated(tested: ModelUnderTest, flags: int) -> Outcome:
@@ -67,44 +51,31 @@ def _next_prompt(tested: ModelUnderTest, flags: int) -> Outcome:
     return went_on(context.goes_on(12, text=1), "the next prompt was accepted after a failed restore")
 
 
-@failed_restore(
-    "A truncated state over a live sequence", site="llama-kv-cache.cpp: llama_kv_cache::state_read_meta"
-)
+@probe("A truncated state over a live sequence", "llama_kv_cache::state_read_meta")
 def failed_full_restore(tested: ModelUnderTest) -> Outcome:
     """Twenty live tokens; restore a full state of others that ends early, in ten places; go on at twenty."""
     return _truncated(tested, FULL)
 
 
-@failed_restore(
-    "A truncated PARTIAL snapshot over a live hybrid",
-    site="llama-memory-recurrent.cpp: llama_memory_recurrent::state_read_meta",
-)
+@probe("A truncated PARTIAL snapshot over a live hybrid", "llama_memory_recurrent::state_read_meta")
 def failed_partial_restore(tested: ModelUnderTest) -> Outcome:
     """Twenty live tokens; restore a PARTIAL one of others that ends early, in ten places; go on at twenty."""
     return _truncated(tested, PARTIAL)
 
 
-@_next(
-    "The next prompt after a failed restore with a window",
-    site="llama-memory-hybrid-iswa.cpp: llama_memory_hybrid_iswa::state_read",
-)
+@probe("The next prompt after a failed restore with a window", "llama_memory_hybrid_iswa::state_read")
 def failed_restore_next_prompt(tested: ModelUnderTest) -> Outcome:
     """Twelve live tokens; a truncated full state; then another prompt from position 0, nothing removed."""
     return _next_prompt(tested, FULL)
 
 
-@_next(
-    "The next prompt after a failed PARTIAL restore",
-    site="llama-memory-hybrid.cpp: llama_memory_hybrid::state_read",
-)
+@probe("The next prompt after a failed PARTIAL restore", "llama_memory_hybrid::state_read")
 def failed_partial_next_prompt(tested: ModelUnderTest) -> Outcome:
     """Twelve live tokens; a truncated PARTIAL snapshot; then another prompt from position 0."""
     return _next_prompt(tested, PARTIAL)
 
 
-@failed_restore(
-    "A truncated whole-context state over a live one", site="llama-context.cpp: llama_context::state_set_data"
-)
+@probe("A truncated whole-context state over a live one", "llama_context::state_set_data")
 def failed_whole_restore(tested: ModelUnderTest) -> Outcome:
     """Two sequences; restore a whole state of others that ends early, in ten places; go on with both."""
     blob = tested.context(**TWO).grown(30, text=3).save_whole()
@@ -121,14 +92,10 @@ def failed_whole_restore(tested: ModelUnderTest) -> Outcome:
     return all_go_on(refused, context, said, {0: 20, 1: 15})
 
 
-@probe(
-    "A PARTIAL snapshot restored into empty attention",
-    site="llama-batch.cpp: llama_batch_allocr::init",
-    sound="refuses to decode with a gap in the attention",
-)
+@probe("A PARTIAL snapshot restored into empty attention", "llama_batch_allocr::init")
 def snapshot_without_attention(tested: ModelUnderTest) -> Outcome:
     """Restore the PARTIAL snapshot of twelve tokens into an empty context; go on at twelve."""
-    tested.need_hybrid()
+    tested.need("hybrid")
     blob = tested.context().grown(12).save(flags=PARTIAL)
     context = tested.context()
     granted(context.load(blob, flags=PARTIAL), "the restore returned 0")
@@ -136,16 +103,14 @@ def snapshot_without_attention(tested: ModelUnderTest) -> Outcome:
 
 
 @probe(
-    "The PARTIAL state of an empty sequence restored over a live hybrid",
-    site="llama-memory-hybrid.cpp: llama_memory_hybrid::init_batch",
-    sound="refuses to decode with attention alone until the sequence is removed",
+    "The PARTIAL state of an empty sequence restored over a live hybrid", "llama_memory_hybrid::init_batch"
 )
 def state_lost(tested: ModelUnderTest) -> Outcome:
     """Twelve tokens; restore the PARTIAL state of an empty sequence; decode another prompt from 0.
 
     If that is refused, remove the sequence and decode that prompt again.
     """
-    tested.need_hybrid()
+    tested.need("hybrid")
     context = tested.context()
     nothing = context.save(flags=PARTIAL)
     context.grown(12)
@@ -158,14 +123,10 @@ def state_lost(tested: ModelUnderTest) -> Outcome:
     return went_on(context.goes_on(12, text=1), "the next prompt was decoded beside the old attention")
 
 
-@_refuses(
-    "An ON_DEVICE blob older than the sequence's last save",
-    site="llama-context.cpp: llama_context::state_seq_set_data",
-    sound="refuses: the device buffer holds newer data",
-)
+@probe("An ON_DEVICE blob older than the sequence's last save", "llama_context::state_seq_set_data")
 def on_device_older_blob(tested: ModelUnderTest) -> Outcome:
     """Save on the device at twelve and at twenty tokens; restore the first blob, cut at twelve, go on."""
-    tested.need_recurrent()
+    tested.need("recurrent")
     context = tested.context().grown(12)
     blob = context.save(flags=PARTIAL | ON_DEVICE)
     context.feed(12, 20)
@@ -176,14 +137,10 @@ def on_device_older_blob(tested: ModelUnderTest) -> Outcome:
     return went_on(context.goes_on(12), "the restore of the older blob returned success")
 
 
-@probe(
-    "The newest ON_DEVICE blob (control)",
-    site="llama-context.cpp: llama_context::state_seq_set_data",
-    sound="exact",
-)
+@probe("The newest ON_DEVICE blob (control)", "llama_context::state_seq_set_data")
 def on_device_restore(tested: ModelUnderTest) -> Outcome:
     """Save on the device at twelve tokens, grow to twenty, restore, cut at twelve, go on."""
-    tested.need_recurrent()
+    tested.need("recurrent")
     context = tested.context().grown(12)
     blob = context.save(flags=PARTIAL | ON_DEVICE)
     context.feed(12, 20)
@@ -192,16 +149,13 @@ def on_device_restore(tested: ModelUnderTest) -> Outcome:
     return went_on(context.goes_on(12), "the restore returned success")
 
 
-@_refuses(
-    "A recurrent cell with a negative position in a blob",
-    site="llama-memory-recurrent.cpp: llama_memory_recurrent::state_read_meta",
-)
+@probe("A recurrent cell with a negative position in a blob", "llama_memory_recurrent::state_read_meta")
 def negative_position(tested: ModelUnderTest) -> Outcome:
     """Twelve live tokens; restore their PARTIAL state with the first cell's position set to -7.
 
     If that is accepted, remove the sequence and decode another prompt. Of a hybrid the full state, too.
     """
-    tested.need_recurrent()
+    tested.need("recurrent")
 
     def offered(flags: int, place: int) -> Outcome:
         context = tested.context().grown(12)
@@ -218,11 +172,7 @@ def negative_position(tested: ModelUnderTest) -> Outcome:
     return all_sound(offered(*blob) for blob in blobs)
 
 
-@_refuses(
-    "A damaged length in a whole-context state",
-    site="llama-io.cpp: llama_io_read_i::read_string",
-    sound="refuses without allocating what the length says",
-)
+@probe("A damaged length in a whole-context state", "llama_io_read_i::read_string")
 def damaged_length(tested: ModelUnderTest) -> Outcome:
     """Twelve live tokens; restore 68 bytes whose first length says 256 MiB, then 4 GiB with 1 GiB left."""
     context = tested.context().grown(12)
@@ -253,16 +203,15 @@ def _emptied(tested: ModelUnderTest, shape: dict[str, Any]) -> Outcome:
     )
 
 
-@_empty("The state of an empty sequence restored over a live one")
+@probe("The state of an empty sequence restored over a live one", "llama_kv_cache::state_read_sinfo")
 def empty_state(tested: ModelUnderTest) -> Outcome:
     """Two sequences, unified; restore an empty one's state over the first; go on with both."""
     return _emptied(tested, TWO)
 
 
-@_empty("The state of an empty sequence restored, with a stream per sequence")
+@probe(
+    "The state of an empty sequence restored, with a stream per sequence", "llama_kv_cache::state_read_sinfo"
+)
 def empty_state_stream(tested: ModelUnderTest) -> Outcome:
     """Two sequences, not unified; restore an empty one's state over the first; go on with both."""
     return _emptied(tested, SPLIT)
-
-
-PROBES = probes_in(vars())

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 
-from llamahybrid.harness.hazards.case import probe
 from llamahybrid.harness.hazards.context import ABORTED, BOTH, Context
 from llamahybrid.harness.hazards.outcome import Gap, Outcome, all_sound, refused, went_on
-
-failed_restore = partial(probe, sound="refuses, and the live state stays (or is dropped whole)")
-"""Defaults of probes of a restore that has to fail."""
 
 
 def cut(context: Context, to: int, length: int, seq: int = 0) -> Outcome:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-from llamahybrid.harness.hazards.case import Model, probe, probes_in
+from llamahybrid.harness.hazards.case import Model, probe
 from llamahybrid.harness.hazards.context import PARTIAL, TWO, Context, load_range, save_range
 from llamahybrid.harness.hazards.model import ModelUnderTest
 from llamahybrid.harness.hazards.outcome import (
@@ -19,23 +17,17 @@ from llamahybrid.harness.hazards.outcome import (
 )
 from llamahybrid.harness.hazards.steps import cut, next_prompt
 
-_SITE = "llama-kv-cache-iswa.cpp: llama_kv_cache_iswa::seq_rm"
-_DECODE = "llama-kv-cache-iswa.cpp: llama_kv_cache_iswa::init_batch"
 _GEMMA2 = Model("gemma2", 16)
 _SMALL = {"swa_full": False, "n_ubatch": 32}
 
 
 def _grown(tested: ModelUnderTest) -> Context:
     """400 tokens with a window whose first contents have long been overwritten."""
-    tested.need_window()
+    tested.need("window")
     return tested.context(**_SMALL).grown(400, chunk=32)
 
 
-_window = partial(probe, site=_DECODE)
-"""Defaults of probes of a window: stock decodes without the tokens that it needs."""
-
-
-@_window("A cut behind the sliding window", site=_SITE, sound="refuses: the window before the cut is gone")
+@probe("A cut behind the sliding window", "llama_kv_cache_iswa::seq_rm")
 def cut_behind_window(tested: ModelUnderTest) -> Outcome:
     """swa_full=False; 400 tokens in batches of 32; cut to 100, of all sequences and of the first; go on."""
     context = _grown(tested)
@@ -44,18 +36,16 @@ def cut_behind_window(tested: ModelUnderTest) -> Outcome:
     return cut(context, 100, 400)
 
 
-@_window(
-    "A cut inside the sliding window (control)", site=_SITE, sound="grants it, exactly (a hybrid: refuses)"
-)
+@probe("A cut inside the sliding window (control)", "llama_kv_cache_iswa::seq_rm")
 def cut_inside_window(tested: ModelUnderTest) -> Outcome:
     """swa_full=False; 400 tokens in batches of 32; cut to 398; go on."""
     return cut(_grown(tested), 398, 400)
 
 
-@_window("A window restored from a snapshot (control)", site=_SITE, sound="exact")
+@probe("A window restored from a snapshot (control)", "llama_kv_cache_iswa::seq_rm")
 def window_restored(tested: ModelUnderTest) -> Outcome:
     """Snapshot at 100 tokens, grow to 400, restore the snapshot, cut at 100, go on."""
-    tested.need_window()
+    tested.need("window")
     context = tested.context(**_SMALL).grown(100, chunk=32)
     snapshot = context.save(flags=PARTIAL)
     context.feed(100, 400, chunk=32)
@@ -65,41 +55,32 @@ def window_restored(tested: ModelUnderTest) -> Outcome:
 
 def _window_onto(tested: ModelUnderTest, held: int) -> Outcome:
     """Restore the PARTIAL snapshot of 100 tokens into a context that holds `held`, go on at 100."""
-    tested.need_window()
+    tested.need("window")
     snapshot = tested.context(**_SMALL).grown(100, chunk=32).save(flags=PARTIAL)
     context = tested.context(**_SMALL).grown(held, chunk=32)
     granted(context.load(snapshot, flags=PARTIAL), "the snapshot was refused")
     return went_on(context.goes_on(100), f"the snapshot was restored beside {held} tokens of attention")
 
 
-@_window(
-    "A window restored into empty attention",
-    sound="refuses to decode: the layers without a window have nothing",
-)
+@probe("A window restored into empty attention", "llama_kv_cache_iswa::init_batch")
 def window_without_attention(tested: ModelUnderTest) -> Outcome:
     """swa_full=False; restore the PARTIAL snapshot of 100 tokens into an empty context; go on at 100."""
     return _window_onto(tested, 0)
 
 
-@_window(
-    "A window restored beside attention that ends earlier",
-    sound="refuses to decode: the layers without a window lack tokens",
-)
+@probe("A window restored beside attention that ends earlier", "llama_kv_cache_iswa::init_batch")
 def window_ahead_of_attention(tested: ModelUnderTest) -> Outcome:
     """swa_full=False; restore the PARTIAL snapshot of 100 tokens where 50 are live; go on at 100."""
     return _window_onto(tested, 50)
 
 
-@_window(
-    "Attention of a range restored without its window",
-    sound="refuses to decode until the window is restored, then exact",
-)
+@probe("Attention of a range restored without its window", "llama_kv_cache_iswa::init_batch")
 def range_without_window(tested: ModelUnderTest) -> Outcome:
     """swa_full=False; restore the range [0, 100) into an empty context; go on at 100; start at 0.
 
     If both are refused, restore the PARTIAL snapshot of 100 tokens and go on; remove all and start again.
     """
-    tested.need_window()
+    tested.need("window")
     donor = tested.context(**_SMALL).grown(100, chunk=32)
     part, snapshot = save_range(donor, 0, 100), donor.save(flags=PARTIAL)
     context = tested.context(**_SMALL)
@@ -117,17 +98,13 @@ def range_without_window(tested: ModelUnderTest) -> Outcome:
     return all_sound((restored, next_prompt(context, 8, f"{said}; removed, it starts again")))
 
 
-@_window(
-    "A copy that ends behind the sliding window",
-    site="llama-kv-cache-iswa.cpp: llama_kv_cache_iswa::seq_cp",
-    sound="refuses to decode: the window before the copy's end is gone",
-)
+@probe("A copy that ends behind the sliding window", "llama_kv_cache_iswa::seq_cp")
 def copy_behind_window(tested: ModelUnderTest) -> Outcome:
     """swa_full=False; 400 tokens in batches of 32; copy their first 100 to another sequence; go on there.
 
     Then the same with 150; then go on with the original. The window cache holds the last 256.
     """
-    tested.need_window()
+    tested.need("window")
     context = tested.context(**_SMALL, **TWO).grown(400, chunk=32)
 
     def copied(end: int) -> Outcome:
@@ -141,17 +118,13 @@ def copy_behind_window(tested: ModelUnderTest) -> Outcome:
     return outcome if outcome.verdict is not Verdict.REFUSED else refused(context.goes_on(400), said)
 
 
-@_window(
-    "The PARTIAL state of an empty sequence restored over a window",
-    site="llama-kv-cache.cpp: llama_kv_cache::state_read_sinfo",
-    sound="drops the window: a cut is granted, and nothing is decoded before a snapshot is restored",
-)
+@probe("The PARTIAL state of an empty sequence restored over a window", "llama_kv_cache::state_read_sinfo")
 def empty_window_restored(tested: ModelUnderTest) -> Outcome:
     """swa_full=False; 400 tokens; restore an empty sequence's PARTIAL state, cut to 100, go on.
 
     If that is refused, restore the PARTIAL snapshot of 100 tokens and go on.
     """
-    tested.need_attention()  # not a window: llama_model_n_swa is 0 for deepseek4
+    tested.need("attention")  # not a window: llama_model_n_swa is 0 for deepseek4
     context = tested.context(**_SMALL)
     nothing = context.save(flags=PARTIAL)
     context.grown(100, chunk=32)
@@ -169,6 +142,3 @@ def empty_window_restored(tested: ModelUnderTest) -> Outcome:
         return wrong("the snapshot was refused")
     said = f"empty state and cut were granted, the decode returned {found} before the snapshot was restored"
     return went_on(context.goes_on(100), said)
-
-
-PROBES = probes_in(vars())

@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from llamahybrid.harness.conversation import Message, Request
+from llamahybrid.harness.conversation import Request
 from llamahybrid.harness.report import Sameness, Saving
 from llamahybrid.harness.workloads.speech import Vocabulary
 
@@ -20,37 +20,6 @@ differently (f32 weights on a CPU 1e-5 to 1e-4, f16 up to 1e-3). On quantized we
 
 LARGEST_TOLERANCE = 0.06
 """Beyond this a tie cannot be told from a fault."""
-
-
-@dataclass(frozen=True)
-class Ask:
-    """A request: token ids, messages or a text."""
-
-    __pydantic_config__: ClassVar = {"strict": True, "extra": "forbid"}
-    max_tokens: int
-    tokens: tuple[int, ...] = ()
-    messages: tuple[Message, ...] = ()
-    tools: tuple[dict[str, Any], ...] = ()
-    text: str = ""
-    seed: int | None = None
-    """None: greedy; otherwise temperature 1 with this seed."""
-    salt: str = ""
-
-    @classmethod
-    def of(cls, request: Request) -> Ask:
-        """Return a workload's request."""
-        messages, tools = tuple(request.messages), tuple(request.tools)
-        return cls(request.max_tokens, tuple(request.tokens), messages, tools, seed=request.seed)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return plain data."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Ask:
-        """Return the request that `as_json` gave, after a way through JSON."""
-        lists = {name: tuple(data[name]) for name in ("tokens", "messages", "tools")}
-        return cls(**{**data, **lists})
 
 
 @dataclass(frozen=True)
@@ -133,12 +102,12 @@ class Session(ABC):
     """Part of all prompts, on servers whose cache may hold prompts of an earlier run."""
 
     @abstractmethod
-    def ask(self, ask: Ask) -> Reply:
+    def ask(self, request: Request) -> Reply:
         """Answer. Raises TargetError."""
 
     @abstractmethod
-    def sameness(self, ask: Ask, reply: Reply) -> tuple[Sameness, str]:
-        """Compare `reply` with an answer to `ask` that reuses nothing; describe a difference in words.
+    def sameness(self, request: Request, reply: Reply) -> tuple[Sameness, str]:
+        """Compare `reply` with an answer to `request` that reuses nothing; describe a difference in words.
 
         The requests for that change the cache: call it after all measurements.
         """

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -21,10 +22,17 @@ from operator import index
 from pathlib import Path
 from typing import Any, TextIO
 
+import llama_cpp
 import xxhash
 
+from llamahybrid.configuration import own_cache
+from llamahybrid.engine import bindings
+from llamahybrid.harness.conversation import Request
+from llamahybrid.harness.counters import DecodeCounter
 from llamahybrid.harness.report import Sameness
-from llamahybrid.harness.targets.base import STATE_TOKENS, Ask, Reply
+from llamahybrid.harness.targets import saving
+from llamahybrid.harness.targets.base import STATE_TOKENS, Reply
+from llamahybrid.harness.targets.reference import compare, fresh_context, last_row, pieces_of
 from llamahybrid.harness.workloads.speech import Vocabulary
 
 WORDS = 4096
@@ -38,8 +46,6 @@ def maker(kind: str) -> Callable[..., Any]:
 
         return Llama
     if kind.startswith("class:"):
-        import importlib.util
-
         path, _, name = kind.removeprefix("class:").rpartition(":")
         spec = importlib.util.spec_from_file_location("target", path)
         if spec is None or spec.loader is None:
@@ -49,8 +55,6 @@ def maker(kind: str) -> Callable[..., Any]:
         spec.loader.exec_module(module)
         made: Callable[..., Any] = getattr(module, name)
         return made
-    import llama_cpp
-
     stock: Callable[..., Any] = llama_cpp.Llama
     return stock
 
@@ -95,17 +99,11 @@ class Child:
 
     def open(self, kind: str, model: str, options: Mapping[str, Any], n_ctx: int, parallel: int) -> Any:
         """Open a model in place of the current one; return its properties."""
-        import llama_cpp
-
-        from llamahybrid.harness.counters import DecodeCounter
-
         self.close()
         self._kind, self._keeps_rows = kind, True
         several = kind == "ours" and parallel > 1
         more: dict[str, Any] = {"n_parallel": parallel} if several else {}
         if kind == "ours":  # not the cache of LLAMAHYBRID_RAM, which is shared
-            from llamahybrid.configuration import own_cache
-
             more["prompt_cache"] = own_cache()
         self._parallel = parallel if several else 1
         self.llm = maker(kind)(model_path=model, **{"verbose": False, **options, **more, "n_ctx": n_ctx})
@@ -136,21 +134,10 @@ class Child:
 
     def _state_bytes(self) -> int | None:
         """Return the size of the state of `STATE_TOKENS` tokens, by a context made for it."""
-        import llama_cpp
-        from llama_cpp import _internals
-
-        params = llama_cpp.llama_context_params.from_buffer_copy(self.llm.context_params)
-        params.n_ctx, params.n_seq_max = 256, 1
-        context = _internals.LlamaContext(model=self.llm._model, params=params, verbose=False)
-        batch = _internals.LlamaBatch(n_tokens=STATE_TOKENS, embd=0, n_seq_max=1, verbose=False)
-        try:
-            for start in range(0, STATE_TOKENS, 16):
-                batch.set_batch(batch=[1] * 16, n_past=start, logits_all=False)
-                context.decode(batch)
+        with fresh_context(self.llm, 256) as (context, decode):
+            for begin in range(0, STATE_TOKENS, 16):
+                decode([1] * 16, begin)
             return int(llama_cpp.llama_state_seq_get_size(context.ctx, 0))
-        finally:
-            batch.close()
-            context.close()
 
     def _watch(self) -> None:
         """Record calls of `generate`, and the logits of the first token."""
@@ -173,8 +160,6 @@ class Child:
 
         The loop of ours decodes chats ahead of their reader, and keeps a copy of each row that it decoded.
         """
-        from llamahybrid.harness.targets.reference import last_row
-
         if self._parallel > 1 or not self._keeps_rows:
             return None
         if self._kind == "ours" and self._seen.ahead:
@@ -193,9 +178,9 @@ class Child:
             self._folder = None
         self._answers.clear()
 
-    def ask(self, ask: Mapping[str, Any]) -> Any:
+    def ask(self, request: Mapping[str, Any]) -> Any:
         """Answer a request."""
-        wanted, seen = Ask.from_json(ask), self._seen
+        wanted, seen = Request(**request), self._seen
         seen.begin()
         if self._parallel == 1:
             self._counter.take()
@@ -219,12 +204,11 @@ class Child:
             decoded=self._counter.take() if self._parallel == 1 else None,
             reason=getattr(told, "reason", None),
         )
-        data = {name: getattr(reply, name) for name in reply.__dataclass_fields__}
         reused = reply.reused if reply.decoded is not None else reply.reported
         with self._noting:  # several requests at once
             pieces = self._pieces(seen.prompt, tokens, reused or 0)
             self._answers.append(_Answer(seen.prompt, tokens, wanted.seed is None, seen.row, pieces))
-            return {**data, "extra": {"number": len(self._answers) - 1}}
+            return {**asdict(reply), "extra": {"number": len(self._answers) - 1}}
 
     def keep_no_rows(self) -> None:
         """See `Session.keep_no_rows`."""
@@ -232,8 +216,6 @@ class Child:
 
     def _pieces(self, prompt: tuple[int, ...], answer: tuple[int, ...], reused: int) -> list[int]:
         """Return the begins of native batches if the first `reused` tokens are an earlier request's."""
-        from llamahybrid.harness.targets.reference import pieces_of
-
         reused, before = max(0, min(reused, len(prompt) - 1)), [0]
         for earlier in reversed(self._answers):
             if reused and (earlier.prompt + earlier.tokens[:-1])[:reused] == prompt[:reused]:
@@ -241,15 +223,13 @@ class Child:
                 break
         return pieces_of(len(prompt), len(answer), self.llm.n_batch, before)
 
-    def _send(self, ask: Ask) -> None:
-        from llama_cpp import LogitsProcessorList
-
+    def _send(self, ask: Request) -> None:
         temperature = 0.0 if ask.seed is None else 1.0
         options: dict[str, Any] = {"max_tokens": ask.max_tokens, "temperature": temperature, "seed": ask.seed}
         if ask.messages:
             self._seen.ahead = ask.seed is None
             if ask.seed is not None:  # ours decodes no token ahead then
-                options["logits_processor"] = LogitsProcessorList([lambda ids, row: row])
+                options["logits_processor"] = llama_cpp.LogitsProcessorList([lambda ids, row: row])
             tools = list(ask.tools) or None
             self.llm.create_chat_completion(messages=list(ask.messages), tools=tools, **options)
         elif ask.text or self._completes:
@@ -264,8 +244,6 @@ class Child:
 
     def check(self, number: int) -> tuple[Sameness, str]:
         """Compare answer `number` with a fresh context's."""
-        from llamahybrid.harness.targets.reference import compare
-
         answer = self._answers[number]
         return compare(self.llm, answer.prompt, answer.tokens, answer.greedy, answer.row, answer.pieces)
 
@@ -283,10 +261,6 @@ class Child:
 
     def versions(self) -> dict[str, str]:
         """Return the versions of the packages and the engine that run here."""
-        import llama_cpp
-
-        from llamahybrid.engine import bindings
-
         return {
             "llama-cpp-python": str(llama_cpp.__version__),
             "llamahybrid": bindings.version("llamahybrid") or "",
@@ -295,15 +269,11 @@ class Child:
 
     def library(self) -> str:
         """Return the path of the loaded libllama; empty: unknown."""
-        import llama_cpp
-
         return str(getattr(llama_cpp.llama_cpp._lib, "_name", ""))
 
     def saving(self, tokens: Sequence[int]) -> dict[str, Any] | None:
         """Measure as `Session.saving`."""
-        from llamahybrid.harness.targets.saving import measured
-
-        found = measured(self.llm, self._kind, tokens)
+        found = saving.measured(self.llm, self._kind, tokens)
         return None if found is None else asdict(found)
 
 

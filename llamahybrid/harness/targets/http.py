@@ -13,11 +13,11 @@ from typing import Any
 import httpx
 
 from llamahybrid.errors import TargetError
+from llamahybrid.harness.conversation import Request
 from llamahybrid.harness.report import Sameness
 from llamahybrid.harness.targets.base import (
     LARGEST_TOLERANCE,
     TOLERANCE,
-    Ask,
     ModelFile,
     Reply,
     Session,
@@ -152,11 +152,11 @@ class HttpSession(Session):
         self.salts = False if native else None
         self.name = ""
 
-    def ask(self, ask: Ask) -> Reply:
+    def ask(self, request: Request) -> Reply:
         """Answer. Raises TargetError."""
-        return self._ask(ask)
+        return self._ask(request)
 
-    def _ask(self, ask: Ask, fresh: str = "") -> Reply:
+    def _ask(self, ask: Request, fresh: str = "") -> Reply:
         """Answer; `fresh`: an unused salt, so that nothing stored is used."""
         body: dict[str, Any] = {"stream": True, "temperature": 0.0 if ask.seed is None else 1.0}
         if ask.seed is not None:
@@ -179,14 +179,14 @@ class HttpSession(Session):
                 first = time.perf_counter() - began
         seconds = time.perf_counter() - began
         bare = path == "/completion"
-        prompt = ask.tokens if bare else self._rendered(ask) if self._native and ask.messages else None
+        prompt = tuple(ask.tokens) if bare else self._rendered(ask) if self._native and ask.messages else None
         total = heard.total or (len(ask.tokens) if bare else None)
         if prompt is not None and total is not None and len(prompt) != total:
             prompt = None  # the server renders messages in another way
         tokens = tuple(heard.tokens) if bare else None
         return Reply(heard.text, seconds, first, prompt, tokens, total, heard.cached, heard.worked)
 
-    def _openai(self, ask: Ask) -> tuple[str, dict[str, Any]]:
+    def _openai(self, ask: Request) -> tuple[str, dict[str, Any]]:
         """Return path and prompt of a request to OpenAI's interface. Raises TargetError for token ids."""
         if ask.messages:
             more: dict[str, Any] = {"messages": list(ask.messages)}
@@ -199,7 +199,7 @@ class HttpSession(Session):
             return "/v1/completions", {"prompt": ask.text}
         raise TargetError("takes no token ids")
 
-    def _rendered(self, ask: Ask) -> tuple[int, ...] | None:
+    def _rendered(self, ask: Request) -> tuple[int, ...] | None:
         """Return the token ids of a chat's prompt; None if the server does not tell."""
         body: dict[str, Any] = {"messages": list(ask.messages)}
         if ask.tools:
@@ -211,19 +211,19 @@ class HttpSession(Session):
         except (TargetError, KeyError, TypeError):
             return None
 
-    def sameness(self, ask: Ask, reply: Reply) -> tuple[Sameness, str]:
+    def sameness(self, request: Request, reply: Reply) -> tuple[Sameness, str]:
         """Compare with the same server, told to reuse nothing, if it reports that it did not."""
-        fresh = self._ask(ask, fresh=uuid.uuid4().hex)
+        fresh = self._ask(request, fresh=uuid.uuid4().hex)
         if fresh.reported or fresh.reused:
             return "unknown", f"it cannot be told to reuse nothing: {fresh.reported} tokens were"
         if fresh.reported is None and fresh.reused is None:
             return "unknown", "it does not say whether it reused anything"
         if fresh.text == reply.text and fresh.tokens == reply.tokens:
             return ("same", "") if reply.text or reply.tokens else ("unknown", "no token came, or no text")
-        if ask.seed is not None:
+        if request.seed is not None:
             return "unknown", "sampled: a tie cannot be told from a fault"
         if fresh.tokens is None or reply.tokens is None or reply.prompt is None:
-            if self._ask(ask, fresh=uuid.uuid4().hex).text != fresh.text:
+            if self._ask(request, fresh=uuid.uuid4().hex).text != fresh.text:
                 return "unknown", "two fresh answers differ, too"
             return "different", f"{_around(reply.text, fresh.text)}; token ids are not told, it may be a tie"
         pairs = list(zip(fresh.tokens, reply.tokens, strict=False))

@@ -5,20 +5,22 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import queue
 import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, TimeoutError
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from llamahybrid.children import python
 from llamahybrid.errors import TargetError
+from llamahybrid.harness.conversation import Request
 from llamahybrid.harness.hazards.runner import loading
 from llamahybrid.harness.report import Sameness, Saving
-from llamahybrid.harness.targets.base import Ask, ModelFile, Reply, Session, Shape, Target
+from llamahybrid.harness.targets.base import ModelFile, Reply, Session, Shape, Target
 from llamahybrid.harness.workloads.speech import Vocabulary
 
 DISK = "LLAMAHYBRID_DISK"
@@ -55,54 +57,51 @@ class Process:
             encoding="utf-8",
         )
         self._numbers, self._lock, self._writing = itertools.count(), threading.Lock(), threading.Lock()
-        self._waiting: dict[int, queue.SimpleQueue[dict[str, Any]]] = {}
+        self._waiting: dict[int, Future[Any]] = {}
         self._over = False
         threading.Thread(target=self._read, daemon=True).start()
 
     def call(self, do: str, **more: Any) -> Any:
         """Return the child's answer. Raises TargetError if it fails, dies or hangs."""
-        number, answer = next(self._numbers), queue.SimpleQueue[dict[str, Any]]()
+        number, answer = next(self._numbers), Future[Any]()
         with self._lock:
             self._waiting[number] = answer
             over = self._over
         try:
             if over:
-                raise OSError
+                raise EOFError
             assert self._process.stdin is not None
             with self._writing:  # not the reader's lock, which a full pipe would block
                 self._process.stdin.write(json.dumps({"id": number, "do": do, **more}) + "\n")
                 self._process.stdin.flush()
-            reply = answer.get(timeout=SECONDS)
-        except (OSError, ValueError):
-            raise self._death() from None
-        except queue.Empty:
+            return answer.result(SECONDS)
+        except TimeoutError:
             self._process.kill()
             raise TargetError(f"no answer within {SECONDS:.0f} s") from None
+        except (OSError, ValueError, EOFError):
+            raise self._death() from None
         finally:
             with self._lock:
-                self._waiting.pop(number, None)
-        if "dead" in reply:
-            raise self._death()
-        if "error" in reply:
-            raise TargetError(reply["error"])
-        return reply["reply"]
+                del self._waiting[number]
 
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             try:
-                answer = json.loads(line)
-                number = answer["id"]
+                said = json.loads(line)
+                with self._lock:
+                    waiting = self._waiting[said["id"]]
             except (ValueError, TypeError, KeyError):
-                continue  # printed by a sitecustomize, say
-            with self._lock:
-                waiting = self._waiting.get(number)
-            if waiting is not None:
-                waiting.put(answer)
+                continue  # printed by a sitecustomize, say; or nobody waits any more
+            if "error" in said:
+                waiting.set_exception(TargetError(said["error"]))
+            else:
+                waiting.set_result(said["reply"])
         with self._lock:
             self._over = True
             for waiting in self._waiting.values():
-                waiting.put({"dead": True})
+                if not waiting.done():
+                    waiting.set_exception(EOFError())
 
     def _death(self) -> TargetError:
         try:
@@ -140,12 +139,12 @@ class LocalSession(Session):
         self.vocabulary = Vocabulary.from_json(opened["vocabulary"])
         self.state_bytes = opened["state_bytes"]
 
-    def ask(self, ask: Ask) -> Reply:
+    def ask(self, request: Request) -> Reply:
         """Answer a request. Raises TargetError."""
-        data = self._process.call("ask", ask=ask.as_json())
+        data = self._process.call("ask", request=asdict(request))
         return Reply(**{**data, "prompt": tuple(data["prompt"]), "tokens": tuple(data["tokens"])})
 
-    def sameness(self, ask: Ask, reply: Reply) -> tuple[Sameness, str]:
+    def sameness(self, request: Request, reply: Reply) -> tuple[Sameness, str]:
         """Compare with a fresh context on the same library."""
         same, detail = self._process.call("check", number=reply.extra["number"])
         return same, detail

@@ -13,7 +13,8 @@ distance of the two contexts is that of right runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -51,6 +52,27 @@ def pieces_of(prompt: int, answer: int, n_batch: int, reused: Sequence[int] = (0
     return [*before, *range(start, prompt, n_batch), *range(prompt, prompt + max(1, answer))]
 
 
+@contextmanager
+def fresh_context(llm: Any, n_ctx: int) -> Iterator[tuple[Any, Callable[[Sequence[int], int], None]]]:
+    """A context of `llm`'s model for one sequence, and a function that decodes tokens at a position."""
+    params = llama_cpp.llama_context_params.from_buffer_copy(llm.context_params)
+    params.n_ctx, params.n_seq_max, params.kv_unified = n_ctx, 1, False
+    if hasattr(params, "n_rs_seq"):
+        params.n_rs_seq = 0
+    context = _internals.LlamaContext(model=llm._model, params=params, verbose=False)
+    batch = _internals.LlamaBatch(n_tokens=llm.n_batch, embd=0, n_seq_max=1, verbose=False)
+
+    def decode(tokens: Sequence[int], begin: int) -> None:
+        batch.set_batch(batch=tokens, n_past=begin, logits_all=False)
+        context.decode(batch)
+
+    try:
+        yield context, decode
+    finally:
+        batch.close()
+        context.close()
+
+
 def rows(
     llm: Any, prompt: Sequence[int], answer: Sequence[int], pieces: Sequence[int] | None = None
 ) -> list[Row]:
@@ -58,27 +80,17 @@ def rows(
 
     `pieces`: where native batches begin, as of `pieces_of`; None: those of a context that reuses nothing.
     """
-    params = llama_cpp.llama_context_params.from_buffer_copy(llm.context_params)
-    params.n_ctx = min(max(256, len(prompt) + len(answer) + 8), max(params.n_ctx, 256))
-    params.n_seq_max, params.kv_unified = 1, False
-    if hasattr(params, "n_rs_seq"):
-        params.n_rs_seq = 0
-    context = _internals.LlamaContext(model=llm._model, params=params, verbose=False)
-    batch = _internals.LlamaBatch(n_tokens=llm.n_batch, embd=0, n_seq_max=1, verbose=False)
     tokens, found = [*prompt, *answer], list[Row]()
+    n_ctx = min(max(256, len(tokens) + 8), max(llm.context_params.n_ctx, 256))
     if pieces is None:
         pieces = pieces_of(len(prompt), len(answer) + 1, llm.n_batch)
-    try:
+    with fresh_context(llm, n_ctx) as (context, decode):
         for begin, end in pairwise(pieces):
-            batch.set_batch(batch=tokens[begin:end], n_past=begin, logits_all=False)
-            context.decode(batch)
+            decode(tokens[begin:end], begin)
             if end >= len(prompt):
                 row = last_row(context.ctx, llm.n_vocab())
                 assert row is not None, "the last token's row was asked for"
                 found.append(row)
-    finally:
-        batch.close()
-        context.close()
     return found
 
 

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from llamahybrid.harness.targets.base import Ask
+from llamahybrid.harness.conversation import Request
 
 CHUNK = 4
 """Characters of text that are hashed as one piece, about a token."""
@@ -92,7 +92,7 @@ def _stand_in(pieces: Sequence[int]) -> str:
     return "".join(parts)[:length]
 
 
-def stand_in(ask: Ask, words: Sequence[int]) -> Ask:
+def stand_in(ask: Request, words: Sequence[int]) -> Request:
     """Return a request of a hashed trace with `words`, ordinary tokens of the model, for hashes."""
     tokens = tuple(-1 - t if t < 0 else (words[t % len(words)] if words else 0) for t in ask.tokens)
     messages = tuple({"role": m["role"], "content": _stand_in(m["hidden"])} for m in ask.messages)
@@ -103,4 +103,4 @@ def stand_in(ask: Ask, words: Sequence[int]) -> Ask:
         about = {"name": "tool", "description": _stand_in(ask.tools[0]["hidden"])}
         tools = ({"type": "function", "function": {**about, "parameters": {"type": "object"}}},)
     text = _stand_in(json.loads(ask.text)) if ask.text else ""
-    return Ask(ask.max_tokens, tokens, messages, tools, text, ask.seed, ask.salt)
+    return Request(ask.max_tokens, tokens, messages, tools, text, ask.seed, ask.salt)

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 import llama_cpp
 
-from llamahybrid.harness.targets.base import Ask
+from llamahybrid.harness.conversation import Request
 from llamahybrid.harness.traces.hashing import Hasher
 from llamahybrid.harness.traces.trace import Entry, TraceWriter
 
@@ -101,10 +101,10 @@ class Recorder:
         return self._control[llm]
 
 
-def _asked(prompt: tuple[int, ...], answer: Sequence[int], options: Any, chat: Any, salt: str) -> Ask:
+def _asked(prompt: tuple[int, ...], answer: Sequence[int], options: Any, chat: Any, salt: str) -> Request:
     messages, tools = chat or ((), ())
     seed = None if options.get("temp", 0.8) == 0 else 0
-    return Ask(max(1, len(answer)), prompt, tuple(messages), tuple(tools), seed=seed, salt=salt)
+    return Request(max(1, len(answer)), prompt, tuple(messages), tuple(tools), seed=seed, salt=salt)
 
 
 def _plain(said: Any) -> list[Any]:

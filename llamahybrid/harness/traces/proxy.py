@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llamahybrid.errors import TargetError
-from llamahybrid.harness.targets.base import Ask
+from llamahybrid.harness.conversation import Request
 from llamahybrid.harness.targets.http import Heard, base_url, events
 from llamahybrid.harness.traces.trace import Entry, TraceWriter
 
@@ -22,7 +22,7 @@ try:
     import anyio.to_thread
     import httpx
     import uvicorn
-    from starlette.requests import Request
+    from starlette.requests import Request as Incoming
     from starlette.responses import PlainTextResponse, Response, StreamingResponse
 except ImportError as error:
     raise TargetError(f"{error}; `record --proxy` needs llamahybrid[server]") from error
@@ -78,7 +78,7 @@ class RecordingProxy:
         if scope["type"] != "http":
             return
         exchange = _Exchange(self._writer.now())
-        response = await self._forward(Request(scope, receive), exchange)
+        response = await self._forward(Incoming(scope, receive), exchange)
         try:
             await response(scope, receive, send)
         finally:
@@ -87,7 +87,7 @@ class RecordingProxy:
                 with anyio.CancelScope(shield=True):
                     await anyio.to_thread.run_sync(self._record, exchange)  # a slow disk delays no client
 
-    async def _forward(self, request: Request, exchange: _Exchange) -> Response:
+    async def _forward(self, request: Incoming, exchange: _Exchange) -> Response:
         """Send a request on and stream the response."""
         async for piece in request.stream():
             exchange.body += piece
@@ -171,7 +171,7 @@ def _events(reply: str) -> list[dict[str, Any]]:
     return found
 
 
-def _ask(asked: dict[str, Any]) -> Ask | None:
+def _ask(asked: dict[str, Any]) -> Request | None:
     prompt, seed = asked.get("prompt"), asked.get("seed")
     most = asked.get("max_completion_tokens") or asked.get("max_tokens") or asked.get("n_predict")
     if not isinstance(most, int) or most < 1:
@@ -184,9 +184,9 @@ def _ask(asked: dict[str, Any]) -> Ask | None:
     }
     if isinstance(asked.get("messages"), list):
         messages = tuple(dict(message) for message in asked["messages"])
-        return Ask(most, messages=messages, tools=tuple(asked.get("tools") or ()), **common)
+        return Request(most, messages=messages, tools=tuple(asked.get("tools") or ()), **common)
     if isinstance(prompt, str):
-        return Ask(most, text=prompt, **common)
+        return Request(most, text=prompt, **common)
     if isinstance(prompt, list) and all(isinstance(token, int) for token in prompt):
-        return Ask(most, tokens=tuple(prompt), **common)
+        return Request(most, tokens=tuple(prompt), **common)
     return None

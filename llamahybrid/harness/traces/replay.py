@@ -10,10 +10,11 @@ from llamahybrid.engine.process import Progress
 from llamahybrid.errors import LlamaHybridError, ReportError
 from llamahybrid.files import distinct_names
 from llamahybrid.harness.collecting import Collector
+from llamahybrid.harness.conversation import Request
 from llamahybrid.harness.figures import judged, workload_figures
 from llamahybrid.harness.report import Report, WorkloadFigures, place
 from llamahybrid.harness.runner import RequestResult, Told, WorkloadRunner
-from llamahybrid.harness.targets.base import Ask, ModelFile, Session, Shape, Target
+from llamahybrid.harness.targets.base import ModelFile, Session, Shape, Target
 from llamahybrid.harness.traces.hashing import stand_in
 from llamahybrid.harness.traces.trace import Trace, chats, read
 
@@ -78,11 +79,11 @@ def played(session: Session, name: str, trace: Trace, told: Told = lambda result
     """Play a trace in an open session; `told` is called with each request. Raises TargetError."""
     player = WorkloadRunner(session, told)
     for chat, entry in zip(chats(trace.entries), trace.entries, strict=True):
-        player.ask(suited(session, entry.ask, trace.hashed), chat)
+        player.ask(replace(suited(session, entry.ask, trace.hashed), chat=chat))
     return workload_figures(name, judged(session, name, player.played))
 
 
-def suited(session: Session, ask: Ask, hashed: bool) -> Ask:
+def suited(session: Session, ask: Request, hashed: bool) -> Request:
     """Return a request in a form that the session takes: known token ids, else messages."""
     if hashed:
         ask = stand_in(ask, session.vocabulary.words if session.vocabulary else ())

@@ -9,14 +9,14 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
 from llamahybrid.errors import ReportError
 from llamahybrid.files import open_alone
-from llamahybrid.harness.targets.base import Ask
+from llamahybrid.harness.conversation import Request
 from llamahybrid.harness.traces.hashing import Hasher
 
 logger = logging.getLogger("llamahybrid")
@@ -32,7 +32,7 @@ class Entry:
     __pydantic_config__: ClassVar = {"strict": True, "extra": "forbid"}
     at: float
     """Seconds since the trace began."""
-    ask: Ask
+    ask: Request
     text: str = ""
     """Answer; empty in a hashed trace."""
     answer: tuple[int, ...] = ()
@@ -82,7 +82,8 @@ class TraceWriter:
     def add(self, entry: Entry, control: Sequence[int] = ()) -> None:
         """Write a request; `control`: tokens that a hashed trace keeps, because they are no text."""
         hasher = self._hasher
-        ask = entry.ask.as_json()
+        ask = asdict(entry.ask)
+        del ask["chat"]  # `chats` finds them
         answer: list[Any] = list(entry.answer)
         if hasher is not None:
             ask, answer = hasher.ask(ask, answer, frozenset(control))
@@ -178,12 +179,12 @@ def chats(entries: Sequence[Entry]) -> list[str]:
     return named
 
 
-def pieces_of(ask: Ask) -> Sequence[Any]:
+def pieces_of(ask: Request) -> Sequence[Any]:
     """Return the pieces that prompts are compared by: token ids, or characters of the messages."""
     return ask.tokens or rendered(ask)
 
 
-def rendered(ask: Ask) -> str:
+def rendered(ask: Request) -> str:
     """Return messages as one text, for the comparison of prefixes."""
     parts = [ask.text]
     for message in ask.messages:

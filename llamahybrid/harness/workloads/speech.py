@@ -112,6 +112,11 @@ class Speech:
         return " ".join(self._random.choices(_TEXT, k=self.size(n)))
 
 
+def spelled(tokens: Sequence[int]) -> str:
+    """Return a word for each token, for targets that take no token ids."""
+    return " ".join(_TEXT[token % len(_TEXT)] for token in tokens)
+
+
 def _spelled(llm: llama_cpp.Llama, text: str) -> list[int]:
     """Return the token that spells `text`; empty: there is none."""
     tokens: list[int] = llm.tokenize(text.encode(), add_bos=False, special=True)

@@ -7,17 +7,17 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from llamahybrid.client.chat_template import unread
 from llamahybrid.client.model_markers import markers_of
 from llamahybrid.llama import Llama
 from llamahybrid.server.anthropic import types
-from llamahybrid.server.bodies import MOST_STOPS, MOST_TOOLS, ChatCompletionRequest
+from llamahybrid.server.anthropic.message import MessageTelling
+from llamahybrid.server.bodies import MOST_STOPS, MOST_TOOLS, ChatCompletionRequest, RequestBody
 from llamahybrid.server.messages import normalized, require_few, without_nulls
 from llamahybrid.server.options import First, set_effort
 from llamahybrid.server.request_fields import Route
-from llamahybrid.server.settings import in_one_line
 
 _BILLING = re.compile(r"x-anthropic-billing-header:(\s*\w+=[^;\n]*;)+\s*")
 """Claude Code's first words, for Anthropic's servers. `cch` changes with each request, and no cached prompt
@@ -28,15 +28,14 @@ _SAME |= {"chat_template_kwargs", "grammar"}
 """Fields that pass through to the chat."""
 
 
-class CountTokensRequest(BaseModel):
+class CountTokensRequest(RequestBody):
     """`/v1/messages/count_tokens`."""
 
-    model_config = ConfigDict(allow_inf_nan=False, extra="allow")  # of what is no field, see require_known
     route: ClassVar = Route.COUNT_TOKENS
 
     model: str
     messages: Annotated[list[types.Message], First()] = Field(min_length=1)
-    system: types.Texts = []
+    system: types.Texts = Field(default=[])
     tools: Annotated[list[types.Tool], First()] = Field(default=[], max_length=MOST_TOOLS)
     tool_choice: types.ToolChoice | None = None
     thinking: types.Thinking | None = None
@@ -47,15 +46,12 @@ class CountTokensRequest(BaseModel):
         default=None, description="Variables of the chat template (llama-server)."
     )
 
-    @model_validator(mode="before")
     @classmethod
-    def _bounded(cls, said: Any) -> Any:
-        """Leave out nulls. Raise ValueError for too many messages."""
-        if not isinstance(said, dict):
-            return said
+    def received(cls, said: dict[str, Any]) -> dict[str, Any]:
+        """See `RequestBody.received`."""
         require_few(said.get("messages"))
         require_few(_parts(said.get("messages")))  # results of calls have parts, too
-        return without_nulls(said)
+        return said
 
     @model_validator(mode="after")
     def _answerable(self) -> CountTokensRequest:
@@ -66,8 +62,8 @@ class CountTokensRequest(BaseModel):
             raise ValueError("tool_choice.name is missing")
         return self
 
-    def chat(self) -> ChatCompletionRequest:
-        """Return the chat. Raises ValueError for an impossible one."""
+    def completion(self) -> ChatCompletionRequest:
+        """See `RequestBody.completion`."""
         given = self.model_fields_set & _SAME & type(self).model_fields.keys()
         said: dict[str, Any] = {name: getattr(self, name) for name in given}
         said.setdefault("repeat_penalty", 1.0)  # Anthropic has no such penalty; upstream's default is 1.1
@@ -82,31 +78,31 @@ class CountTokensRequest(BaseModel):
         if form:
             schema = {"name": "answer", "schema": form.schema_}
             said["response_format"] = {"type": "json_schema", "json_schema": schema}
-        with in_one_line():
-            return ChatCompletionRequest.model_validate({**said, **self._bounds()})
+        return ChatCompletionRequest.model_validate({**said, **self._bounds()})
 
     def _bounds(self) -> dict[str, Any]:
         return {}
 
-    def set_thinking(self, llm: Llama, chat: ChatCompletionRequest) -> None:
-        """Separate thinking from content in a chat's answers, and switch it if the template can."""
+    def prepare(self, llm: Llama, body: ChatCompletionRequest) -> None:
+        """Separate thinking from content in the answer, and switch it if the template can."""
         kind = self.thinking and self.thinking.type
         output = self.output_config or types.OutputConfig()
-        chat.reasoning_format = "auto"
+        body.reasoning_format = "auto"
         idle = unread(llm, ("reasoning_effort", "enable_thinking"))
-        given = chat.chat_template_kwargs or {}
+        given = body.chat_template_kwargs or {}
         if not given.keys() & {"reasoning_effort", "enable_thinking"}:
-            set_effort(llm, chat, "none" if kind == "disabled" else output.effort)
+            set_effort(llm, body, "none" if kind == "disabled" else output.effort)
         if kind == "enabled" and self.thinking is not None and markers_of(llm).think is not None:
-            chat.thinking_budget = self.thinking.budget_tokens
+            body.thinking_budget = self.thinking.budget_tokens
         if kind in ("enabled", "adaptive") and "enable_thinking" not in (*idle, *given):
-            chat.enable_thinking = True
+            body.enable_thinking = True
 
 
 class MessagesRequest(CountTokensRequest):
     """`/v1/messages`."""
 
     route: ClassVar = Route.MESSAGES
+    telling: ClassVar = MessageTelling
 
     stream: bool = False
     max_tokens: int = Field(ge=0, description="0: the prompt is decoded and kept, nothing is said.")

@@ -7,14 +7,11 @@ from fastapi.responses import JSONResponse
 
 from llamahybrid.llama import Llama
 from llamahybrid.server.answer import Answer, event
-from llamahybrid.server.anthropic.message import Telling
 from llamahybrid.server.anthropic.request import CountTokensRequest, MessagesRequest
 from llamahybrid.server.arguments import chat_prompt
-from llamahybrid.server.bodies import ChatCompletionRequest
 from llamahybrid.server.errors import ANTHROPIC, Refusal, bad
 from llamahybrid.server.request_fields import require_known
 from llamahybrid.server.routes import SECURED, InService
-from llamahybrid.server.service import Retell
 
 router = APIRouter(dependencies=SECURED, tags=["Anthropic"])
 
@@ -32,26 +29,20 @@ class MessageAnswer(Answer):
 @router.post(ANTHROPIC, summary="Message", response_model=None)
 async def create_message(request: Request, body: MessagesRequest, service: InService) -> Response:
     """Answer messages, as Anthropic's API does."""
-
-    def prepare(llm: Llama, chat: ChatCompletionRequest, alias: str) -> Retell:
-        body.set_thinking(llm, chat)
-        return Telling(llm, body, alias).make
-
     if (body.model_extra or {}).get("thread") is not None:  # with this code the client sends them all again
         message = "this server holds no conversations: send all messages, and no thread"
         raise bad(message, "thread", "thread_unsupported_request")
-    require_known(body, service.settings.ignore_unknown_fields)
-    return await service.answer(request, body.chat(), prepare, MessageAnswer)
+    return await service.answer(request, body, MessageAnswer)
 
 
 @router.post(f"{ANTHROPIC}/count_tokens", summary="Tokens of messages", response_model=None)
 async def count_tokens(body: CountTokensRequest, service: InService) -> Response:
     """Count the tokens of messages without decoding them."""
     require_known(body, service.settings.ignore_unknown_fields)
-    chat = body.chat()
+    chat = body.completion()
 
     def count(llm: Llama) -> int:
-        body.set_thinking(llm, chat)
+        body.prepare(llm, chat)
         return len(chat_prompt(llm, chat).tokens)
 
     return JSONResponse({"input_tokens": await service.use(body.model, count)})

@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
 import llama_cpp
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field
 
 from llamahybrid.llama import Llama
-from llamahybrid.server.bodies import CompletionRequest, Tokens
+from llamahybrid.server.bodies import CompletionRequest, RequestBody, Stops, Tokens
 from llamahybrid.server.errors import Refusal, bad
-from llamahybrid.server.messages import without_nulls
+from llamahybrid.server.llama_server.told import CompletionTelling
 from llamahybrid.server.options import MOST_TOKENS, First, Text
 from llamahybrid.server.request_fields import Effect, Route, effect
-from llamahybrid.server.settings import in_one_line
 
 _OFF: dict[str, dict[str, Any]] = {
     "top_k": {"top_k": 0},
@@ -43,11 +42,11 @@ SNIP = "\n\n--- snip ---\n\n"
 """Between chunks of other files, for a model without a token for it."""
 
 
-class LlamaServerRequest(BaseModel):
+class LlamaServerRequest(RequestBody):
     """`/completion`. Options of completions are validated when it becomes one."""
 
-    model_config = ConfigDict(allow_inf_nan=False, extra="allow")  # of what is no field, see require_known
     route: ClassVar = Route.COMPLETION
+    telling: ClassVar = CompletionTelling
 
     model: str | None = None
     prompt: Any = ""
@@ -63,28 +62,17 @@ class LlamaServerRequest(BaseModel):
     response_fields: Annotated[list[Text], First()] = Field(
         default=[], max_length=1000, description="Only these: content, timings/prompt_n."
     )
-    stop: Any = None
+    stops: Stops = Field(default=[], alias="stop")
 
-    @model_validator(mode="before")
     @classmethod
-    def _one_bound(cls, said: Any) -> Any:
+    def received(cls, said: dict[str, Any]) -> dict[str, Any]:
         """Take `max_tokens` as another name of `n_predict`, which has priority, as in llama-server."""
-        if isinstance(said, dict):
-            said = without_nulls(said)
-            most = said.pop("max_tokens", -1)
-            said.setdefault("n_predict", most)
-        return said
-
-    @property
-    def stops(self) -> list[str]:
-        """The stop strings that are not empty."""
-        given = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return [stop for stop in given if isinstance(stop, str) and stop]
+        return {"n_predict": said.pop("max_tokens", -1), **said}
 
     def completion(self) -> CompletionRequest:
-        """Return the completion. Raises ValueError for an impossible one."""
-        own = type(self).model_fields.keys() - {"model", "prompt", "stop"}
-        given = {name: value for name, value in self.model_dump().items() if name not in own}
+        """See `RequestBody.completion`."""
+        own = type(self).model_fields.keys() - {"model", "prompt", "stops"}
+        given = self.model_dump(by_alias=True, exclude=own)
         given = {name: v for name, v in given.items() if effect(self.route, name) is not Effect.NONE}
         given.setdefault("repeat_penalty", 1.0)  # upstream's default is 1.1
         given["n_predict"] = max(1, self.n_predict) if self.n_predict >= 0 else -1
@@ -95,14 +83,10 @@ class LlamaServerRequest(BaseModel):
                 raise ValueError(f"samplers: there is no {unknown[0]!r}")
             for name in _OFF.keys() - set(names):
                 given |= _OFF[name]
-        with in_one_line():
-            made = CompletionRequest.model_validate({**given, "stream": self.stream})
+        made = CompletionRequest.model_validate({**given, "stream": self.stream})
         if len(made.prompts()) > 1:
             raise bad("one prompt at a time; /v1/completions takes several", "prompt")
         return made
-
-    def prepare(self, llm: Llama, completion: CompletionRequest) -> None:
-        """Put the prompt for this model into the completion, in the request's thread. Raises Refusal."""
 
 
 class Chunk(BaseModel):
@@ -126,9 +110,9 @@ class InfillRequest(LlamaServerRequest):
         """See `LlamaServerRequest.completion`."""
         return super().completion().model_copy(update={"prompt": ""})
 
-    def prepare(self, llm: Llama, completion: CompletionRequest) -> None:
-        """See `LlamaServerRequest.prepare`. Raises Refusal for a model without tokens for it."""
-        completion.prompt = infill_prompt(llm, self)
+    def prepare(self, llm: Llama, body: CompletionRequest) -> None:
+        """Set the prompt. Raises Refusal for a model without tokens for it."""
+        body.prompt = infill_prompt(llm, self)
 
 
 def infill_prompt(llm: Llama, asked: InfillRequest) -> list[int]:
@@ -168,10 +152,9 @@ def _last(tokens: Sequence[int], most: int) -> list[int]:
     return list(tokens[max(0, len(tokens) - max(0, most)) :])
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(RequestBody):
     """`/tokenize`."""
 
-    model_config = ConfigDict(extra="allow")  # of what is no field, see require_known
     route: ClassVar = Route.TOKENIZE
 
     model: str | None = None
@@ -181,11 +164,10 @@ class TokenizeRequest(BaseModel):
     with_pieces: bool = Field(default=False, description="The text of each token, too.")
 
 
-class DetokenizeRequest(BaseModel):
+class DetokenizeRequest(RequestBody):
     """`/detokenize`."""
 
-    model_config = ConfigDict(extra="allow")
     route: ClassVar = Route.DETOKENIZE
 
     model: str | None = None
-    tokens: Tokens = []
+    tokens: Tokens = Field(default=[])

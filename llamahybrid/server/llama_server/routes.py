@@ -9,7 +9,7 @@ from typing import Any, Literal
 import llama_cpp
 import numpy as np
 from fastapi import APIRouter, Request
-from pydantic import Field, model_validator
+from pydantic import Field
 from starlette.responses import Response
 
 from llamahybrid.client.chat_template import template_of
@@ -24,11 +24,9 @@ from llamahybrid.server.llama_server.request import (
     LlamaServerRequest,
     TokenizeRequest,
 )
-from llamahybrid.server.llama_server.told import ContentProgress, Telling
+from llamahybrid.server.llama_server.told import ContentProgress
 from llamahybrid.server.request_fields import require_known
 from llamahybrid.server.routes import SECURED, InService, embed
-from llamahybrid.server.service import Retell, Service
-from llamahybrid.server.settings import in_one_line
 
 router = APIRouter(dependencies=SECURED, tags=["llama-server"])
 
@@ -51,21 +49,13 @@ class FormAnswer(Answer):
 @router.post("/completions", include_in_schema=False, response_model=None)
 async def create_completion(request: Request, body: LlamaServerRequest, service: InService) -> Response:
     """Continue a prompt."""
-    return await _answer(request, body, service)
+    return await service.answer(request, body, FormAnswer)
 
 
 @router.post("/infill", response_model=None)
 async def create_infill(request: Request, body: InfillRequest, service: InService) -> Response:
     """Fill in between a prefix and a suffix."""
-    return await _answer(request, body, service)
-
-
-async def _answer(request: Request, asked: LlamaServerRequest, service: Service) -> Response:
-    def prepare(llm: Llama, body: CompletionRequest, alias: str) -> Retell:
-        return Telling(llm, asked, body, alias).make
-
-    require_known(asked, service.settings.ignore_unknown_fields)
-    return await service.answer(request, asked.completion(), prepare, FormAnswer)
+    return await service.answer(request, body, FormAnswer)
 
 
 class LlamaServerEmbeddingRequest(EmbeddingRequest):
@@ -80,13 +70,11 @@ class LlamaServerEmbeddingRequest(EmbeddingRequest):
         "more: p-norm.",
     )
 
-    @model_validator(mode="before")
     @classmethod
-    def _content_is_input(cls, said: Any) -> Any:
-        if isinstance(said, dict) and said.get("content") is not None:
-            said = {"input": said["content"], **said}
-            del said["content"]
-        return said
+    def received(cls, said: dict[str, Any]) -> dict[str, Any]:
+        """Take `content` as another name of `input`, which has priority."""
+        content = said.pop("content", None)
+        return said if content is None else {"input": content, **said}
 
 
 @router.post("/embedding")
@@ -154,8 +142,7 @@ def piece(llm: Llama, token: int) -> str | list[int]:
 @router.post("/apply-template")
 async def apply_template(body: dict[str, Any], service: InService) -> dict[str, str]:
     """Return the prompt of a chat, without decoding it."""
-    with in_one_line():
-        chat = ChatCompletionRequest.model_validate(body)
+    chat = ChatCompletionRequest.model_validate(body)
     require_known(chat, service.settings.ignore_unknown_fields)
     chat.require_supported(service.settings.max_n, service.settings.max_logprobs)
     return {"prompt": await service.use(chat.model, lambda llm: chat_prompt(llm, chat).text)}

@@ -4,47 +4,35 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 
 from llamahybrid.core.report import PromptProgress
-from llamahybrid.llama import Llama
-from llamahybrid.server.bodies import CompletionRequest
-from llamahybrid.server.heard import Heard
 from llamahybrid.server.job import Chunk, Create
-from llamahybrid.server.llama_server.request import LlamaServerRequest
 from llamahybrid.server.progress import Progress, numbers
+from llamahybrid.server.telling import Events, Telling
 from llamahybrid.server.usage import reports_so_far, timings, usage_so_far
 
 
-class Telling:
-    """Makes the answer to one request, in that request's thread."""
+class CompletionTelling(Telling):
+    """Makes the answer to one request."""
 
-    def __init__(
-        self, llm: Llama, asked: LlamaServerRequest, completion: CompletionRequest, alias: str
-    ) -> None:
-        """`completion`: the request as a completion, without a prompt if that depends on the model."""
-        self._llm = llm
-        self._asked = asked
-        self._completion = completion
-        self._alias = alias
-        self._heard = Heard(asked.stops)
-        self._text = ""
+    _text = ""
 
-    def make(self, create: Create, stream: bool) -> Chunk | Generator[Chunk, None, None]:
-        """Return the answer, or the events of a stream, of the chunks of `create`."""
-        self._asked.prepare(self._llm, self._completion)
-        with self._heard.listening():
-            chunks = create(stream=True)
-        told = self._events(chunks)
-        if stream:
-            return told
-        *parts, last = told  # so that both end alike
+    def make(self, create: Create, stream: bool) -> Chunk | Events:
+        """See `Telling.make`; a whole answer is that of a stream, so that both end alike."""
+        events = self.events(create(stream=True))
+        return events if stream else self.whole(list(events))
+
+    def whole(self, events: list[Chunk]) -> Chunk:
+        """See `Telling.whole`."""
+        *parts, last = events
         last["content"] = self._text
         last["tokens"] = [token for part in parts for token in part["tokens"]]
-        return selected(last, self._asked.response_fields)
+        return selected(last, self.asked.response_fields)
 
-    def _events(self, chunks: Generator[Chunk, None, None]) -> Generator[Chunk, None, None]:
+    def events(self, chunks: Events) -> Events:
+        """See `Telling.events`: those of the chunks of a completion."""
         reason: str | None = None
         began: float | None = None
         with closing(chunks):
@@ -52,37 +40,37 @@ class Telling:
                 began = time.perf_counter() if began is None else began
                 (choice,) = chunk["choices"]
                 reason = choice["finish_reason"] or reason
-                if self._asked.n_predict == 0:
+                if self.asked.n_predict == 0:
                     continue
                 text, done = self._piece(choice["text"], time.perf_counter() - began)
                 yield {**self._counts(), "content": text, "tokens": choice.get("tokens", []), "stop": False}
                 if done:
                     reason = "length"
                     break
-        stop = self._heard.stop_sequence(self._llm) if reason == "stop" else None
+        stop = self.stop_sequence() if reason == "stop" else None
         yield {
             **self._counts(),
-            **{"content": "", "tokens": [], "stop": True, "model": self._alias, "truncated": False},
+            **{"content": "", "tokens": [], "stop": True, "model": self.alias, "truncated": False},
             **{"has_new_line": "\n" in self._text, "stopping_word": stop or ""},
             "stop_type": "word" if stop else "eos" if reason == "stop" else "limit",
-            "tokens_cached": usage_so_far(self._llm)["total_tokens"],
-            "timings": timings(reports_so_far(self._llm)),
+            "tokens_cached": usage_so_far(self.llm)["total_tokens"],
+            "timings": timings(reports_so_far(self.llm)),
         }
 
     def _piece(self, text: str, seconds: float) -> tuple[str, bool]:
         """Return the part of a piece that belongs to the answer, and True if the answer ends there."""
         before, self._text = len(self._text), self._text + text
-        late = 0 < self._asked.t_max_predict_ms < 1e3 * seconds and "\n" in text
-        end = indented_end(self._text, self._asked.n_indent)
+        late = 0 < self.asked.t_max_predict_ms < 1e3 * seconds and "\n" in text
+        end = indented_end(self._text, self.asked.n_indent)
         if end is not None:
             self._text = self._text[: max(before, end)]
         return self._text[before:], end is not None or late
 
     def _counts(self) -> Chunk:
-        used = usage_so_far(self._llm)
+        used = usage_so_far(self.llm)
         return {
             **{"index": 0, "id_slot": -1, "tokens_evaluated": used["prompt_tokens"]},
-            "tokens_predicted": used["completion_tokens"] if self._asked.n_predict else 0,
+            "tokens_predicted": used["completion_tokens"] if self.asked.n_predict else 0,
         }
 
 
@@ -94,7 +82,7 @@ class ContentProgress(Progress):
         nothing: Chunk = {"content": "", "tokens": [], "stop": False}
         return {"index": 0, "id_slot": -1, **nothing, "prompt_progress": numbers(progress)}
 
-    def into(self, chunks: Generator[Chunk, None, None]) -> Generator[Chunk, None, None]:
+    def into(self, chunks: Events) -> Events:
         """Return the chunks as they are: they have no ids."""
         return chunks
 

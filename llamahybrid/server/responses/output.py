@@ -4,100 +4,87 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from copy import deepcopy
 from typing import Any
 
-from llamahybrid.llama import Llama
 from llamahybrid.server.errors import refusal
-from llamahybrid.server.job import Chunk, Create
-from llamahybrid.server.responses.request import ResponseRequest
+from llamahybrid.server.job import Chunk
+from llamahybrid.server.telling import Events, Part, Parts, Step, Telling
 from llamahybrid.server.usage import usage_so_far
 
 
 class Output:
-    """The output items of one response, and the events that report them.
-
-    An item is a thought, a message, or a call of a tool. The next one closes it.
-    """
+    """The output items of one response, and the events that report them."""
 
     def __init__(self, response_id: str, freeform: frozenset[str]) -> None:
         """`freeform`: names of the tools whose input is text."""
         self.items: list[Chunk] = []
         self._response_id = response_id
         self._freeform = freeform
-        self._call: int | None = None
-        """Index of the call that the last item is."""
-        self._arguments = ""
-        self._open = False
 
-    def add(self, delta: Chunk, logprobs: list[Any]) -> Iterator[Chunk]:
-        """Yield the events of a delta of a chat, or of a whole message."""
-        if text := delta.get("reasoning_content"):
-            yield from self._text("reasoning", "reasoning_text", text, {})
-        if text := delta.get("content"):
-            yield from self._text("message", "output_text", text, {"logprobs": logprobs})
-        for number, call in enumerate(delta.get("tool_calls") or ()):
-            index, function = call.get("index", number), call["function"]
-            if index != self._call:
-                yield from self._start(self._new_call(call["id"], function["name"]))
-                self._call = index
-            if text := function.get("arguments"):
-                self._arguments += text
-                if self.items[-1]["type"] == "function_call":
-                    self.items[-1]["arguments"] += text
-                    yield self._event("function_call_arguments.delta", delta=text)
+    def told(
+        self, steps: Iterable[Step], logprobs: Sequence[Any] = (), status: str = "completed"
+    ) -> Iterator[Chunk]:
+        """Yield the events of steps. `logprobs`: of text. `status`: of an item that ends."""
+        for step, part, text in steps:
+            if step == "begin":
+                self.items.append(self._item(part))
+                yield self._event("output_item.added", item=deepcopy(self.items[-1]))
+            item = self.items[-1]
+            if step == "end":
+                item["status"] = status
+            if part.kind == "call":
+                yield from self._call(item, step, part.text, text)
+            else:
+                yield from self._content(item, step, text, logprobs)
+            if step == "end":
+                yield self._event("output_item.done", item=deepcopy(item))
 
-    def close(self, status: str = "completed") -> Iterator[Chunk]:
-        """Yield the events that end the last item."""
-        if not self._open:
-            return
-        item = self.items[-1]
-        item["status"] = status
-        if item["type"] == "custom_tool_call":
-            item["input"] = freeform_input(self._arguments)
+    def _item(self, part: Part) -> Chunk:
+        """Return the item of a part at its beginning."""
+        item: Chunk = {"id": f"item_{len(self.items)}_{self._response_id}", "status": "in_progress"}
+        if part.kind == "call":
+            freeform = part.name in self._freeform
+            kind, field = ("custom_tool_call", "input") if freeform else ("function_call", "arguments")
+            return {**item, "type": kind, "call_id": part.call_id, "name": part.name, field: ""}
+        if part.kind == "thought":
+            content: Chunk = {"type": "reasoning_text", "text": ""}
+            return {**item, "type": "reasoning", "content": [content], "summary": []}
+        content = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        return {**item, "type": "message", "content": [content], "role": "assistant"}
+
+    def _content(self, item: Chunk, step: str, text: str, logprobs: Sequence[Any]) -> Iterator[Chunk]:
+        """Yield the events of a thought or a text."""
+        (content,) = item["content"]
+        kind, at = content["type"], {"content_index": 0}
+        if step == "begin":
+            yield self._event("content_part.added", **at, part=deepcopy(content))
+        elif step == "more":
+            content["text"] += text
+            more = {}
+            if "logprobs" in content:
+                content["logprobs"] += logprobs
+                more = {"logprobs": logprobs}
+            yield self._event(f"{kind}.delta", **at, delta=text, **more)
+        else:
+            more = {name: content[name] for name in ("text", "logprobs") if name in content}
+            yield self._event(f"{kind}.done", **at, **more)
+            yield self._event("content_part.done", **at, part=deepcopy(content))
+
+    def _call(self, item: Chunk, step: str, arguments: str, text: str) -> Iterator[Chunk]:
+        """Yield the events of a call. That of a freeform tool has one delta."""
+        if item["type"] == "function_call":
+            item["arguments"] = arguments
+            if step == "more":
+                yield self._event("function_call_arguments.delta", delta=text)
+            elif step == "end":
+                yield self._event("function_call_arguments.done", name=item["name"], arguments=arguments)
+        elif step == "end":
+            item["input"] = freeform_input(arguments)
             yield self._event("custom_tool_call_input.delta", delta=item["input"])
             yield self._event("custom_tool_call_input.done", input=item["input"])
-        elif item["type"] == "function_call":
-            name, arguments = item["name"], item["arguments"]
-            yield self._event("function_call_arguments.done", name=name, arguments=arguments)
-        else:
-            (part,) = item["content"]
-            logprobs = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
-            yield self._event(f"{part['type']}.done", content_index=0, text=part["text"], **logprobs)
-            yield self._event("content_part.done", content_index=0, part=deepcopy(part))
-        yield self._event("output_item.done", item=deepcopy(item))
-        self._open, self._call, self._arguments = False, None, ""
-
-    def _text(self, kind: str, part_kind: str, text: str, more: Chunk) -> Iterator[Chunk]:
-        if not self._open or self.items[-1]["type"] != kind:
-            part: Chunk = {"type": part_kind, "text": ""}
-            item: Chunk = {"type": kind, "content": [part]}
-            if kind == "message":
-                item["role"] = "assistant"
-                part |= {"annotations": [], "logprobs": []}
-            else:
-                item["summary"] = []
-            yield from self._start(item)
-            yield self._event("content_part.added", content_index=0, part=deepcopy(part))
-        (part,) = self.items[-1]["content"]
-        part["text"] += text
-        for name, values in more.items():
-            part[name] += values
-        yield self._event(f"{part_kind}.delta", content_index=0, delta=text, **more)
-
-    def _new_call(self, call_id: str, name: str) -> Chunk:
-        if name in self._freeform:
-            return {"type": "custom_tool_call", "call_id": call_id, "name": name, "input": ""}
-        return {"type": "function_call", "call_id": call_id, "name": name, "arguments": ""}
-
-    def _start(self, item: Chunk) -> Iterator[Chunk]:
-        yield from self.close()
-        self._open = True
-        item_id = f"item_{len(self.items)}_{self._response_id}"
-        self.items.append({"id": item_id, "status": "in_progress", **item})
-        yield self._event("output_item.added", item=deepcopy(self.items[-1]))
 
     def _event(self, kind: str, **more: Any) -> Chunk:
         """Return an event of the last item."""
@@ -114,27 +101,11 @@ def freeform_input(arguments: str) -> str:
     return text if isinstance(text, str) else arguments
 
 
-class Telling:
-    """Makes the response to one request, in that request's thread."""
+class ResponseTelling(Telling):
+    """Makes the response to one request."""
 
-    def __init__(self, llm: Llama, asked: ResponseRequest, alias: str) -> None:
-        self._llm = llm
-        self._asked = asked
-        self._alias = alias
-
-    def make(self, create: Create, **options: Any) -> Chunk | Generator[Chunk, None, None]:
-        """Return the response, or its events, of what `create` makes: a chat completion or its chunks."""
-        made = create(**options)
-        return self._numbered(made) if options["stream"] else self._whole(made)
-
-    def _whole(self, made: Chunk) -> Chunk:
-        (choice,) = made["choices"]
-        output, status = self._output(made), _status(choice["finish_reason"])
-        for _ in (*output.add(choice["message"], _logprobs(choice)), *output.close(status)):
-            pass
-        return self._response(made, output, status)
-
-    def _numbered(self, chunks: Generator[Chunk, None, None]) -> Generator[Chunk, None, None]:
+    def events(self, chunks: Events) -> Events:
+        """See `Telling.events`."""
         number, began, events = 0, None, self._events(chunks)
         try:
             for number, event in enumerate(events, 1):
@@ -150,33 +121,37 @@ class Telling:
         finally:
             events.close()
 
-    def _events(self, chunks: Generator[Chunk, None, None]) -> Generator[Chunk, None, None]:
-        output, reason, chunk = None, None, Chunk()
+    def whole(self, events: list[Chunk]) -> Chunk:
+        """See `Telling.whole`."""
+        response: Chunk = events[-1]["response"]
+        return response
+
+    def _events(self, chunks: Events) -> Events:
+        output, parts, reason, chunk = None, Parts(), None, Chunk()
         with closing(chunks):
             for chunk in chunks:
                 if output is None:
-                    output = self._output(chunk)
+                    output = Output(f"resp_{chunk['id']}", self.asked.freeform)
                     for kind in ("created", "in_progress"):
                         response = self._response(chunk, output, "in_progress")
                         yield {"type": f"response.{kind}", "response": response}
                 (choice,) = chunk["choices"]
-                yield from output.add(choice["delta"], _logprobs(choice))
+                logprobs = (choice.get("logprobs") or {}).get("content") or []
+                yield from output.told(parts.add(choice["delta"]), logprobs)
                 reason = choice["finish_reason"] or reason
         if output is not None:
-            status = _status(reason)
-            yield from output.close(status)
+            # A cancelled response is incomplete, too: OpenAI's types have no other word.
+            status = "incomplete" if reason in ("length", "cancelled") else "completed"
+            yield from output.told(parts.end(), status=status)
             yield {"type": f"response.{status}", "response": self._response(chunk, output, status)}
 
-    def _output(self, made: Chunk) -> Output:
-        return Output(f"resp_{made['id']}", self._asked.freeform)
-
     def _response(self, made: Chunk, output: Output, status: str) -> Chunk:
-        ended, asked = status != "in_progress", self._asked
+        ended, asked = status != "in_progress", self.asked
         return {
             **asked.model_dump(by_alias=True, exclude={"input", "stream"}),
             **{"id": f"resp_{made['id']}", "object": "response", "created_at": float(made["created"])},
             "completed_at": time.time() if ended else None,
-            **{"status": status, "error": None, "model": self._alias, "store": False},
+            **{"status": status, "error": None, "model": self.alias, "store": False},
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "output": deepcopy(output.items),
             **{"previous_response_id": None, "truncation": "disabled"},
@@ -184,7 +159,7 @@ class Telling:
         }
 
     def _usage(self) -> Chunk:
-        used = usage_so_far(self._llm)
+        used = usage_so_far(self.llm)
         cached = used.get("prompt_tokens_details", {}).get("cached_tokens", 0)
         thoughts = used.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
         return {
@@ -194,12 +169,3 @@ class Telling:
             "output_tokens_details": {"reasoning_tokens": thoughts},
             "total_tokens": used["total_tokens"],
         }
-
-
-def _logprobs(choice: Chunk) -> list[Any]:
-    return (choice.get("logprobs") or {}).get("content") or []
-
-
-def _status(reason: str | None) -> str:
-    """Return the status of a response. A cancelled one is incomplete: OpenAI's types have no other word."""
-    return "incomplete" if reason in ("length", "cancelled") else "completed"

@@ -11,15 +11,15 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from llamahybrid.client.chat_template import template_of
 from llamahybrid.llama import Llama
-from llamahybrid.server.bodies import MOST_TOOLS, ChatCompletionRequest
+from llamahybrid.server.bodies import MOST_TOOLS, ChatCompletionRequest, RequestBody
 from llamahybrid.server.messages import require_few, without_nulls
-from llamahybrid.server.options import First, set_effort
+from llamahybrid.server.options import First, at_most, set_effort
 from llamahybrid.server.request_fields import Effect, Route, effect
-from llamahybrid.server.settings import in_one_line
+from llamahybrid.server.responses.output import ResponseTelling
 
 MOST_METADATA = 16
 """Pairs, as OpenAI's. The response repeats them; nothing else uses them."""
@@ -105,11 +105,11 @@ class Reasoning(BaseModel):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
 
 
-class ResponseRequest(BaseModel):
+class ResponseRequest(RequestBody):
     """`/v1/responses`. Sampling and cache options of chats pass through to the chat."""
 
-    model_config = ConfigDict(allow_inf_nan=False, extra="allow")  # require_known looks at unknown fields
     route: ClassVar = Route.RESPONSES
+    telling: ClassVar = ResponseTelling
 
     model: str | None = None
     input: str | list[Any] = ""
@@ -124,27 +124,21 @@ class ResponseRequest(BaseModel):
     parallel_tool_calls: bool = Field(default=True, description="Without effect.")
     text: TextOptions = TextOptions()
     reasoning: Reasoning = Reasoning()
-    metadata: dict[str, str] = Field(default={}, max_length=MOST_METADATA)
+    metadata: Annotated[dict[str, str], at_most(MOST_METADATA)] = Field(default={})
 
-    @model_validator(mode="before")
     @classmethod
-    def _bounded(cls, said: Any) -> Any:
-        """Leave out nulls. Raise ValueError for more items than the event loop should look at."""
-        if not isinstance(said, dict):
-            return said
+    def received(cls, said: Json) -> Json:
+        """See `RequestBody.received`."""
         require_few(said.get("input"))
-        pairs = said.get("metadata")
-        if isinstance(pairs, dict) and len(pairs) > MOST_METADATA:
-            raise ValueError(f"metadata has more than {MOST_METADATA} pairs")
-        return without_nulls(said)
+        return said
 
     @property
     def freeform(self) -> frozenset[str]:
         """Names of the tools whose input is text."""
         return frozenset(tool.name for tool in self.tools if tool.type == "custom")
 
-    def chat(self) -> ChatCompletionRequest:
-        """Return the chat. Raises ValueError for items and options that a chat cannot have."""
+    def completion(self) -> ChatCompletionRequest:
+        """See `RequestBody.completion`."""
         passed = (name for name in self.model_extra or {} if effect(self.route, name) is Effect.OBEYED)
         said: Json = {name: (self.model_extra or {})[name] for name in passed}
         said |= without_nulls({"temperature": self.temperature, "top_p": self.top_p})
@@ -162,14 +156,13 @@ class ResponseRequest(BaseModel):
         if self.top_logprobs is not None:
             said |= {"logprobs": True, "top_logprobs": self.top_logprobs}
         said |= {"reasoning_format": "auto", "continue_final_message": False}
-        with in_one_line():
-            return ChatCompletionRequest.model_validate(said)
+        return ChatCompletionRequest.model_validate(said)
 
-    def prepare(self, llm: Llama, chat: ChatCompletionRequest) -> None:
-        """Adapt a chat to the template of a model."""
-        set_effort(llm, chat, self.reasoning.effort)
+    def prepare(self, llm: Llama, body: ChatCompletionRequest) -> None:
+        """See `RequestBody.prepare`."""
+        set_effort(llm, body, self.reasoning.effort)
         if FIRST_ONLY in (template_of(llm) or ""):
-            for message in chat.messages[1:]:
+            for message in body.messages[1:]:
                 if message["role"] == "system":
                     message["role"] = "user"
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import pytest
 
 from llamahybrid.engine import sdist, series
-from llamahybrid.harness.hazards import case, catalogue
+from llamahybrid.harness.hazards import case
 from llamahybrid.harness.hazards.case import Known, Model
 from llamahybrid.harness.hazards.catalogue import PROBES, find
 from llamahybrid.harness.hazards.outcome import Verdict
 
 
 def test_every_probe_is_listed_once_and_described() -> None:
-    families = [value.PROBES for value in vars(catalogue).values() if hasattr(value, "PROBES")]
-    assert sum(map(len, families)) == len({probe.id for probe in PROBES}) == len(PROBES)
-    assert all(probe.title and probe.done and probe.site and probe.sound for probe in PROBES)
+    assert len({probe.id for probe in PROBES}) == len(PROBES)
+    assert all(probe.title and probe.done and probe.site for probe in PROBES)
 
 
 def test_probe_is_found_by_its_id() -> None:
@@ -39,7 +38,7 @@ def test_catalogue_has_faults_for_each_patch() -> None:
     assert verdicts.count(Verdict.WRONG) >= 15
     assert verdicts.count(Verdict.DIED) >= 8
     assert {number for probe in PROBES for number in probe.patches} >= {
-        f"{n:04}" for n in (*range(1, 14), 15, 17, 18, 20, 25, 26, 27, 28, 30)
+        f"{n:04}" for n in (*range(1, 14), 15, 17, 20, 25, 26, 27, 28, 30)
     }
 
 
@@ -61,7 +60,6 @@ def test_model_name_has_its_sizes() -> None:
         "llama": Model("llama"),
         "falcon-h1": Model("falcon-h1"),
         "gemma3-window16": Model("gemma3", 16),
-        "qwen35-embd192": Model("qwen35", embd=192),
     }
     assert {name: Model.named(name) for name in models} == models
     assert [model.name for model in models.values()] == list(models)

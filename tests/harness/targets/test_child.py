@@ -6,15 +6,16 @@ import gc
 import time
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from llamahybrid.harness.conversation import Request
 from llamahybrid.harness.targets import child as process
 from llamahybrid.harness.targets import reference
-from llamahybrid.harness.targets.base import Ask
 from llamahybrid.harness.targets.child import Child
 from tests.lab.waiting import wait_until
 
@@ -47,11 +48,11 @@ def test_answers_that_are_not_compared_keep_no_logits(tiny_model: Callable[..., 
     tracemalloc.start()
     try:
         child.open(kind, str(tiny_model("qwen35")), OPTIONS, 256, 1)
-        child.ask(Ask(2, tokens).as_json())
+        child.ask(asdict(Request(2, tokens)))
         assert kept() == 1
         child.keep_no_rows()
         for _ in range(5):
-            child.ask(Ask(2, tokens).as_json())
+            child.ask(asdict(Request(2, tokens)))
         assert kept() <= 1
     finally:
         tracemalloc.stop()
@@ -62,7 +63,7 @@ def test_reported_reuse_may_be_any_integer_type(tiny_model: Callable[..., Path])
     child = Child()
     try:
         child.open("stock", str(tiny_model("qwen35")), OPTIONS, 256, 1)
-        ask = Ask(2, (5, 6, 7)).as_json()
+        ask = asdict(Request(2, (5, 6, 7)))
         child.llm.last_request = SimpleNamespace(cached=np.int64(0))
         assert type(child.ask(ask)["reported"]) is int
         child.llm.last_request = SimpleNamespace(cached=1.5)
@@ -86,7 +87,7 @@ def test_chat_decoded_ahead_of_its_reader_is_compared_by_its_first_row(
     monkeypatch.setattr(process, "time", SimpleNamespace(perf_counter=clock))
     try:
         child.open("ours", str(tiny_model("qwen35")), OPTIONS, 512, 1)
-        reply = child.ask(Ask(8, messages=({"role": "user", "content": "a letter"},)).as_json())
+        reply = child.ask(asdict(Request(8, messages=({"role": "user", "content": "a letter"},))))
         assert child.check(reply["extra"]["number"]) == ("same", "")
     finally:
         child.close()
@@ -102,6 +103,6 @@ def test_session_reuses_nothing_of_an_earlier_session(
         for _ in range(2):
             child.open("ours", str(tiny_model("qwen35")), OPTIONS, 256, 1)
             assert child.llm.prompt_cache.ram_bytes == 16 << 20
-            assert child.ask(Ask(2, tuple(range(5, 69))).as_json())["reported"] == 0
+            assert child.ask(asdict(Request(2, tuple(range(5, 69)))))["reported"] == 0
     finally:
         child.close()

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from llamahybrid.errors import EngineError, TargetError
-from llamahybrid.harness.targets.base import Ask, ModelFile, Shape
+from llamahybrid.harness.conversation import Request
+from llamahybrid.harness.targets.base import ModelFile, Shape
 from llamahybrid.harness.targets.choice import KEY, target, targets
 from tests.harness.fake_server import FakeServer
 
@@ -50,5 +51,5 @@ def test_duplicate_target_names_are_refused() -> None:
 def test_api_key_of_the_environment_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEY, "secret")
     with FakeServer() as server, target(server.url).open(None, Shape(256)) as session:
-        session.ask(Ask(4, messages=({"role": "user", "content": "Hello."},)))
+        session.ask(Request(4, messages=({"role": "user", "content": "Hello."},)))
     assert server.keys == ["Bearer secret"]

@@ -13,12 +13,13 @@ from typer.testing import CliRunner
 
 from llamahybrid.cli.main import app
 from llamahybrid.errors import TargetError
+from llamahybrid.harness.conversation import Request
 from llamahybrid.harness.report import Report
-from llamahybrid.harness.targets.base import Ask, Reply, Shape
+from llamahybrid.harness.targets.base import Reply, Shape
 from llamahybrid.harness.targets.http import Client, HttpSession, UrlTarget, events, lines
 from tests.harness.fake_server import FakeServer
 
-HELLO = Ask(4, messages=({"role": "user", "content": "Hello, who are you?"},))
+HELLO = Request(4, messages=({"role": "user", "content": "Hello, who are you?"},))
 
 
 class Scripted(Client):
@@ -119,7 +120,7 @@ def test_fresh_answer_is_asked_with_an_unused_salt() -> None:
 
 def test_llama_server_takes_and_returns_token_ids() -> None:
     client = Scripted(spoken(97, 98, cached=7))
-    reply = HttpSession(client, True, None, 1).ask(Ask(2, tuple(range(10)), seed=5, salt="mine"))
+    reply = HttpSession(client, True, None, 1).ask(Request(2, tuple(range(10)), seed=5, salt="mine"))
     assert (reply.text, reply.tokens, reply.total) == ("ab", (97, 98), 10)
     assert (reply.reported, reply.worked, reply.reused) == (7, 3, 7)
     assert reply.ttft is not None
@@ -156,7 +157,7 @@ def test_answer_is_compared_with_a_fresh_one(
     fresh: list[dict[str, Any]], margin: float, apart: float, seed: int | None, found: str
 ) -> None:
     client = Scripted(spoken(97, 98, cached=7), fresh, completion=probabilities(margin, apart))
-    session, ask = HttpSession(client, True, None, 1), Ask(2, tuple(range(10)), seed=seed)
+    session, ask = HttpSession(client, True, None, 1), Request(2, tuple(range(10)), seed=seed)
     assert session.sameness(ask, session.ask(ask))[0] == found
     was, now = client.bodies
     assert (was["cache_prompt"], now["cache_prompt"]) == (True, False)

@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 from llamahybrid import tiny
 from llamahybrid.cli.main import app
 from llamahybrid.errors import TargetError
+from llamahybrid.harness.conversation import Request
 from llamahybrid.harness.report import Report
-from llamahybrid.harness.targets.base import Ask, ModelFile, Session, Shape
+from llamahybrid.harness.targets.base import ModelFile, Session, Shape
 from llamahybrid.harness.targets.choice import target
 from llamahybrid.harness.targets.local import LocalTarget, Process, library_environment
 
@@ -50,7 +51,7 @@ def test_class_remembers_nothing_in_the_next_session(tmp_path: Path) -> None:
     mine = target(f"class:{file}:Mine")
     for _ in range(2):
         with mine.open(model, Shape(256)) as session:
-            assert [session.ask(Ask(1, (5, 6))).reported for _ in range(2)] == [0, 1]
+            assert [session.ask(Request(1, (5, 6))).reported for _ in range(2)] == [0, 1]
     mine.close()
 
 
@@ -95,19 +96,19 @@ def _prompt(session: Session, n: int = 60) -> tuple[int, ...]:
 def test_reuse_of_stock_is_counted(stock: LocalTarget, model: ModelFile) -> None:
     with stock.open(model, Shape(512)) as session:
         prompt = _prompt(session)
-        first = session.ask(Ask(8, prompt))
-        again = session.ask(Ask(8, (*prompt, *(first.tokens or ()), 5)))
+        first = session.ask(Request(8, prompt))
+        again = session.ask(Request(8, (*prompt, *(first.tokens or ()), 5)))
         assert (first.cached, first.decoded, first.reported) == (0, 67, None)
         assert again.cached == 67
-        assert session.sameness(Ask(8), again) == ("same", "")
+        assert session.sameness(Request(8), again) == ("same", "")
     assert set(stock.versions()) == {"llama-cpp-python", "llamahybrid", "library"}
 
 
 def test_sampled_answer_is_compared_by_its_logits(stock: LocalTarget, model: ModelFile) -> None:
     with stock.open(model, Shape(512)) as session:
         prompt = _prompt(session)
-        reply = session.ask(Ask(8, prompt, seed=3))
-        assert session.sameness(Ask(8, seed=3), reply) == ("same", "")
+        reply = session.ask(Request(8, prompt, seed=3))
+        assert session.sameness(Request(8, seed=3), reply) == ("same", "")
         assert isinstance(session.resident(), int)
         assert session.spell(prompt[:3])
 

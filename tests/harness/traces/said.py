@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llamahybrid.harness.targets.base import Ask
+from llamahybrid.harness.conversation import Request
 from llamahybrid.harness.traces.hashing import Hasher
 from llamahybrid.harness.traces.trace import Entry, TraceWriter, read
 
@@ -13,7 +13,7 @@ MESSAGES = ({"role": "system", "content": SECRET}, {"role": "user", "content": "
 MORE = (*MESSAGES, {"role": "assistant", "content": "I do."}, {"role": "user", "content": "And who else?"})
 
 
-def written(path: Path, *asks: Ask, hashed: bool = False, control: tuple[int, ...] = ()) -> list[Ask]:
+def written(path: Path, *asks: Request, hashed: bool = False, control: tuple[int, ...] = ()) -> list[Request]:
     """Write a trace of these; what is read of it."""
     writer = TraceWriter(path, "test", Hasher() if hashed else None)
     for ask in asks:

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from llamahybrid.harness.conversation import Request
 from llamahybrid.harness.oracle import common_prefix
-from llamahybrid.harness.targets.base import Ask
 from llamahybrid.harness.traces.hashing import stand_in
 from tests.harness.traces.said import MESSAGES, MORE, SECRET, written
 
 
 def test_hashed_trace_contains_no_text(tmp_path: Path) -> None:
-    ask = Ask(
+    ask = Request(
         8, messages=MESSAGES, tools=({"type": "function", "function": {"name": "Seagull"}},), salt="Berta"
     )
-    written(tmp_path / "t", ask, Ask(8, text=SECRET), hashed=True)
+    written(tmp_path / "t", ask, Request(8, text=SECRET), hashed=True)
     text = (tmp_path / "t").read_text()
     for word in ("password", "Seagull", "Who", "an answer", "Berta", "harbour"):
         assert word not in text
 
 
 def test_equal_words_have_different_hashes(tmp_path: Path) -> None:
-    (ask,) = written(tmp_path / "t", Ask(1, tokens=(5,) * 50), hashed=True)
+    (ask,) = written(tmp_path / "t", Request(1, tokens=(5,) * 50), hashed=True)
     assert len(set(ask.tokens)) == 50
-    (other,) = written(tmp_path / "u", Ask(1, tokens=(5,) * 50), hashed=True)
+    (other,) = written(tmp_path / "u", Request(1, tokens=(5,) * 50), hashed=True)
     assert not set(ask.tokens) & set(other.tokens), "the key is the trace's own"
 
 
@@ -31,7 +31,12 @@ def test_hashed_prompts_share_the_same_prefix(tmp_path: Path) -> None:
     one, two = tuple(range(60)), (*range(40), 99, *range(41, 60))
     hashed = written(
         tmp_path / "t",
-        *(Ask(1, tokens=one), Ask(1, tokens=two), Ask(8, messages=MESSAGES), Ask(8, messages=MORE)),
+        *(
+            Request(1, tokens=one),
+            Request(1, tokens=two),
+            Request(8, messages=MESSAGES),
+            Request(8, messages=MORE),
+        ),
         hashed=True,
         control=(3,),
     )

@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 
 from llamahybrid.cli.main import app
 from llamahybrid.errors import ReportError
+from llamahybrid.harness.conversation import Request
 from llamahybrid.harness.report import Report
-from llamahybrid.harness.targets.base import Ask, ModelFile
+from llamahybrid.harness.targets.base import ModelFile
 from llamahybrid.harness.targets.http import UrlTarget
 from llamahybrid.harness.targets.local import LocalTarget
 from llamahybrid.harness.traces.replay import needed_context, replay, suited
@@ -22,7 +23,7 @@ from tests.harness.traces.said import MESSAGES, MORE, written
 
 
 def test_recorded_chat_is_replayed_on_a_url(tmp_path: Path) -> None:
-    written(tmp_path / "t", Ask(5, messages=MESSAGES), Ask(5, messages=MORE))
+    written(tmp_path / "t", Request(5, messages=MESSAGES), Request(5, messages=MORE))
     with FakeServer() as server:
         arguments = ["replay", str(tmp_path / "t"), "--on", server.url, "--json", str(tmp_path / "r")]
         done = CliRunner().invoke(app, arguments)
@@ -35,22 +36,22 @@ def test_recorded_chat_is_replayed_on_a_url(tmp_path: Path) -> None:
 def test_request_is_replayed_as_tokens_or_messages() -> None:
     tokens, chats = PretendSession(print), PretendSession(print)
     chats.takes_tokens = False
-    both = Ask(5, tokens=(1, 2), messages=MESSAGES, seed=3, salt="a")
+    both = Request(5, tokens=(1, 2), messages=MESSAGES, seed=3, salt="a")
     assert suited(tokens, both, False) == replace(both, messages=())
     assert suited(chats, both, False) == replace(both, tokens=())
-    ids = Ask(5, tokens=(1, 2))
+    ids = Request(5, tokens=(1, 2))
     assert suited(chats, ids, False) == ids, "there is nothing else to ask"
 
 
 def test_context_holds_the_longest_request() -> None:
-    def needed(*asks: Ask, total: int | None = None) -> int:
+    def needed(*asks: Request, total: int | None = None) -> int:
         return needed_context(Trace(False, [Entry(0.0, ask, total=total) for ask in asks]))
 
-    assert needed(Ask(1, tokens=(1,))) == 1024
-    assert needed(Ask(100, tokens=(1,) * 3000), Ask(1, tokens=(1,))) >= 3100
-    assert needed(Ask(2000, tokens=(1,))) >= 2001, "answers take room, too"
-    assert needed(Ask(1, messages=MESSAGES), total=3000) >= 3001
-    assert needed(Ask(1, text="x" * 5000)) >= 5001
+    assert needed(Request(1, tokens=(1,))) == 1024
+    assert needed(Request(100, tokens=(1,) * 3000), Request(1, tokens=(1,))) >= 3100
+    assert needed(Request(2000, tokens=(1,))) >= 2001, "answers take room, too"
+    assert needed(Request(1, messages=MESSAGES), total=3000) >= 3001
+    assert needed(Request(1, text="x" * 5000)) >= 5001
 
 
 def test_empty_trace_is_refused(tmp_path: Path) -> None:
@@ -62,7 +63,7 @@ def test_empty_trace_is_refused(tmp_path: Path) -> None:
 def test_traces_of_one_name_are_named_with_their_folders(tmp_path: Path) -> None:
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
-        written(tmp_path / folder / "t", Ask(5, messages=MESSAGES))
+        written(tmp_path / folder / "t", Request(5, messages=MESSAGES))
     paths = [tmp_path / "a" / "t", tmp_path / "b" / "t"]
     models = [ModelFile(name, tmp_path / name) for name in ("one", "two")]
     nothing = LocalTarget("nothing", "stock", tmp_path / "nowhere")

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from llamahybrid.errors import ReportError
-from llamahybrid.harness.targets.base import Ask
+from llamahybrid.harness.conversation import Request
 from llamahybrid.harness.traces.trace import Entry, TraceWriter, read
 from tests.harness.traces.said import MESSAGES, written
 
 
 def test_trace_survives_its_file(tmp_path: Path) -> None:
     asks = [
-        Ask(7, tokens=(1, 2, 3), salt="a"),
-        Ask(8, messages=MESSAGES, tools=({"type": "function"},), seed=3),
+        Request(7, tokens=(1, 2, 3), salt="a"),
+        Request(8, messages=MESSAGES, tools=({"type": "function"},), seed=3),
     ]
     assert written(tmp_path / "t", *asks) == asks
     assert read(tmp_path / "t").entries[0] == Entry(0.5, asks[0], "an answer", (1, 2), 10, 3, 0.1, 0.05)
@@ -31,7 +31,7 @@ def test_files_that_are_no_trace_are_refused(text: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("line", ["{}", "[]", "nothing", '{"ask": {"tokens": ["x"]}}'])
 def test_malformed_line_is_refused_with_its_number(line: str, tmp_path: Path) -> None:
-    written(tmp_path / "t", Ask(1, tokens=(1,)))
+    written(tmp_path / "t", Request(1, tokens=(1,)))
     with (tmp_path / "t").open("a") as file:
         file.write(line + "\n")
     with pytest.raises(ReportError, match="line 3"):
@@ -39,26 +39,26 @@ def test_malformed_line_is_refused_with_its_number(line: str, tmp_path: Path) ->
 
 
 def test_truncated_last_line_is_left_out(tmp_path: Path) -> None:
-    written(tmp_path / "t", Ask(1, tokens=(1,)))
+    written(tmp_path / "t", Request(1, tokens=(1,)))
     whole = (tmp_path / "t").read_text()
     (tmp_path / "t").write_text(whole + whole.splitlines()[1][:-5])
     assert len(read(tmp_path / "t").entries) == 1
 
 
 def test_plain_message_in_a_hashed_trace_is_refused(tmp_path: Path) -> None:
-    written(tmp_path / "t", Ask(1, messages=MESSAGES))
+    written(tmp_path / "t", Request(1, messages=MESSAGES))
     (tmp_path / "t").write_text((tmp_path / "t").read_text().replace('"hashed": false', '"hashed": true'))
     with pytest.raises(ReportError, match="line 2"):
         read(tmp_path / "t")
 
 
 def test_old_trace_stays_until_the_first_request(tmp_path: Path) -> None:
-    (old,) = written(tmp_path / "t", Ask(7, tokens=(1, 2, 3) * 100))
+    (old,) = written(tmp_path / "t", Request(7, tokens=(1, 2, 3) * 100))
     writer = TraceWriter(tmp_path / "t", "test")
     assert [entry.ask for entry in read(tmp_path / "t").entries] == [old], "nothing was asked yet"
     with pytest.raises(OSError, match="another process"):
         TraceWriter(tmp_path / "t", "test")
-    writer.add(Entry(0.5, Ask(1, tokens=(9,))))
+    writer.add(Entry(0.5, Request(1, tokens=(9,))))
     writer.close()
     assert [entry.ask.tokens for entry in read(tmp_path / "t").entries] == [(9,)]
     TraceWriter(tmp_path / "t", "test").close()
@@ -69,7 +69,7 @@ def test_full_disk_ends_the_trace_and_not_the_program(caplog: pytest.LogCaptureF
     writer = TraceWriter(Path("/dev/full"), "test")
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            writer.add(Entry(0.5, Ask(1, tokens=(1,))))
+            writer.add(Entry(0.5, Request(1, tokens=(1,))))
         writer.close()
     assert [record.message for record in caplog.records] == [
         "recording ends here, the trace is not complete: [Errno 28] No space left on device"
