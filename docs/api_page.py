@@ -175,7 +175,8 @@ def _call(name: str, thing: Any) -> str:
         for p in (_short(function) if hasattr(function, "__signature__") else signature.parameters.values())
         if p.name != "self"
     ]
-    return f"{name}{signature.replace(parameters=shown, return_annotation=inspect.Signature.empty)}"
+    signature = signature.replace(parameters=shown, return_annotation=inspect.Signature.empty)
+    return f"{name}{signature}".replace("=Ellipsis", "=...")
 
 
 def _short(method: Any) -> list[inspect.Parameter]:

@@ -15,7 +15,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any
 
 from llamahybrid.errors import ConfigurationError, EngineError
 
@@ -57,15 +58,6 @@ class Configuration:
     """Log-probabilities with `echo` are those of llama-cpp-python."""
 
 
-class _Keep:
-    """The default of an argument that leaves a setting unchanged."""
-
-    def __repr__(self) -> str:
-        return "..."
-
-
-KEEP: Final = _Keep()
-
 _lock = threading.Lock()
 _configured = Configuration()
 _shared: tuple[Configuration, PromptCache] | None = None
@@ -73,10 +65,10 @@ _shared: tuple[Configuration, PromptCache] | None = None
 
 def configure(
     *,
-    ram: int | str | _Keep | None = KEEP,
-    disk: int | str | os.PathLike[str] | bool | _Keep | None = KEEP,
-    parallel: int | str | _Keep | None = KEEP,
-    stock_logprobs: bool | _Keep | None = KEEP,
+    ram: int | str | EllipsisType | None = ...,
+    disk: int | str | os.PathLike[str] | bool | EllipsisType | None = ...,
+    parallel: int | str | EllipsisType | None = ...,
+    stock_logprobs: bool | EllipsisType | None = ...,
 ) -> Configuration:
     """Set defaults for every `Llama` opened from now on; return the settings in effect.
 
@@ -98,7 +90,7 @@ def configure(
     changes = {
         name: None if value is None else _PARSERS[name](value, f"configure({name}={value!r})")
         for name, value in given.items()
-        if not isinstance(value, _Keep)
+        if not isinstance(value, EllipsisType)
     }
     with _lock:
         wanted = replace(_configured, **changes)
@@ -116,37 +108,14 @@ def current() -> Configuration:
     return _over_environment(_configured)
 
 
-def shared_cache() -> PromptCache | bool | None:
-    """Return the configured prompt cache, one for the process; False: no cache; None: not configured.
-
-    Raises:
-        ConfigurationError: see `current`.
-    """
-    global _shared
-    wanted = replace(current(), parallel=None, stock_logprobs=None)
-    if wanted.ram == 0:
-        return False
-    if wanted.ram is None and not isinstance(wanted.disk, Disk):
-        return None
-    with _lock:
-        if _shared is None or _shared[0] != wanted:
-            _shared = (wanted, _made(wanted))
-        return _shared[1]
-
-
-def own_cache(*, on_disk: bool = False) -> PromptCache | bool:
-    """Return a prompt cache of the configured size for one `Llama` that is measured; False: no cache.
-
-    Unlike `shared_cache` the cache is empty. The configured folder, with the user's conversations, is used
-    with `on_disk` only.
+def own_cache() -> PromptCache | bool:
+    """Return a prompt cache of the configured size and folder for one `Llama` alone; False: no cache.
 
     Raises:
         ConfigurationError: see `current`.
     """
     wanted = current()
-    if wanted.ram == 0:
-        return False
-    return _made(wanted if on_disk else replace(wanted, disk=False))
+    return wanted.ram != 0 and _made(wanted)
 
 
 def _made(wanted: Configuration) -> PromptCache:
@@ -155,6 +124,16 @@ def _made(wanted: Configuration) -> PromptCache:
     place = wanted.disk if isinstance(wanted.disk, Disk) else None
     folder, n_bytes = (None, None) if place is None else (place.folder, place.n_bytes)
     return PromptCache(wanted.ram, folder, n_bytes)
+
+
+def _shared_cache(wanted: Configuration) -> PromptCache:
+    """Return the process's prompt cache of these settings, made anew when they have changed."""
+    global _shared
+    wanted = replace(wanted, parallel=None, stock_logprobs=None)
+    with _lock:
+        if _shared is None or _shared[0] != wanted:
+            _shared = (wanted, _made(wanted))
+        return _shared[1]
 
 
 def cache_for(given: bool | PromptCache | None, reusing: bool = True) -> PromptCache | None:
@@ -174,10 +153,12 @@ def cache_for(given: bool | PromptCache | None, reusing: bool = True) -> PromptC
         return None
     if isinstance(given, PromptCache):
         return given
-    shared = shared_cache()
-    if shared is False and given is None:
-        return None
-    return shared if isinstance(shared, PromptCache) else PromptCache()
+    wanted = current()
+    if wanted.ram == 0:
+        return PromptCache() if given else None
+    if wanted.ram is None and not isinstance(wanted.disk, Disk):
+        return PromptCache()
+    return _shared_cache(wanted)
 
 
 def wait_timeout(given: bool | float | None) -> bool | float:

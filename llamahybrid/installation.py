@@ -10,7 +10,7 @@ ours.
 Alternatives that fail:
 - Replacing each method of the class by ours: `super()` in ours would find ours again; what exists as an
   instance, or was made by `__new__` alone, would lack what our methods need. The few that would be wrong on
-  one of ours when a subclass calls them by name (`_BY_NAME`), not by `super()`, lead there.
+  one of ours when a subclass calls them by name (`_by_name`), not by `super()`, lead there.
 - `__new__`: also called by unpickling and for objects that never see `__init__`, and too early: a subclass
   sets attributes before it calls `super().__init__`, which on an object of ours lead into what is not there.
 - `Mine.__bases__ = (ours,)`: instances of `Mine` that exist would get methods for which they have nothing.
@@ -181,32 +181,24 @@ def _constructor(original: Any) -> Any:
     return __init__
 
 
-def _by_name(name: str, ours_takes_over: Callable[[Llama], bool]) -> Callable[[Any], Any]:
-    """Return a wrapper of upstream's method that runs ours on one of ours, if `ours_takes_over` says so."""
+def _by_name(name: str, original: Any) -> Any:
+    """Return a wrapper of a method of upstream's that runs ours on one of ours.
 
-    def replacement(original: Any) -> Any:
-        @functools.wraps(original)
-        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if isinstance(self, Llama) and ours_takes_over(self):
-                return vars(Llama)[name](self, *args, **kwargs)
-            return original(self, *args, **kwargs)
+    Upstream's would decode behind the back of what knows the live tokens.
+    """
 
-        return method
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self, Llama) and self.requests.loop is not None:
+            return vars(Llama)[name](self, *args, **kwargs)
+        return original(self, *args, **kwargs)
 
-    return replacement
-
-
-def _evaluating(llm: Llama) -> bool:
-    return llm.requests.loop is not None
+    return method
 
 
-_BY_NAME: Mapping[str, Callable[[Llama], bool]] = {
-    "eval": _evaluating,  # would decode behind the back of what knows the live tokens
-    "reset": _evaluating,
-}
 _REPLACEMENTS: Mapping[str, Callable[[Any], Any]] = {
     "__init__": _constructor,
-    **{name: _by_name(name, condition) for name, condition in _BY_NAME.items()},
+    **{name: functools.partial(_by_name, name) for name in ("eval", "reset")},
 }
 
 

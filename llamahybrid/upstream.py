@@ -275,10 +275,10 @@ class Difference:
         return f"{self.need.path.partition(':')[2]} {self.text} ({self.need.feature})"
 
 
-def differences(needs: tuple[Need, ...] = NEEDS) -> list[Difference]:
+def differences() -> list[Difference]:
     """Look at every name; imports llama_cpp."""
     found = []
-    for need in needs:
+    for need in NEEDS:
         module, _, name = need.path.partition(":")
         try:
             value: Any = import_module(f"llama_cpp.{module}")

@@ -26,7 +26,6 @@ from llamahybrid.configuration import (
     current,
     default_folder,
     own_cache,
-    shared_cache,
     wait_timeout,
 )
 from tests.conftest import EMBEDDING_ALONE
@@ -159,18 +158,13 @@ def test_missing_home_folder_is_refused(no_settings: pytest.MonkeyPatch, disk: A
 def test_measurements_get_a_cache_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLAMAHYBRID_RAM", "16MiB")
     monkeypatch.setenv("LLAMAHYBRID_DISK", str(tmp_path / "chats"))
-    first, second = own_cache(), own_cache()
-    assert isinstance(first, PromptCache)
-    assert isinstance(second, PromptCache)
-    assert first is not second
-    assert first is not shared_cache()
-    assert (first.ram_bytes, first.leaves_process) == (16 << 20, False)
-    kept = own_cache(on_disk=True)
-    assert isinstance(kept, PromptCache)
-    assert kept.leaves_process
-    kept.close()
+    cache = own_cache()
+    assert isinstance(cache, PromptCache)
+    assert (cache.ram_bytes, cache.leaves_process) == (16 << 20, True)
+    assert cache_for(None) is not cache
+    cache.close()
     monkeypatch.setenv("LLAMAHYBRID_RAM", "0")
-    assert own_cache(on_disk=True) is False
+    assert own_cache() is False
 
 
 def test_models_share_one_cache_until_settings_change(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def name_of(key: bytes) -> str:
 def conversations(found: Sequence[Found]) -> list[list[Found]]:
     """Group records by conversation, the longest first; a shared record belongs to one of them."""
     groups = list[list[Found]]()
-    # In this order a path follows one that it begins, if there is any.
+    # In this order a prefix comes right behind a path that goes on from it, if there is any.
     for one in sorted(found, key=lambda one: (one.namespace, one.ids), reverse=True):
         if groups and groups[-1][-1].goes_on_from(one):
             groups[-1].append(one)

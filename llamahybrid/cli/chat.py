@@ -5,13 +5,13 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, ModuleType
 
 from rich.console import Console
 
-from llamahybrid.cli.dialogue import ChatAction, Dialogue, Step
+from llamahybrid.cli.dialogue import Dialogue, Step
 from llamahybrid.cli.prompt_bar import PromptBar
 from llamahybrid.client.handle import RequestHandle
 from llamahybrid.core.report import RequestReport
@@ -81,12 +81,10 @@ class TerminalChat:
         """Answer messages until `/quit` or the end of the input."""
         with self._interrupts():
             self._tell(Step(notice="/help lists the commands"))
-            while (step := self._read()).do is not ChatAction.QUIT:
+            while not (step := self._read()).quit:
                 self._tell(step)
-                if step.do is ChatAction.ANSWER:
+                if step.answer:
                     self._answer()
-                elif step.do is ChatAction.PREPARE:
-                    self._prepare()
             self._tell(step)
 
     # -- input -------------------------------------------------------------------------------------
@@ -142,39 +140,29 @@ class TerminalChat:
 
     # -- requests and output -------------------------------------------------------------------------
 
-    def _run(self, request: Callable[[], object]) -> tuple[Exception | None, RequestReport | None]:
-        """Run a request that Ctrl-C cancels; return its error and its report, None where there is none."""
-        error = None
+    def _answer(self) -> None:
+        """Stream the answer to the last message, store it, and report."""
+        finish, text, error = "", "", None
         with self._bar, self._llm.request(on_progress=self._bar.show) as handle:
             self._handle = handle
             if self._stopped:  # the signal came before the handle existed
                 handle.cancel()
             try:
-                request()
+                chunks = self._llm.create_chat_completion(
+                    messages=list(self.dialogue.messages), max_tokens=self._max_tokens, stream=True
+                )
+                for chunk in chunks:
+                    choice = chunk["choices"][0]
+                    finish = choice["finish_reason"] or finish
+                    piece = choice["delta"].get("content") or ""
+                    text += piece
+                    self._bar.end()
+                    self._console.out(piece.translate(_CONTROLS), end="", highlight=False)
             except Exception as raised:  # any failure: the chat continues
                 error = raised
             finally:
                 self._handle = None
-            return error, self._llm.last_request if handle.reports else None
-
-    def _answer(self) -> None:
-        """Stream the answer to the last message, store it, and report."""
-        finish, text = "", ""
-
-        def stream() -> None:
-            nonlocal finish, text
-            messages = list(self.dialogue.messages)
-            for chunk in self._llm.create_chat_completion(
-                messages=messages, max_tokens=self._max_tokens, stream=True
-            ):
-                choice = chunk["choices"][0]
-                finish = choice["finish_reason"] or finish
-                piece = choice["delta"].get("content") or ""
-                text += piece
-                self._bar.end()
-                self._console.out(piece.translate(_CONTROLS), end="", highlight=False)
-
-        error, report = self._run(stream)
+            report = self._llm.last_request if handle.reports else None
         said = text if self._keep_thinking else without_thinking(text)
         if finish != "stop" and not said:
             said = None  # cancelled before the first token
@@ -188,12 +176,6 @@ class TerminalChat:
             self._tell(Step(notice=how + turn_line(report)))
         if said is None:
             self._tell(Step(notice="not answered: /retry and /edit try again, a new message replaces it"))
-
-    def _prepare(self) -> None:
-        """Decode the history, and report."""
-        error, report = self._run(lambda: self._llm.warm(list(self.dialogue.messages)))
-        if error is None and report is not None:  # some templates refuse a chat that ends in an answer
-            self._tell(Step(notice=turn_line(report)))
 
     def _tell(self, step: Step) -> None:
         if step.notice:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from pathlib import Path
 
 from llamahybrid.cli.conversation import Message, read, save
@@ -24,26 +23,17 @@ AGAIN_SECONDS = 1.0
 _FENCE = '"""'
 
 
-class ChatAction(Enum):
-    """The chat's next action."""
-
-    READ = auto()
-    """Read the next line."""
-    ANSWER = auto()
-    """Answer the last message."""
-    PREPARE = auto()
-    """Decode the changed history, so that the next message continues from it."""
-    QUIT = auto()
-
-
 @dataclass(frozen=True)
 class Step:
-    """The result of a line."""
+    """The result of a line: what the chat says, and does before it reads the next one."""
 
-    do: ChatAction = ChatAction.READ
     notice: str = ""
     wrong: bool = False
     """The notice is an error."""
+    answer: bool = False
+    """Answer the last message."""
+    quit: bool = False
+    """End the chat."""
 
 
 @dataclass
@@ -87,11 +77,11 @@ class Dialogue:
         self._drop()
         self.editing = False
         self._interrupted = now
-        return Step(ChatAction.QUIT) if again else Step(notice="Ctrl-C again, Ctrl-D or /quit leaves")
+        return Step(quit=True) if again else Step(notice="Ctrl-C again, Ctrl-D or /quit leaves")
 
     def end(self) -> Step:
         """The end of the input."""
-        return Step(ChatAction.QUIT, "a message that was not finished is not sent" if self.unfinished else "")
+        return Step("a message that was not finished is not sent" if self.unfinished else "", quit=True)
 
     def line(self, typed: str) -> Step:
         """Process a typed line, or several pasted lines, which are one message."""
@@ -132,7 +122,7 @@ class Dialogue:
 
     def _ask(self, text: str) -> Step:
         self.messages.append({"role": "user", "content": text})
-        return Step(ChatAction.ANSWER)
+        return Step(answer=True)
 
     def _asked(self) -> list[int]:
         """Indexes of the user's messages."""
@@ -149,7 +139,7 @@ class Dialogue:
             "/save": self._save,
             "/load": self._load,
             "/help": lambda _: Step(notice=HELP),
-            "/quit": lambda _: Step(ChatAction.QUIT),
+            "/quit": lambda _: Step(quit=True),
         }
         if name not in commands:
             return _wrong(f"no command {name}: /help lists them; a space before it makes it a message")
@@ -163,7 +153,7 @@ class Dialogue:
         if not 1 <= count <= len(asked):
             return _wrong(f"{_counted(len(asked), 'turn')} to take back")
         del self.messages[asked[-count] :]
-        return Step(self._prepare(), f"{_counted(count, 'turn')} taken back, {len(asked) - count} left")
+        return Step(notice=f"{_counted(count, 'turn')} taken back, {len(asked) - count} left")
 
     def _edit(self, text: str) -> Step:
         asked = self._asked()
@@ -179,14 +169,14 @@ class Dialogue:
         if not self._asked():
             return _wrong("there is no message to answer")
         self.answered(None)
-        return Step(ChatAction.ANSWER)
+        return Step(answer=True)
 
     def _system(self, text: str) -> Step:
         old = self.messages[:1] if self.messages and self.messages[0]["role"] == "system" else []
         if not text:
             return Step(notice=f"system prompt: {old[0]['content'] if old else 'none'}")
         self.messages[: len(old)] = [] if text == "-" else [{"role": "system", "content": text}]
-        return Step(self._prepare(), "system prompt changed" if text != "-" else "no system prompt")
+        return Step(notice="system prompt changed" if text != "-" else "no system prompt")
 
     def _save(self, name: str) -> Step:
         if not name:
@@ -205,16 +195,11 @@ class Dialogue:
         except (ValueError, OSError) as error:
             return _wrong(f"{name} is not loaded: {_plain(error)}")
         count = _counted(len(self.messages), "message")
-        waits = self._waits
-        return Step(self._prepare(), f"{count} loaded" + ("; /retry answers the last one" if waits else ""))
+        return Step(notice=f"{count} loaded" + ("; /retry answers the last one" if self._waits else ""))
 
     @property
     def _waits(self) -> bool:
         return bool(self.messages) and self.messages[-1]["role"] == "user"
-
-    def _prepare(self) -> ChatAction:
-        """PREPARE if the next prompt begins with the history: it has turns, and all are answered."""
-        return ChatAction.PREPARE if self._asked() and not self._waits else ChatAction.READ
 
 
 def _wrong(notice: str) -> Step:

@@ -66,7 +66,7 @@ def build(
 @engine.command("list")
 def list_() -> None:
     """List the built engines, latest first; a star marks the one that `import llamahybrid` loads."""
-    from llamahybrid.engine import choice, installed
+    from llamahybrid.engine import choice, installed, series
 
     engines = installed.engines()
     if not engines:
@@ -76,11 +76,8 @@ def list_() -> None:
         reasons = [choice.mismatch(built, site) for built in engines]
         best = next(iter(choice.compatible_engines(site)), None)
     for built, reason in zip(engines, reasons, strict=True):
-        made = (
-            f"from {built.source}"
-            if built.source
-            else f"{len(built.patches)} patches ({', '.join(built.sets)})"
-        )
+        sets = ", ".join(dict.fromkeys(map(series.set_of, built.patches)))
+        made = f"from {built.source}" if built.source else f"{len(built.patches)} patches ({sets})"
         options = "".join(f", {name}={value}" for name, value in built.recipe.options)
         typer.echo(f"{'*' if built == best else ' '} {built.libraries}")
         typer.echo(f"    llama-cpp-python {built.version}, {made}{options}, {built.built}")

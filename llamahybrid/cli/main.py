@@ -174,10 +174,12 @@ def rpc_server(
 
     Both sides need the same llama.cpp. The server handles one program at a time; others wait.
     """
+    from ipaddress import ip_address
+
     from llamahybrid.devices import server
 
     with errors_shown():
-        if not server.is_private(server.address_of(host)):
+        if not ip_address(server.address_of(host)).is_loopback:
             typer.echo(f"warning: {server.WARNING}", err=True)
         server.run(host, port, threads, keep)
 

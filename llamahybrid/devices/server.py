@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import signal
 import socket
@@ -23,11 +22,6 @@ def address_of(host: str) -> str:
         return socket.gethostbyname(host)
     except OSError as error:
         raise DeviceError(f"{host} is no address of this machine: {error}") from error
-
-
-def is_private(address: str) -> bool:
-    """Tell whether an address is reachable from this machine alone."""
-    return ipaddress.ip_address(address).is_loopback
 
 
 def run(host: str, port: int, threads: int | None = None, folder: Path | None = None) -> None:

@@ -37,11 +37,6 @@ class Engine:
     """Name of each library to its bytes and sha256."""
 
     @property
-    def sets(self) -> tuple[str, ...]:
-        """The sets of patches that were applied."""
-        return tuple(dict.fromkeys(name.rpartition("/")[0] for name in self.patches))
-
-    @property
     def libraries(self) -> Path:
         """The folder for `LLAMA_CPP_LIB_PATH`."""
         return self.folder / "lib"

@@ -108,30 +108,28 @@ def fetch(pin: Pin | None = None) -> Path:
 
 
 @disk_errors()
-def member(name: str, pin: Pin | None = None) -> Path:
-    """Extract one file of an sdist into the cache, e.g. ``vendor/llama.cpp/models/ggml-vocab-qwen35.gguf``.
+def member(name: str) -> Path:
+    """Extract one file of the pinned sdist into the cache.
 
     Args:
-        name: path inside the archive, without its top folder.
-        pin: the release; None: `PIN`.
+        name: path inside the archive without its top folder, e.g. ``vendor/llama.cpp/include/llama.h``.
 
     Raises:
         EngineError: the sdist is unavailable, or has no such file.
     """
-    pin = pin or PIN
     inside = PurePosixPath(name)
     if inside.is_absolute() or ".." in inside.parts:
-        raise EngineError(f"{name!r} is not a path inside {pin.archive}")
-    path = cache_dir() / "sdist" / pin.sha256[:16] / inside
+        raise EngineError(f"{name!r} is not a path inside {PIN.archive}")
+    path = cache_dir() / "sdist" / PIN.sha256[:16] / inside
     if path.is_file():
         return path
-    with tarfile.open(archive := fetch(pin)) as packed, scratch(path.parent) as folder:
+    with tarfile.open(archive := fetch()) as packed, scratch(path.parent) as folder:
         try:
-            stream = packed.extractfile(f"{pin.folder}/{inside}")
+            stream = packed.extractfile(f"{PIN.folder}/{inside}")
         except KeyError:
             stream = None
         if stream is None:
-            raise EngineError(f"{pin.archive} holds no file {name!r}; list them with `tar tzf {archive}`")
+            raise EngineError(f"{PIN.archive} holds no file {name!r}; list them with `tar tzf {archive}`")
         with stream, (folder / inside.name).open("wb") as out:
             shutil.copyfileobj(stream, out)
         os.replace(folder / inside.name, path)

@@ -22,7 +22,6 @@ def app(
     *,
     n_parallel: int = DEFAULT_SLOTS,
     server: Mapping[str, Any] | None = None,
-    router: Any = None,
     ray_actor_options: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> serve.Application:
@@ -30,8 +29,8 @@ def app(
 
     Each replica is the server of `llamahybrid serve` with `n_parallel` slots; `more` are its model settings
     (`n_ctx`, `disk_dir`, `remote`, ...), `server` its server settings. With `remote`, a shared Redis server,
-    other replicas continue the conversations of a lost one. `router`: another class of request router.
-    `ray_actor_options`: resources of a replica, for Serve (`{"num_cpus": 8}`, `{"num_gpus": 1}`).
+    other replicas continue the conversations of a lost one. `ray_actor_options`: resources of a replica, for
+    Serve (`{"num_cpus": 8}`, `{"num_gpus": 1}`).
 
     A request goes to the replica that can resume most of it, unless it would queue there; a header
     x-session-id, or `prompt_cache_key` in the body, comes first. See `llamahybrid.ray.choice`.
@@ -54,8 +53,8 @@ def app(
     model_settings = {"model": model, "n_parallel": n_parallel, **more}
     ModelSettings(**model_settings)
     routing = RequestRouterConfig(
-        request_router_class=router or ResumableRouter,
-        request_router_kwargs={} if router else {"slots": n_parallel},
+        request_router_class=ResumableRouter,
+        request_router_kwargs={"slots": n_parallel},
         request_routing_stats_period_s=STATS_SECONDS,
     )
     deployed = serve.deployment(

@@ -11,8 +11,8 @@ the shortest: otherwise waiting for a slot costs less than decoding a conversati
 from __future__ import annotations
 
 import random
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from llamahybrid.ray.conversations import Hints, deepest
@@ -31,8 +31,8 @@ class Candidate(Generic[Id]):
     id: Id
     queue: int = 0
     """Requests that run or wait."""
-    known: Mapping[int, int] = field(default_factory=dict)
-    """See `RecentPrompts.resumable`."""
+    known: Collection[int] = ()
+    """The names of links that it can resume."""
     conversations: int = 0
     """Conversations routed there recently."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -118,23 +118,21 @@ class RecentPrompts:
             while len(self._known) > MOST_CONVERSATIONS:
                 self._known.popitem(last=False)
 
-    def resumable(self, depth: Callable[[Tokens], int]) -> dict[int, int]:
-        """The links that can be resumed: name to characters up to their end.
+    def resumable(self, depth: Callable[[Tokens], int]) -> set[int]:
+        """The names of the links that can be resumed.
 
         `depth(prompt)`: tokens of a prompt that can be resumed. The positions of links in the prompt are
         estimated from their lengths.
         """
         with self._lock:
             known = list(self._known.values())
-        found: dict[int, int] = {}
+        found = set[int]()
         for hints, prompt in known:
-            share = depth(prompt) / max(1, len(prompt) - 1)
-            found.update(
-                (link.name, link.length) for link in hints.chain if link.length <= share * hints.length
-            )
+            reached = hints.length * depth(prompt) / max(1, len(prompt) - 1)
+            found.update(link.name for link in hints.chain if link.length <= reached)
         return found
 
 
-def deepest(chain: Sequence[Link], known: Mapping[int, int]) -> Link | None:
+def deepest(chain: Sequence[Link], known: Collection[int]) -> Link | None:
     """The last known link of a chain."""
     return next((link for link in reversed(chain) if link.name in known), None)

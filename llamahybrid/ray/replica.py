@@ -106,7 +106,7 @@ class Replica:
         llm = self._service.models.llm
         if llm is None:
             return {}
-        return {"resumable": self._recent.resumable(_depth(llm))}
+        return {"resumable": sorted(self._recent.resumable(_depth(llm)))}
 
     async def check_health(self) -> None:
         """Raise RuntimeError if no model is open."""

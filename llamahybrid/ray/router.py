@@ -54,16 +54,13 @@ class ResumableRouter(RequestRouter):  # type: ignore[misc]
         by_id = {replica.replica_id: replica for replica in candidate_replicas}
         return [[by_id[each]] for each in order]
 
-    def _known(self, replica: RunningReplica, hints: Hints) -> dict[int, int]:
+    def _known(self, replica: RunningReplica, hints: Hints) -> set[int]:
         """The links of a request that a replica can resume, by its report and by recent routing."""
-        told = (replica.routing_stats or {}).get("resumable", {})
-        now, known = time.monotonic(), dict[int, int]()
-        for link in hints.chain:
-            sent = self._sent.get(link.name)
-            fresh = sent is not None and sent[0] == replica.replica_id and now - sent[1] < TRUST_SECONDS
-            if link.name in told or fresh:
-                known[link.name] = link.length
-        return known
+        told = set((replica.routing_stats or {}).get("resumable", ()))
+        since = time.monotonic() - TRUST_SECONDS
+        sent = ((link.name, self._sent.get(link.name)) for link in hints.chain)
+        fresh = {name for name, at in sent if at and at[0] == replica.replica_id and at[1] > since}
+        return fresh | told.intersection(link.name for link in hints.chain)
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """Remember the replica of this conversation."""

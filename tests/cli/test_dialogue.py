@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llamahybrid.cli.dialogue import ChatAction, Dialogue, Step
+from llamahybrid.cli.dialogue import Dialogue, Step
 
 
 def typed(dialogue: Dialogue, *lines: str) -> Step:
@@ -14,7 +14,7 @@ def typed(dialogue: Dialogue, *lines: str) -> Step:
     step = Step()
     for line in lines:
         step = dialogue.line(line)
-        if step.do is ChatAction.ANSWER:
+        if step.answer:
             dialogue.answered(dialogue.messages[-1]["content"].upper())
     return step
 
@@ -47,7 +47,7 @@ def test_messages_have_one_or_many_lines(lines: list[str], message: str) -> None
     dialogue = Dialogue()
     for line in lines:
         step = dialogue.line(line)
-        if step.do is ChatAction.ANSWER:
+        if step.answer:
             break
         assert dialogue.unfinished
         assert dialogue.prompt == "... "
@@ -56,16 +56,16 @@ def test_messages_have_one_or_many_lines(lines: list[str], message: str) -> None
 
 
 def test_undo_removes_turns(two: Dialogue) -> None:
-    assert typed(two, "/undo").do is ChatAction.PREPARE
+    assert not typed(two, "/undo").wrong
     assert said(two) == ["one"]
     typed(two, "three", "four")
-    assert typed(two, "/undo 3") == Step(ChatAction.READ, "3 turns taken back, 0 left")
+    assert typed(two, "/undo 3") == Step(notice="3 turns taken back, 0 left")
     for wrong in ("/undo", "/undo 1"):
         assert typed(two, wrong) == Step(notice="no turns to take back", wrong=True)
 
 
 def test_edit_changes_the_last_message(two: Dialogue) -> None:
-    assert typed(two, "/edit  2 apples\\", "and more").do is ChatAction.ANSWER
+    assert typed(two, "/edit  2 apples\\", "and more").answer
     contents = [message["content"] for message in two.messages]
     assert contents == ["one", "ONE", "2 apples\nand more", "2 APPLES\nAND MORE"]
 
@@ -75,7 +75,7 @@ def test_edit_without_text_offers_the_last_message(two: Dialogue) -> None:
     assert (two.prompt, two.prefill) == ("edit> ", "two")
     typed(two, "new\\")
     assert (two.prompt, two.prefill) == ("... ", "")
-    assert typed(two, "message").do is ChatAction.ANSWER
+    assert typed(two, "message").answer
     assert said(two) == ["one", "new\nmessage"]
     assert two.prompt == "> "
 
@@ -96,18 +96,17 @@ def test_abandoned_edit_changes_nothing(two: Dialogue, instead: str) -> None:
 def test_impossible_commands_are_refused(line: str) -> None:
     dialogue = Dialogue()
     step = dialogue.line(line)
-    assert (step.do, step.wrong) == (ChatAction.READ, True)
+    assert (step.answer, step.quit, step.wrong) == (False, False, True)
     assert step.notice
     assert (said(dialogue), dialogue.prompt) == ([], "> ")
 
 
 def test_system_prompt_is_set_shown_and_removed(two: Dialogue) -> None:
-    assert typed(two, "/system Be brief.\\", "Always.").do is ChatAction.PREPARE
+    typed(two, "/system Be brief.\\", "Always.")
     assert two.messages[0] == {"role": "system", "content": "Be brief.\nAlways."}
     assert "Always." in typed(two, "/system").notice
     typed(two, "/system -")
     assert two.messages[0]["role"] == "user"
-    assert Dialogue().line("/system x").do is ChatAction.READ, "there is nothing yet to go on from"
 
 
 def test_failed_load_or_save_changes_nothing(two: Dialogue, tmp_path: Path) -> None:
@@ -120,11 +119,11 @@ def test_failed_load_or_save_changes_nothing(two: Dialogue, tmp_path: Path) -> N
     assert code.read_text() == "import os"
 
 
-@pytest.mark.parametrize(("seconds", "do"), [(0.9, ChatAction.QUIT), (1.1, ChatAction.READ)])
-def test_second_interrupt_within_a_second_quits(seconds: float, do: ChatAction) -> None:
+@pytest.mark.parametrize(("seconds", "quits"), [(0.9, True), (1.1, False)])
+def test_second_interrupt_within_a_second_quits(seconds: float, quits: bool) -> None:
     dialogue = Dialogue()
-    assert dialogue.interrupt(5.0).do is ChatAction.READ
-    assert dialogue.interrupt(5.0 + seconds).do is do
+    assert not dialogue.interrupt(5.0).quit
+    assert dialogue.interrupt(5.0 + seconds).quit is quits
 
 
 def test_interrupt_drops_unfinished_input() -> None:
@@ -134,4 +133,4 @@ def test_interrupt_drops_unfinished_input() -> None:
     assert (dialogue.unfinished, dialogue.prompt) == (False, "> ")
     typed(dialogue, "said")
     assert said(dialogue) == ["said"]
-    assert dialogue.interrupt(5.5).do is ChatAction.READ
+    assert not dialogue.interrupt(5.5).quit

@@ -51,41 +51,25 @@ def test_tiny_writes_a_model(tmp_path: Path, tiny_model: TinyModel) -> None:
         assert run("tiny", *bad).exit_code == 2
 
 
-@pytest.mark.parametrize("command", ["chat"])
-def test_file_that_is_no_model_is_one_error_line(tmp_path: Path, command: str) -> None:
+def test_file_that_is_no_model_is_one_error_line(tmp_path: Path) -> None:
     (tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(200))
-    result = run(command, tmp_path / "bad.gguf", "--threads", "1")
+    result = run("chat", tmp_path / "bad.gguf", "--threads", "1")
     assert result.exit_code != 0
     assert "Failed to load model" in result.output
     assert "Traceback" not in result.output
 
 
-@pytest.mark.parametrize("guess", [0, 6])
-def test_chat_option_sets_the_draft_model(monkeypatch: pytest.MonkeyPatch, guess: int) -> None:
-    given: dict[str, Any] = {}
-
-    def made(model: str, **options: object) -> None:
-        given.update(options)
-        raise ValueError("no model")
-
-    monkeypatch.setattr(llama, "Llama", made)
-    result = run("chat", __file__, "--draft", guess)
-    assert result.exit_code == 1
-    assert result.output == "error: no model\n"
-    draft = given["draft_model"]
-    assert (draft.num_pred_tokens if draft else 0) == guess
-
-
 @pytest.mark.parametrize(
-    ("said", "layers", "servers"),
+    ("said", "layers", "servers", "draft"),
     [
-        ([], 0, None),
-        (["--rpc", "a:1,b:2"], -1, "a:1,b:2"),
-        (["--rpc", "a:1", "--n-gpu-layers", "3"], 3, "a:1"),
+        ([], 0, None, 0),
+        (["--draft", "6"], 0, None, 6),
+        (["--rpc", "a:1,b:2"], -1, "a:1,b:2", 0),
+        (["--rpc", "a:1", "--n-gpu-layers", "3"], 3, "a:1", 0),
     ],
 )
-def test_chat_options_set_rpc_servers(
-    monkeypatch: pytest.MonkeyPatch, said: list[str], layers: int, servers: str | None
+def test_chat_options_are_those_of_the_model(
+    monkeypatch: pytest.MonkeyPatch, said: list[str], layers: int, servers: str | None, draft: int
 ) -> None:
     given: dict[str, Any] = {}
 
@@ -96,6 +80,7 @@ def test_chat_options_set_rpc_servers(
     monkeypatch.setattr(llama, "Llama", made)
     assert run("chat", __file__, *said).output == "error: nobody there\n"
     assert (given["n_gpu_layers"], given["rpc_servers"]) == (layers, servers)
+    assert getattr(given["draft_model"], "num_pred_tokens", 0) == draft
 
 
 def test_rpc_server_warns_on_a_public_address(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,12 +49,6 @@ def test_serve_takes_options_in_either_spelling() -> None:
     assert settings(["--model", "y.gguf"])[1][0].model == "y.gguf"
 
 
-@pytest.mark.parametrize("wrong", [[], ["x.gguf", "--model", "y.gguf"], ["x.gguf", "--n_parallel", "0"]])
-def test_serve_refuses_conflicting_options(wrong: list[str]) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        server(wrong)
-
-
 def test_serve_reads_a_config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tmp_path / "c.json"
     config.write_text(json.dumps({"port": 82, "models": [{"model": "a.gguf", "model_alias": "a"}]}))
@@ -81,6 +75,7 @@ def test_serve_errors_are_one_line(tmp_path: Path, taken: str) -> None:
         "absent.json": ["--config_file", str(tmp_path / "absent.json")],
         "wrong.json: models.0.n_parallel: Input should be": ["--config_file", str(wrong)],
         "no model was given": [],
+        "two models were given": [str(absent), "--model", "y.gguf"],
         "does not exist": [str(absent)],
         "Failed to load model": [str(nothing)],
         "n_parallel: Input should be": [str(absent), "--n_parallel", "0"],

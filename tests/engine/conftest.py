@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
-import subprocess
-import tarfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeAlias
@@ -15,7 +11,6 @@ import pytest
 from llamahybrid.engine import bindings, choice, installed, sdist, series, storage
 from llamahybrid.engine.installed import Engine
 from llamahybrid.engine.recipe import Recipe
-from tests.engine.fake_pip import FILES, Index
 
 Build: TypeAlias = Callable[..., Engine]
 Wheel: TypeAlias = Callable[..., Path]
@@ -87,18 +82,3 @@ def wheel_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wheel:
         return folder
 
     return install
-
-
-@pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
-        for name, content in FILES.items():
-            info = tarfile.TarInfo(f"llama_cpp_python-9.9.9/{name}")
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    index = Index(packed.getvalue())
-    monkeypatch.setattr(sdist, "PIN", sdist.Pin("9.9.9", hashlib.sha256(index.content).hexdigest()))
-    monkeypatch.setattr(subprocess, "run", index.run)
-    monkeypatch.setenv("LLAMAHYBRID_CACHE_DIR", str(tmp_path / "cache"))
-    return index

@@ -22,6 +22,11 @@ def child(code: str) -> subprocess.CompletedProcess[str]:
 
 def test_stock_is_used_if_nothing_was_built(cache: Path) -> None:
     assert activation.resolve("") is None
+    with pytest.raises(EngineError, match="llamahybrid engine build"):
+        activation.resolve("patched")
+    cache.mkdir()
+    with pytest.raises(EngineError, match="no libllama and no libmtmd"):
+        activation.resolve(str(cache))
 
 
 def test_latest_engine_is_used(built: Build) -> None:
@@ -46,29 +51,15 @@ def test_incompatible_engine_is_not_used(built: Build, changes: dict[str, object
     assert activation.resolve("") is None
 
 
-def test_any_folder_of_libraries_can_be_requested(built: Build) -> None:
-    engine = built(source="/elsewhere")
-    assert activation.resolve(str(engine.libraries)) == engine.libraries
-
-
 def test_requested_folder_may_be_relative_or_in_home(
     cache: Path, built: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = built()
+    engine = built(source="/elsewhere")
+    assert activation.resolve(str(engine.libraries)) == engine.libraries
     monkeypatch.chdir(engine.folder)
     monkeypatch.setenv("HOME", str(cache))
     assert activation.resolve("lib") == engine.libraries
     assert activation.resolve("~/engines/one/lib") == engine.libraries
-
-
-def test_patched_without_a_build_names_the_command(cache: Path) -> None:
-    with pytest.raises(EngineError, match="llamahybrid engine build"):
-        activation.resolve("patched")
-
-
-def test_folder_without_libraries_is_refused(cache: Path) -> None:
-    with pytest.raises(EngineError, match="no libllama and no libmtmd"):
-        activation.resolve(str(cache))
 
 
 @pytest.mark.parametrize(("wish", "warnings"), [("stock", 0), ("", 1)])

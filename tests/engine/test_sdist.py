@@ -7,15 +7,50 @@ from __future__ import annotations
 
 import hashlib
 import io
+import subprocess
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from llamahybrid.engine import sdist
 from llamahybrid.errors import EngineError
-from tests.engine.fake_pip import Index, litter
 from tests.lab import rebase
+
+FILES = {"pyproject.toml": b"[project]\n", "vendor/llama.cpp/models/a.gguf": b"GGUF" * 100}
+
+
+def packed(files: dict[str, bytes], top: str = "llama_cpp_python-9.9.9") -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as archive:
+        for name, content in files.items():
+            info = tarfile.TarInfo(f"{top}/{name}")
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return out.getvalue()
+
+
+class Index:
+    """A fake `pip download` that counts its calls."""
+
+    content, asked = packed(FILES), 0
+
+    def run(self, command: Sequence[str], **_: object) -> subprocess.CompletedProcess[str]:
+        self.asked += 1
+        assert "--require-hashes" in command
+        assert sdist.PIN.sha256 in Path(command[-1]).read_text()
+        Path(command[command.index("--dest") + 1], sdist.PIN.archive).write_bytes(self.content)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
+    index = Index()
+    monkeypatch.setattr(sdist, "PIN", sdist.Pin("9.9.9", hashlib.sha256(index.content).hexdigest()))
+    monkeypatch.setattr(subprocess, "run", index.run)
+    monkeypatch.setenv("LLAMAHYBRID_CACHE_DIR", str(tmp_path / "cache"))
+    return index
 
 
 def test_sdist_is_fetched_once(index: Index) -> None:
@@ -23,7 +58,7 @@ def test_sdist_is_fetched_once(index: Index) -> None:
     assert first.read_bytes() == index.content
     assert sdist.fetch() == first
     assert index.asked == 1
-    assert not litter(sdist.cache_dir())
+    assert not list(sdist.cache_dir().rglob(".part-*"))
 
 
 def test_damaged_sdist_is_fetched_again(index: Index) -> None:
@@ -39,23 +74,13 @@ def test_sdist_of_another_hash_is_refused(index: Index) -> None:
     assert not list((sdist.cache_dir() / "sdist").iterdir())
 
 
-def _packed(**more: str) -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w:gz") as archive:
-        member = tarfile.TarInfo("llama_cpp_python-9.9.9/pyproject.toml")
-        for name, kept in {"name": member.name, **more}.items():
-            setattr(member, name, kept)
-        archive.addfile(member)
-    return out.getvalue()
-
-
 @pytest.mark.parametrize(
     ("content", "said"),
     [
         (b"no archive", "cannot be unpacked"),
-        (_packed()[:40], "cannot be unpacked"),
-        (_packed(name="llama_cpp_python-9.9.9/../../out"), "cannot be unpacked"),
-        (_packed(name="else/pyproject.toml"), "no llama_cpp_python"),
+        (packed(FILES)[:40], "cannot be unpacked"),
+        (packed({"../../out": b""}), "cannot be unpacked"),
+        (packed(FILES, "else"), "no llama_cpp_python"),
     ],
     ids=["noise", "cut off", "above", "another"],
 )

@@ -39,8 +39,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Path], 
     compiler = shlex.split(os.environ.get("CXX", "")) or [shutil.which("c++") or shutil.which("g++") or ""]
     if sys.platform == "win32" or not compiler[0]:
         pytest.skip("no C++ compiler that is called as on Unix")
-    pin = sdist.PIN
-    headers = {sdist.member(f"vendor/llama.cpp/{header}", pin).parent for header in HEADERS}
+    headers = {sdist.member(f"vendor/llama.cpp/{header}").parent for header in HEADERS}
     out = tmp_path_factory.mktemp("programs")
 
     @cache

@@ -15,31 +15,27 @@ HINTS = Hints(CHAIN)
 SLOTS = 2
 
 
-def known(*names: int) -> dict[int, int]:
-    return {link.name: link.length for link in CHAIN if link.name in names}
-
-
 def test_longest_resumable_prefix_comes_first() -> None:
     replicas = [
         Candidate("none"),
-        Candidate("some", known=known(1, 2)),
-        Candidate("most", queue=SLOTS, known=known(1, 2, 3)),
+        Candidate("some", known={1, 2}),
+        Candidate("most", queue=SLOTS, known={1, 2, 3}),
     ]
     assert in_order(replicas, HINTS, SLOTS) == ["most", "some", "none"]
 
 
 def test_idle_replica_precedes_a_queue() -> None:
-    replicas = [Candidate("most", queue=SLOTS + 1, known=known(1, 2, 3)), Candidate("idle")]
+    replicas = [Candidate("most", queue=SLOTS + 1, known={1, 2, 3}), Candidate("idle")]
     assert in_order(replicas, HINTS, SLOTS)[0] == "idle"
-    busy = [Candidate("most", queue=SLOTS + 1, known=known(1, 2, 3)), Candidate("busy", queue=1)]
+    busy = [Candidate("most", queue=SLOTS + 1, known={1, 2, 3}), Candidate("busy", queue=1)]
     assert in_order(busy, HINTS, SLOTS)[0] == "most", "to wait costs less than to decode it all again"
-    far = [Candidate("most", queue=3 * SLOTS, known=known(1, 2, 3)), Candidate("busy", queue=1)]
+    far = [Candidate("most", queue=3 * SLOTS, known={1, 2, 3}), Candidate("busy", queue=1)]
     assert in_order(far, HINTS, SLOTS)[0] == "busy"
 
 
 def test_new_conversation_goes_to_the_shortest_queue() -> None:
     replicas = [
-        Candidate("knows", queue=1, known=known(1), conversations=1),
+        Candidate("knows", queue=1, known={1}, conversations=1),
         Candidate("busy", conversations=3),
         Candidate("idle", conversations=2),
     ]
@@ -47,7 +43,7 @@ def test_new_conversation_goes_to_the_shortest_queue() -> None:
 
 
 def test_session_comes_first_unless_it_would_queue() -> None:
-    replicas = [Candidate("its"), Candidate("most", known=known(1, 2, 3))]
+    replicas = [Candidate("its"), Candidate("most", known={1, 2, 3})]
     assert in_order(replicas, HINTS, SLOTS, session="its")[0] == "its"
     crowded = [Candidate("its", queue=SLOTS + 1), Candidate("idle")]
     assert in_order(crowded, HINTS, SLOTS, session="its")[0] == "idle"
@@ -57,7 +53,7 @@ def test_session_comes_first_unless_it_would_queue() -> None:
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(0, 9)), max_size=6))
 def test_order_has_all_replicas_and_idle_ones_first(drawn: list[tuple[int, int, int]]) -> None:
     replicas = [
-        Candidate(i, queue, known(*range(1, deep + 1)), count) for i, (queue, deep, count) in enumerate(drawn)
+        Candidate(i, queue, range(1, deep + 1), count) for i, (queue, deep, count) in enumerate(drawn)
     ]
     order = in_order(replicas, HINTS, SLOTS, random.choice([None, 0]))
     assert sorted(order) == list(range(len(replicas)))

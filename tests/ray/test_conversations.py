@@ -98,10 +98,10 @@ def chat(n: int, first: str = "s") -> dict[str, Any]:
 def test_resumable_links_depend_on_the_depth() -> None:
     asked, four = RecentPrompts(), hints(chat(4))
     asked.add(four, ids(100))
-    assert asked.resumable(lambda prompt: 0) == {}
-    assert set(asked.resumable(lambda prompt: 99)) == {link.name for link in four.chain}
+    assert asked.resumable(lambda prompt: 0) == set()
+    assert asked.resumable(lambda prompt: 99) == {link.name for link in four.chain}
     half = asked.resumable(lambda prompt: 55)
-    assert set(half) == {link.name for link in four.chain[:2]}
+    assert half == {link.name for link in four.chain[:2]}
     assert deepest(hints(chat(9)).chain, half) == four.chain[1]
     assert deepest(hints(chat(9, "t")).chain, half) is None
 

@@ -58,7 +58,7 @@ def test_replica_reports_resumable_conversations(tiny_model: Callable[..., Path]
     async def play() -> None:
         async with started(tiny_model("qwen35")) as replica:
             await replica.check_health()
-            assert replica.record_routing_stats() == {"resumable": {}}
+            assert replica.record_routing_stats() == {"resumable": []}
             status, headers, body = await whole(replica, forwarded(CHAT))
             assert status == 200
             assert headers[b"content-type"].startswith(b"application/json")

@@ -23,10 +23,8 @@ def router(**queues: int) -> ResumableRouter:
     return made
 
 
-def replica(name: str, **known: int) -> Any:
-    return SimpleNamespace(
-        replica_id=name, routing_stats={"resumable": {int(k): v for k, v in known.items()}}
-    )
+def replica(name: str, *known: int) -> Any:
+    return SimpleNamespace(replica_id=name, routing_stats={"resumable": list(known)})
 
 
 def pending(body: bytes = BODY, **headers: str) -> Any:
@@ -41,7 +39,7 @@ def chosen(made: ResumableRouter, replicas: list[Any], asked: Any) -> list[str]:
 
 def test_replica_that_can_resume_the_chat_comes_first() -> None:
     chain = hints_of({}, BODY).chain
-    replicas = [replica("a"), replica("b", **{str(chain[1].name): 1}), replica("c")]
+    replicas = [replica("a"), replica("b", chain[1].name), replica("c")]
     assert chosen(router(), replicas, pending())[0] == "b"
     assert chosen(router(b=3), replicas, pending())[0] != "b", "it would have to queue"
 

@@ -104,7 +104,7 @@ class Child:
         several = kind == "ours" and parallel > 1
         more: dict[str, Any] = {"n_parallel": parallel} if several else {}
         if kind == "ours":  # not the cache of LLAMAHYBRID_RAM, which is shared
-            more["prompt_cache"] = own_cache(on_disk=True)
+            more["prompt_cache"] = own_cache()
         self._parallel = parallel if several else 1
         self.llm = maker(kind)(model_path=model, **{"verbose": False, **options, **more, "n_ctx": n_ctx})
         self._completes = kind in ("stock+ram", "stock+disk")
