@@ -10,7 +10,6 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from llamahybrid.client.handle import RequestHandle
 from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.server.arguments import chat_prompt
@@ -30,7 +29,7 @@ async def warm(request: Request, body: dict[str, Any], service: InService) -> di
     """Decode a prompt, so that later requests with this beginning resume behind it."""
     asked = _read(body, service)
 
-    def work(llm: Llama, _: RequestHandle) -> dict[str, Any]:
+    def work(llm: Llama) -> dict[str, Any]:
         prompt = _tokens(llm, asked)
         report = limited(partial(llm.warm, prompt), service.settings.max_prompt_tokens, None)
         return {

@@ -14,17 +14,16 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
-from llamahybrid.client.handle import RequestHandle
 from llamahybrid.client.salt import digest
 from llamahybrid.llama import Llama
 from llamahybrid.memory.fingerprint import salt_tag
 from llamahybrid.prompt_cache.base import OUTSIDE
 from llamahybrid.server.admission import Admission, Place
-from llamahybrid.server.answer import Answer, OpenAIAnswer, disconnect, unless_gone
+from llamahybrid.server.answer import Answer, OpenAIAnswer, unless_gone
 from llamahybrid.server.bodies import Body, CompletionRequest, RequestBody
 from llamahybrid.server.completing import limited, make_answer, prompts_of
-from llamahybrid.server.errors import bad, later
-from llamahybrid.server.job import Create, Done, Failure, Job, Outbox
+from llamahybrid.server.errors import bad, later, refusal
+from llamahybrid.server.job import Chunk, Create, Done, Failure, Job, Outbox
 from llamahybrid.server.keyed_prompts import KeyedPrompts
 from llamahybrid.server.keys import salt_of_request
 from llamahybrid.server.loading import Observer, load
@@ -73,13 +72,11 @@ class Service:
         """Returns the function that gets the ids of a request's prompts, in its thread; None: none does."""
         self.jobs: dict[Job, str] = {}
         """Running jobs, oldest first, with the alias of their model."""
-        self._wanted: set[asyncio.Future[None]] = set()
-        """Of work without a job: done when its client disconnects."""
         self._beside = 0
         """Requests without a slot, waiting ones included."""
         self._keyed: dict[str, KeyedPrompts] = {}
         """By the alias of the model."""
-        self._outbox: Outbox | None = None
+        self._outbox: Outbox
         self._stopping: asyncio.Future[None] | None = None
         self._threads = ThreadPoolExecutor(MOST_THREADS, "llamahybrid-request")
         if settings.interrupt_requests:
@@ -101,8 +98,6 @@ class Service:
         """Cancel all requests; each client gets its answer so far."""
         for job in list(self.jobs):
             job.cancel()
-        for wanted in list(self._wanted):
-            wanted.cancel()
 
     async def stop(self) -> None:
         """Cancel all requests and close the models, with pending writes to disk. Repeatable."""
@@ -151,7 +146,6 @@ class Service:
             is_chat = not isinstance(body, CompletionRequest)
             progress = form.progress(is_chat, alias) if body.return_progress else None
             over = partial(self._over, arrived, place, tag, prompts)
-            assert self._outbox is not None, "the service has started"
             job = Job(within, body.stream, partial(llm.request, named), over, self._outbox, progress)
             self.jobs[job] = alias
             job.start(self._threads)
@@ -200,43 +194,41 @@ class Service:
         self,
         request: Request,
         model: str | None,
-        work: Callable[[Llama, RequestHandle], Result],
+        work: Callable[[Llama], Chunk],
         salt: str = "",
         slots: int = 1,
-    ) -> Result:
-        """Run `work` in slots of a model, in a thread. Raises Refusal, and the errors of `work`.
+    ) -> Chunk:
+        """Run `work` in slots of a model, in a thread. Raises Refusal.
 
-        `slots`: 0 for work in parallel to requests; max_queue + 1 of that may run at once. The handle, of the
-        model's requests with this salt, is dropped if the client disconnects or the server stops.
+        `slots`: 0 for work in parallel to requests; max_queue + 1 of that may run at once. Its requests, with
+        this salt, are dropped if the client disconnects.
         """
-        if not slots and self._beside > self.settings.max_queue:
+        beside, alias = not slots, self.models.alias(model)
+        if beside and self._beside > self.settings.max_queue:
             self.metrics.refused("queue")
             raise later("too many requests for embeddings; ask again later", 1, 429)
-        self._beside += not slots
+        self._beside += beside
+
+        def over(job: Job, _: Done | Failure) -> None:
+            self._beside -= beside
+            self.jobs.pop(job, None)
+            self.admission.leave(place)
+
         try:
-            llm, place = await self._enter(request, self.models.alias(model), slots)
-            gone, handles = asyncio.ensure_future(disconnect(request.receive)), list[RequestHandle]()
-
-            def run(llm: Llama) -> Result:
-                with llm.request(salt) as handle:
-                    handles.append(handle)
-                    if gone.done():
-                        handle.drop()
-                    return work(llm, handle)
-
-            def drop(_: asyncio.Future[None]) -> None:
-                self._wanted.discard(gone)
-                for handle in handles:
-                    handle.drop()
-
-            self._wanted.add(gone)
-            gone.add_done_callback(drop)
-            try:
-                return await asyncio.shield(self._run(run, llm, place))
-            finally:
-                gone.cancel()
+            llm, place = await self._enter(request, alias, slots)
+        except BaseException:
+            self._beside -= beside
+            raise
+        job = Job(lambda stream: work(llm), False, partial(llm.request, salt), over, self._outbox)
+        self.jobs[job] = alias
+        job.start(self._threads)
+        try:
+            made = await unless_gone(request.receive, asyncio.ensure_future(job.whole()))
         finally:
-            self._beside -= not slots
+            job.drop()
+        if isinstance(made, Failure):
+            raise refusal(made.error)
+        return made
 
     def slots_to_embed(self, model: str | None) -> int:
         """Return the slots for embedding texts: none if the model is open and embeds in parallel to chats."""
