@@ -131,13 +131,10 @@ class Models:
     def open(self, alias: str) -> Llama:
         """Return the open model of that alias, with its earlier cache.
 
-        A model that lost its RPC server opens again; raises DeviceError while that server does not answer.
+        Raises DeviceError while its RPC server does not answer.
         """
-        there = self._open.get(alias)
-        if there is not None:
-            if not there.llm.offload.lost:
-                return there.llm
-            self.close(alias)
+        if (there := self._open.get(alias)) is not None:
+            return there.llm
         logger.info("opening %s", alias)
         kept, settings = self._caches.get(alias), self._settings[alias]
         llm = self._load(settings) if kept is None else self._load(settings, kept)
