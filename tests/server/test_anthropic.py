@@ -13,10 +13,8 @@ import httpx
 import pytest
 
 from llamahybrid.errors import Busy
-from llamahybrid.server.anthropic.message import Blocks
 from llamahybrid.server.anthropic.request import CountTokensRequest, MessagesRequest
 from llamahybrid.server.request_fields import FIELDS, Effect, Route, effect
-from llamahybrid.server.telling import Parts
 from tests.lab.gguf_edits import with_template
 from tests.lab.serving import Serving, serving
 
@@ -155,18 +153,25 @@ ANSWER = WRITTEN.replace('"', '\\"')
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_thinking_text_and_a_call_of_the_model_s_own(claude: anthropic.Anthropic, stream: bool) -> None:
-    options: dict[str, Any] = {"model": "any", "max_tokens": 200, "tools": [TOOL]}
-    options["extra_body"] = {"grammar": f'root ::= "{ANSWER}"'}
+def test_thinking_text_and_calls_of_the_model_s_own(claude: anthropic.Anthropic, stream: bool) -> None:
+    options: dict[str, Any] = {"model": "any", "max_tokens": 300, "tools": [TOOL]}
+    options["extra_body"] = {"grammar": f'root ::= "{ANSWER}{ANSWER.partition("Look.")[2]}"'}
     if stream:
         with claude.messages.stream(messages=[QUESTION], **options) as events:
+            raw = [event for event in events if event.type.startswith("content_block_")]
             got = events.get_final_message()
+        kinds = [event.delta.type for event in raw if event.type == "content_block_delta"]
+        assert list(dict.fromkeys(kinds)) == [
+            *("thinking_delta", "signature_delta", "text_delta", "input_json_delta")
+        ]
+        for ends in ("content_block_start", "content_block_stop"):
+            assert [event.index for event in raw if event.type == ends] == [0, 1, 2, 3]
     else:
         got = claude.messages.create(messages=[QUESTION], **options)
-    thought, text, use = dumped(got)
+    thought, text, *uses = dumped(got)
     assert thought == {"type": "thinking", "thinking": "Hm.", "signature": ""}
     assert text == {"type": "text", "text": "Look."}
-    assert (use["name"], use["input"]) == ("weather", {"in": "Rome"})
+    assert [(use["name"], use["input"]) for use in uses] == [("weather", {"in": "Rome"})] * 2
     assert got.stop_reason == "tool_use"
 
 
@@ -398,39 +403,6 @@ def test_thinking_that_a_template_leaves_out_by_itself(tiny_model: TinyModel, tm
         assert count(**low) == plain + len("low")
         given = {"chat_template_kwargs": {"reasoning_effort": "medium"}}
         assert count(**given) == count(**given, **low) == plain + len("medium")
-
-
-def test_thinking_and_calls_are_blocks_of_their_own() -> None:
-    blocks, parts = Blocks(), Parts()
-    call = {"index": 0, "id": "call_1", "function": {"name": "weather", "arguments": '{"in": '}}
-    rest = {"index": 0, "id": "call_1", "function": {"name": "weather", "arguments": '"Rome"}'}}
-    other = {"index": 1, "id": "call_2", "function": {"name": "weather", "arguments": "{}"}}
-    deltas: list[Any] = [
-        {"role": "assistant", "content": None},
-        {"reasoning_content": "Hm"},
-        {"reasoning_content": "."},
-        {"content": "A moment."},
-        {"tool_calls": [call]},
-        {"tool_calls": [rest]},
-        {"tool_calls": [other]},
-    ]
-    events = [event for delta in deltas for event in blocks.told(parts.add(delta))]
-    events += blocks.told(parts.end())
-    assert blocks.whole
-    assert blocks.content == [
-        {"type": "thinking", "thinking": "Hm.", "signature": ""},
-        {"type": "text", "text": "A moment."},
-        {"type": "tool_use", "id": "call_1", "name": "weather", "input": {"in": "Rome"}},
-        {"type": "tool_use", "id": "call_2", "name": "weather", "input": {}},
-    ]
-    kinds = [event["delta"]["type"] for event in events if event["type"] == "content_block_delta"]
-    assert kinds == [
-        *("thinking_delta", "thinking_delta", "signature_delta", "text_delta"),
-        *("input_json_delta", "input_json_delta", "input_json_delta"),
-    ]
-    starts = [event["index"] for event in events if event["type"] == "content_block_start"]
-    stops = [event["index"] for event in events if event["type"] == "content_block_stop"]
-    assert starts == stops == [0, 1, 2, 3]
 
 
 # -- what is refused -----------------------------------------------------------------------------------

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from llamahybrid.client.handle import RequestHandle
-from tests.lab.serving import Held, Serving, serving, wait_until
+from tests.lab.serving import Serving, serving
 
 from .conftest import TinyModel
 
@@ -60,20 +58,6 @@ def test_a_prompt_is_warmed_for_a_salt(small: Serving) -> None:
     post(small, "/cache/warm", prompt=TEXT, cache_salt="mine")
     assert cached(small, prompt=TEXT) == 0
     assert cached(small, prompt=TEXT, cache_salt="mine") > 100
-
-
-def test_a_client_that_hangs_up_ends_its_warming(
-    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dropped, drop = threading.Event(), RequestHandle.drop
-    monkeypatch.setattr(RequestHandle, "drop", lambda handle: (drop(handle), dropped.set()))
-    with serving(tiny_model("qwen35"), model={"n_batch": 32, "n_ubatch": 32}) as server:
-        held = Held(monkeypatch, after=2)
-        server.hang_up("/cache/warm", {"prompt": TEXT}, lambda: held.batches == 3)
-        assert dropped.wait(60)
-        held.go_on()
-        wait_until(lambda: not server.service.admission.running)
-        assert held.batches == 3
 
 
 @pytest.mark.parametrize("keep", ["pin", "key", "unpinned", "nothing"])

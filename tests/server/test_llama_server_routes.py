@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from llamahybrid import tiny
-from llamahybrid.server.llama_server.told import indented_end, selected
+from llamahybrid.server.llama_server.told import indented_end
 from llamahybrid.server.request_fields import FIELDS, Effect, Route, effect
 from tests.lab.serving import Held, Serving, serving, wait_until
 
@@ -202,12 +202,6 @@ def test_an_answer_ends_before_a_line_of_less_indentation(text: str, indent: int
     assert indented_end(text, indent) == end
 
 
-def test_fields_are_selected_by_path() -> None:
-    told = {"content": "x", "timings": {"prompt_n": 3}}
-    assert selected(told, ["timings/prompt_n", "timings/no", ""]) == {"timings/prompt_n": 3}
-    assert selected(told, []) == told
-
-
 # -- the small routes ----------------------------------------------------------------------------------
 
 
@@ -309,15 +303,3 @@ def test_slots_tell_a_tenant_nothing_of_others(
         (own,), (other,) = (http.get("/slots", headers=key).json() for key in (mine, yours))
     assert "a secret text" in own["prompt"]
     assert other.keys() == {"id", "n_ctx", "speculative", "is_processing", "state"}
-
-
-def test_open_webui_chats(http: httpx.Client) -> None:
-    """As its backend asks (backend/open_webui/routers/openai.py): models, a stream, then a title."""
-    (model,) = http.get("/v1/models").json()["data"]
-    messages: list[Any] = [{"role": "user", "content": "Hello!"}]
-    asked = {"model": model["id"], "messages": messages, "stream": True, "max_tokens": 6}
-    asked["stream_options"] = {"include_usage": True}
-    text = http.post("/v1/chat/completions", json=asked).raise_for_status().text
-    assert text.endswith("data: [DONE]\n\n")
-    title = {"model": model["id"], "messages": messages, "stream": False, "max_completion_tokens": 6}
-    assert http.post("/v1/chat/completions", json=title).raise_for_status().json()["choices"]
