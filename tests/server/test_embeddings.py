@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import llama_cpp
 import pytest
 
 from llamahybrid.server.admission import Admission
-from tests.lab.serving import SMALL, Serving, serving, wait_until
+from tests.lab.serving import Serving, serving, wait_until
 
 TinyModel = Callable[..., Path]
-SYSTEM = {"role": "system", "content": "You answer from notes. " * 12}
 
 
 @pytest.fixture
@@ -38,30 +36,6 @@ def vectors(http: httpx.Client, texts: Any) -> list[Any]:
     answer = http.post("/v1/embeddings", json={"input": texts})
     assert answer.status_code == 200, answer.text
     return [each["embedding"] for each in answer.json()["data"]]
-
-
-def upstream(tiny_model: TinyModel, text: str) -> Any:
-    options = {name: value for name, value in SMALL.items() if name != "n_parallel"}
-    stock = llama_cpp.Llama(str(tiny_model("qwen35")), embedding=True, verbose=False, **options)
-    try:
-        return stock.embed(text)
-    finally:
-        stock.close()
-
-
-def test_chat_is_reused_with_embeddings_between_its_turns(http: httpx.Client, tiny_model: TinyModel) -> None:
-    messages = [SYSTEM]
-    for turn in range(3):
-        question = f"what do the notes say of item {turn}?"
-        (vector,) = vectors(http, question)
-        assert vector == upstream(tiny_model, question)
-        messages.append({"role": "user", "content": question})
-        asked = {"messages": messages, "max_tokens": 6, "temperature": 0}
-        told = http.post("/v1/chat/completions", json=asked).json()
-        messages.append({"role": "assistant", "content": told["choices"][0]["message"]["content"]})
-        if turn:
-            usage = told["usage"]
-            assert usage["prompt_tokens_details"]["cached_tokens"] > usage["prompt_tokens"] / 2
 
 
 @pytest.mark.parametrize("arch", ["qwen35", "llama", "bert"])

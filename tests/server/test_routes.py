@@ -117,21 +117,6 @@ def test_copilot_s_route(http: httpx.Client, stock: Stock) -> None:
     assert got["choices"][0]["text"] == stock().create_completion("def f(", **PLAIN)["choices"][0]["text"]
 
 
-def test_several_answers(client: openai.OpenAI, stock: Stock) -> None:
-    warm = {**GREEDY, "temperature": 0.9, "seed": 11}
-    got = client.chat.completions.create(model="any", messages=CHAT, n=2, **warm)
-    assert [choice.index for choice in got.choices] == [0, 1]
-    for choice in got.choices:
-        assert choice.message.content
-    one = client.chat.completions.create(model="any", messages=CHAT, **{**warm, "seed": 12})
-    assert got.choices[1].message.content == one.choices[0].message.content
-    assert got.usage
-    assert one.usage
-    assert got.usage.prompt_tokens == one.usage.prompt_tokens
-    streamed = list(client.chat.completions.create(model="any", messages=CHAT, n=2, stream=True, **warm))
-    assert [text(streamed, i) for i in (0, 1)] == [choice.message.content for choice in got.choices]
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_logprobs_of_a_chat(client: openai.OpenAI, stock: Stock, stream: bool) -> None:
     asked: dict[str, Any] = {"logprobs": True, "top_logprobs": 3}

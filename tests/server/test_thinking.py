@@ -148,13 +148,6 @@ def test_anthropic_s_budget(thinker: Serving, http: httpx.Client) -> None:
         assert [each.type for each in off.content] == ["text"]
 
 
-def test_a_form_holds_behind_the_thought(http: httpx.Client) -> None:
-    for form in ({"json_schema": {"const": "yes"}}, {"guided_regex": "[yn]{3}"}):
-        thought, answer = message(ask(http, **TOLD, **form, thinking_budget=6))
-        assert len(thought) == 6
-        assert answer == '"yes"' or set(answer) <= {"y", "n"}
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_without_a_budget_a_form_holds_from_the_first_token(http: httpx.Client, stream: bool) -> None:
     forms: list[dict[str, Any]] = [{"guided_regex": "yes"}, {"guided_choice": ["yes"]}]
