@@ -32,6 +32,13 @@ COMMAND = [sys.executable, "-m", "llamahybrid", "serve"]
 SMALL: dict[str, Any] = {"n_ctx": 1024, "n_threads": 1, "n_threads_batch": 1, "n_parallel": 3}
 
 
+def parts(got: httpx.Response) -> list[Any]:
+    """The answer, or the data of the events of a stream, without [DONE]. Raises HTTPStatusError."""
+    if not got.raise_for_status().headers["content-type"].startswith("text/event-stream"):
+        return [got.json()]
+    return [json.loads(line[6:]) for line in got.text.splitlines() if line.startswith("data: {")]
+
+
 class Serving:
     """A server that runs."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from llamahybrid.errors import Busy
 from llamahybrid.server.anthropic.request import CountTokensRequest, MessagesRequest
 from llamahybrid.server.request_fields import FIELDS, Effect, Route, effect
 from tests.lab.gguf_edits import with_template
-from tests.lab.serving import Serving, serving
+from tests.lab.serving import Serving, parts, serving
 
 from .conftest import TinyModel
 
@@ -211,9 +210,8 @@ def test_calls_and_thinking_of_a_chat(http: httpx.Client, stream: bool) -> None:
     }
 
     def said(**more: Any) -> tuple[str, str, list[Any], str]:
-        got = http.post("/v1/chat/completions", json={**asked, **more, "stream": stream}).raise_for_status()
-        chunks = [json.loads(line[6:]) for line in got.text.splitlines() if line[:7] == "data: {"]
-        choices = [each["choices"][0] for each in (chunks if stream else [got.json()])]
+        got = http.post("/v1/chat/completions", json={**asked, **more, "stream": stream})
+        choices = [each["choices"][0] for each in parts(got)]
         messages = [each["delta"] if stream else each["message"] for each in choices]
         calls = [call["function"] for each in messages for call in each.get("tool_calls") or ()]
         told = [

@@ -18,7 +18,7 @@ from openai.types.responses import response_create_params
 from llamahybrid.server.request_fields import FIELDS, Effect, Route, effect
 from llamahybrid.server.thinking import BUDGETS
 from tests.lab.gguf_edits import with_template
-from tests.lab.serving import serving
+from tests.lab.serving import parts, serving
 
 from .conftest import TinyModel
 
@@ -306,7 +306,7 @@ def test_a_stop_token_ends_an_answer_and_is_no_part_of_it(
     stop = tokens[10]
     more = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
     got = asked(http, route, return_tokens=True, temperature=0, stop_token_ids=[stop], **more)
-    chunks = _chunks(got) if stream else [got.json()]
+    chunks = parts(got)
     ids = [token for chunk in chunks for choice in chunk["choices"] for token in choice["tokens"]]
     assert ids == tokens[: tokens.index(stop)]
     assert chunks[-1]["usage"]["completion_tokens"] == len(ids)
@@ -317,7 +317,7 @@ def test_a_stop_token_ends_an_answer_and_is_no_part_of_it(
 @pytest.mark.parametrize("stream", [False, True])
 def test_each_of_several_answers_has_its_own_tokens(http: httpx.Client, stream: bool) -> None:
     got = asked(http, Route.COMPLETIONS, n=3, return_tokens=True, stream=stream)
-    chunks = _chunks(got) if stream else [got.json()]
+    chunks = parts(got)
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
     for index in range(3):
         own = [choice for choice in choices if choice["index"] == index]
@@ -422,8 +422,3 @@ def test_samplers_are_those_of_each_request(tiny_model: TinyModel, arch: str) ->
     assert [text[0][0]["text"] for text in first] == [text[0][0]["text"] for text in reversed(again)]
     assert len({text[0][0]["text"] for text in first}) == 3
     assert cached["prompt_tokens_details"]["cached_tokens"] > 0
-
-
-def _chunks(got: httpx.Response) -> list[Any]:
-    lines = [line[6:] for line in got.text.splitlines() if line.startswith("data: ")]
-    return [json.loads(line) for line in lines if line != "[DONE]"]

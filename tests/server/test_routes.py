@@ -12,7 +12,7 @@ import llama_cpp.llama_cpp as upstream
 import openai
 import pytest
 
-from tests.lab.serving import Serving, serving
+from tests.lab.serving import Serving, parts, serving
 
 from .conftest import TinyModel
 
@@ -86,11 +86,10 @@ def test_a_streamed_chat(client: openai.OpenAI, stock: Stock) -> None:
 
 def test_a_stream_ends_with_timings_where_usage_was_not_asked_for(http: httpx.Client) -> None:
     asked = {"messages": CHAT, "stream": True, **PLAIN}
-    with http.stream("POST", "/v1/chat/completions", json=asked) as response:
-        assert response.headers["content-type"].startswith("text/event-stream")
-        lines = [line for line in response.iter_lines() if line]
-    assert lines[-1] == "data: [DONE]"
-    chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+    got = http.post("/v1/chat/completions", json=asked)
+    assert got.headers["content-type"].startswith("text/event-stream")
+    assert got.text.endswith("data: [DONE]\n\n")
+    chunks = parts(got)
     assert [bool("timings" in chunk) for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
     assert not any("usage" in chunk for chunk in chunks)
 
@@ -158,18 +157,12 @@ def test_usage_timings_metrics_and_the_cache_page_tell_the_same(tiny_model: Tiny
     text = "A crow that counts what it hides finds all of it. " * 10
     with serving(tiny_model("qwen35")) as server, server.client() as http:
 
-        def ask(prompt: str) -> Any:
-            asked = {"prompt": prompt, "max_tokens": 5, "min_tokens": 5, "temperature": 0.0}
-            return http.post("/v1/completions", json=asked).json()
+        def ask(prompt: str, **more: Any) -> Any:
+            asked = {"prompt": prompt, "max_tokens": 5, "min_tokens": 5, "temperature": 0.0, **more}
+            return parts(http.post("/v1/completions", json=asked))[-1]
 
-        def stream(prompt: str) -> Any:
-            asked = {"prompt": prompt, "max_tokens": 5, "min_tokens": 5, "temperature": 0.0, "stream": True}
-            asked["stream_options"] = {"include_usage": True}
-            *_, last, done, _ = http.post("/v1/completions", json=asked).text.split("\n\n")
-            assert done == "data: [DONE]"
-            return json.loads(last.removeprefix("data: "))
-
-        answers = [ask(text + "Why?"), ask(text[:333] + "Where?"), stream(text[:333] + "When?")]
+        stream: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+        answers = [ask(text + "Why?"), ask(text[:333] + "Where?"), ask(text[:333] + "When?", **stream)]
         server.await_settled()
         lines = [line.rpartition(" ") for line in http.get("/metrics").text.splitlines() if line[0] != "#"]
         told = {name: float(value) for name, _, value in lines}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 
 from llamahybrid.server.thinking import BUDGETS
 from tests.lab.gguf_edits import with_control_marks, with_template
-from tests.lab.serving import Serving, serving
+from tests.lab.serving import Serving, parts, serving
 from tests.request.test_thinking import CLOSE, HELLO, OPENED
 
 from .conftest import TinyModel
@@ -45,7 +44,7 @@ def ask(http: httpx.Client, path: str = CHAT, **asked: Any) -> Any:
     assert got.status_code == 200, got.text
     if not asked.get("stream"):
         return got.json()
-    chunks = [json.loads(line[6:]) for line in got.text.splitlines() if line[:7] == "data: {"]
+    chunks = parts(got)
     deltas = [each["choices"][0]["delta"] for each in chunks if each["choices"]]
     names = ("reasoning_content", "content")
     message = {name: "".join(each.get(name) or "" for each in deltas) for name in names}
