@@ -48,6 +48,16 @@ MOST_LETTERS = 2000
 """Letters of a message, which may quote the request."""
 
 
+_PASSING: tuple[tuple[type[BaseException], str, int], ...] = (
+    (Busy, "the model is busy; ask again later", 1),
+    (DeviceError, "a machine that computes for this server is gone; ask again later", 10),
+    (ModelClosed, "the server is shutting down", 5),
+    (RequestSuperseded, "", 1),
+    (RequestCancelled, "the request was cancelled; ask again", 1),
+)
+"""Errors after which a request may be sent again: the message, or theirs, and the seconds until then."""
+
+
 class Refusal(Exception):
     """An error response."""
 
@@ -127,17 +137,11 @@ def refusal(error: BaseException) -> Refusal:
     overflow = _OVERFLOW.search(str(error))
     if isinstance(error, ContextOverflow) or (isinstance(error, ValueError) and overflow):
         return bad(_overflow(error, overflow), "messages", "context_length_exceeded")
-    if isinstance(error, Busy):
-        return later("the model is busy; ask again later", 1)
     if isinstance(error, DeviceError):
         logger.error("%s", error)
-        return later("a machine that computes for this server is gone; ask again later", 10)
-    if isinstance(error, ModelClosed):
-        return later("the server is shutting down", 5)
-    if isinstance(error, RequestSuperseded):
-        return later(str(error), 1)
-    if isinstance(error, RequestCancelled):
-        return later("the request was cancelled; ask again", 1)
+    for kind, message, seconds in _PASSING:
+        if isinstance(error, kind):
+            return later(message or str(error), seconds)
     if type(error) is LlamaHybridError:  # a fault of the request
         return bad(str(error))
     if isinstance(error, (ValueError, jinja2.TemplateError, NotImplementedError)):
