@@ -17,7 +17,6 @@ from llamahybrid.server.bodies import ChatCompletionRequest, CompletionRequest
 from llamahybrid.server.completing import limited
 from llamahybrid.server.errors import Refusal, bad, require_tokens
 from llamahybrid.server.limits import PAGE
-from llamahybrid.server.request_fields import require_known
 from llamahybrid.server.routes import SECURED, InService
 from llamahybrid.server.service import Service
 
@@ -91,8 +90,7 @@ def _read(body: dict[str, Any], service: Service) -> Any:
     if chat == ("prompt" in body):
         raise bad("give messages, or a prompt", "prompt")
     asked: Any = (ChatCompletionRequest if chat else CompletionRequest).model_validate(body)
-    require_known(asked, service.settings.ignore_unknown_fields)
-    asked.require_supported(service.settings.max_n, service.settings.max_logprobs)
+    service.require(asked)
     if not chat and (len(asked.prompts()) > 1 or not asked.prompts()[0]):
         raise bad("one prompt at a time, and not an empty one", "prompt")
     return asked
@@ -117,6 +115,6 @@ def _cache_of(llm: Llama) -> PromptCache:
 
 def _require_operator(request: Request, service: Service) -> None:
     """Raise Refusal for other users."""
-    if not service.viewers.of(getattr(request.state, "api_key", None)).operator:
+    if not service.viewer(request).operator:
         message = "this is for the operator: the holder of operator_key, or of the only API key; open_page"
         raise Refusal(403, f"{message} lets anybody in where there are no keys", "permission_error")

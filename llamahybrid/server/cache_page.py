@@ -76,7 +76,7 @@ async def data(
     `model`: an alias; None for the open model that was used last.
     """
     service: Service = request.app.state.service
-    viewer = service.viewers.of(getattr(request.state, "api_key", None))
+    viewer = service.viewer(request)
     alias = model or service.admission.current
     seen = await service.look(lambda llm: _model(llm, viewer, text, most), alias)
     told = {

@@ -32,7 +32,7 @@ from llamahybrid.server.models import Models
 from llamahybrid.server.request_fields import require_known
 from llamahybrid.server.settings import ModelSettings, ServerSettings
 from llamahybrid.server.usage import summary
-from llamahybrid.server.viewers import Viewers
+from llamahybrid.server.viewers import Viewer, Viewers
 
 logger = logging.getLogger("llamahybrid.server")
 
@@ -65,7 +65,7 @@ class Service:
         self.admission = Admission(self.models, settings.max_queue, settings.idle_seconds)
         self.metrics = Metrics(self._values)
         self.admission.on_refused = partial(self.metrics.refused, "queue")
-        self.viewers = Viewers(settings)
+        self._viewers = Viewers(settings)
         self.history: deque[tuple[str, dict[str, Any]]] = deque(maxlen=MOST_REQUESTS)
         """The last requests, the newest first: the tag of the salt (`salt_tag`), and `summary`."""
         self.observer: Callable[[Request], Observer | None] = lambda _: None
@@ -130,8 +130,11 @@ class Service:
         ignore = self.settings.ignore_unknown_fields
         require_known(asked, ignore)
         body: Body = asked.completion()
-        require_known(body, ignore)
-        await self._require_supported(request, body)
+        check = partial(self.require, body)
+        if int(request.headers.get("content-length", LARGE_BYTES)) < LARGE_BYTES:
+            check()
+        else:  # its schemas may take a second
+            await asyncio.get_running_loop().run_in_executor(self._threads, check)
         alias = self.models.alias(body.model)
         named = self.salt(request, body.cache_salt)
         prompts = prompts_of(body)
@@ -162,6 +165,15 @@ class Service:
             raise bad("this server takes no requests without a cache_salt", "cache_salt")
         return named
 
+    def viewer(self, request: Request) -> Viewer:
+        """Return the access rights of a request's key."""
+        return self._viewers.of(getattr(request.state, "api_key", None))
+
+    def require(self, body: Any) -> None:
+        """Raise Refusal for a completion or chat that cannot be answered."""
+        require_known(body, self.settings.ignore_unknown_fields)
+        body.require_supported(self.settings.max_n, self.settings.max_logprobs)
+
     def _observer(self, request: Request, body: Body, llm: Llama, alias: str, tag: str) -> Observer | None:
         """Return the function that gets the ids of a request's prompts."""
         observe, key = self.observer(request), body.prompt_cache_key
@@ -177,14 +189,6 @@ class Service:
                 observe(tokens)
 
         return both
-
-    async def _require_supported(self, request: Request, body: Body) -> None:
-        """Check a body; a large one in a thread, as its schemas may take a second. Raises Refusal."""
-        check = partial(body.require_supported, self.settings.max_n, self.settings.max_logprobs)
-        if int(request.headers.get("content-length", LARGE_BYTES)) < LARGE_BYTES:
-            check()
-        else:
-            await asyncio.get_running_loop().run_in_executor(self._threads, check)
 
     async def use(self, model: str | None, work: Callable[[Llama], Result]) -> Result:
         """Run `work` on a model in a thread, without a slot. Raises Refusal, and the errors of `work`."""
