@@ -72,14 +72,6 @@ def test_a_response_is_the_answer_of_a_chat(client: openai.OpenAI, http: httpx.C
     assert got.model.endswith(".gguf")
 
 
-def test_a_repeated_prompt_is_read_from_the_cache(client: openai.OpenAI, server: Serving) -> None:
-    client.responses.create(**GREEDY)
-    server.await_settled()
-    usage = client.responses.create(**GREEDY).usage
-    assert usage is not None
-    assert usage.input_tokens_details.cached_tokens == usage.input_tokens > 0
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_thought_a_text_and_a_call(client: openai.OpenAI, stream: bool) -> None:
     text = f"I look it up.\n</think>\n\nOne moment.\n<tool_call>{CALL}</tool_call>"
@@ -127,14 +119,6 @@ def test_a_freeform_tool_gets_text(client: openai.OpenAI, stream: bool) -> None:
     assert (item.type, item.name, item.input) == ("custom_tool_call", "patch", "*** Begin")
     deltas = [each.delta for each in events if each.type == "response.custom_tool_call_input.delta"]
     assert deltas == (["*** Begin"] if stream else [])
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_json_schema_leaves_no_room_for_a_thought(client: openai.OpenAI, stream: bool) -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
-    text: Any = {"format": {"type": "json_schema", "name": "x", "schema": schema}}
-    got = client.responses.create(**{**GREEDY, "max_output_tokens": 80}, text=text, stream=stream)
-    assert json.loads(final(got, stream).output_text)["a"] in (True, False)
 
 
 @pytest.mark.parametrize("stream", [False, True])
