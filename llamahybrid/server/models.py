@@ -76,13 +76,8 @@ class Models:
         return self.default
 
     @property
-    def current(self) -> str | None:
-        """The alias of the open model that was opened last; None: none is open."""
-        return next(reversed(self._open.copy()), None)
-
-    @property
     def llm(self) -> Llama | None:
-        """The open model that was opened last."""
+        """The open model that was opened last; None: none is open."""
         return next((each.llm for each in reversed(self.opened.values())), None)
 
     @property

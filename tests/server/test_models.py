@@ -38,9 +38,9 @@ def test_open_models_stay_open_until_they_are_closed() -> None:
     assert both.default == "a"
     assert both.open("a") is both.open("a") is both.llm
     both.open("b")
-    assert (list(both.opened), both.current) == (["a", "b"], "b")
+    assert list(both.opened) == ["a", "b"]
     both.close("b")
-    assert both.current == "a"
+    assert list(both.opened) == ["a"]
     both.close()
     both.close()
     assert log == ["open a", "open b", "close b", "close a"]
