@@ -27,8 +27,12 @@ BASE: dict[Route, dict[str, Any]] = {
     Route.COMPLETIONS: {"prompt": "BANANA BANANA BANANA", "max_tokens": 24, "seed": 7},
     Route.CHAT: {"messages": HELLO, "max_tokens": 24, "seed": 7},
     Route.EMBEDDINGS: {"input": "BANANA"},
+    Route.MESSAGES: {"model": "any", "messages": HELLO, "max_tokens": 8, "temperature": 0},
+    Route.COUNT_TOKENS: {"model": "any", "messages": HELLO},
+    Route.COMPLETION: {"prompt": "BANANA", "n_predict": 8, "temperature": 0},
 }
 TEXT_ROUTES = [Route.COMPLETIONS, Route.CHAT]
+ROUTES = [*TEXT_ROUTES, Route.MESSAGES, Route.COUNT_TOKENS, Route.COMPLETION]
 TOOL: Any = {
     "type": "function",
     "function": {"name": "f", "parameters": {"type": "object", "properties": {}}},
@@ -160,7 +164,8 @@ def asked(http: httpx.Client, route: Route, **more: Any) -> httpx.Response:
 def said(got: httpx.Response) -> Any:
     """Return the choices of an answer, or the text of a stream."""
     streamed = "event-stream" in got.headers["content-type"]
-    return got.text if streamed else (got.json().get("choices"), got.json().get("data"))
+    names = ("choices", "data", "content", "input_tokens")
+    return got.text if streamed else [got.json().get(name) for name in names]
 
 
 @pytest.fixture(scope="module")
@@ -199,14 +204,16 @@ def test_an_obeyed_field_has_an_effect_or_is_refused(
         assert name in got.text
 
 
-@pytest.mark.parametrize("route", TEXT_ROUTES)
+@pytest.mark.parametrize("route", ROUTES)
 def test_a_refused_field_is_named(http: httpx.Client, route: Route) -> None:
     names = [name for name in FIELDS if effect(route, name) is Effect.REFUSED]
     assert names
     for name in names:
         got = asked(http, route, **{name: 3})
         error = got.json()["error"]
-        assert (got.status_code, error["param"], error["type"]) == (400, name, "invalid_request_error")
+        assert (got.status_code, error["type"]) == (400, "invalid_request_error")
+        assert name in error["message"]
+        assert error.get("param", name) == name
 
 
 @pytest.mark.parametrize("route", TEXT_ROUTES)
@@ -216,7 +223,7 @@ def test_supported_values_of_refused_fields_are_accepted(http: httpx.Client, rou
     assert said(asked(http, route, **neutral)) == said(asked(http, route))
 
 
-@pytest.mark.parametrize("route", TEXT_ROUTES)
+@pytest.mark.parametrize("route", ROUTES)
 def test_fields_without_effect_and_nulls_change_nothing(http: httpx.Client, route: Route) -> None:
     idle = {name: "x" for name in FIELDS if effect(route, name) is Effect.NONE}
     nulls = {name: None for name in FIELDS if name not in (*idle, *BASE[route])} | {"no_such_field": None}
