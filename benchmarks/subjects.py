@@ -121,7 +121,7 @@ def theirs(shape: Shape) -> Iterator[Stream]:
         def stream(prompt: list[int], n: int) -> Iterator[int]:
             body = {"prompt": prompt, "n_predict": n, "temperature": 0, "repeat_penalty": 1.0}
             more = {"stream": True, "return_tokens": True, "cache_prompt": True}
-            for event in posted(server._url + "/completion", {**body, **more}):
+            for event in posted(server.url + "/completion", {**body, **more}):
                 yield from event.get("tokens", ())
 
         yield stream
