@@ -32,7 +32,7 @@ BASE: dict[Route, dict[str, Any]] = {
     Route.COMPLETION: {"prompt": "BANANA", "n_predict": 8, "temperature": 0},
 }
 TEXT_ROUTES = [Route.COMPLETIONS, Route.CHAT]
-ROUTES = [*TEXT_ROUTES, Route.MESSAGES, Route.COUNT_TOKENS, Route.COMPLETION]
+ROUTES = [*TEXT_ROUTES, Route.EMBEDDINGS, Route.MESSAGES, Route.COUNT_TOKENS, Route.COMPLETION]
 TOOL: Any = {
     "type": "function",
     "function": {"name": "f", "parameters": {"type": "object", "properties": {}}},
@@ -152,7 +152,7 @@ DRY = {**LOOPING, "dry_multiplier": 5.0}
 @pytest.fixture(scope="module")
 def http(tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     model = with_template(tiny_model("qwen35"), tmp_path_factory.mktemp("fields") / "switch.gguf")
-    with serving(model, model={"logits_all": True}) as server, server.client() as client:
+    with serving(model, model={"embedding": True}) as server, server.client() as client:
         yield client
 
 
@@ -183,8 +183,8 @@ def plain(http: httpx.Client) -> Callable[..., Any]:
 
 
 def obeyed() -> list[Any]:
-    every = [(route, name) for route in TEXT_ROUTES for name in FIELDS]
-    names = [each for each in every if effect(*each) is Effect.OBEYED]
+    every = [(route, name) for route in (*TEXT_ROUTES, Route.EMBEDDINGS) for name in FIELDS]
+    names = [each for each in every if effect(*each) is Effect.OBEYED and each[1] != "encoding_format"]
     return [pytest.param(route, name, id=f"{route.name.lower()}-{name}") for route, name in names]
 
 
@@ -230,28 +230,6 @@ def test_fields_without_effect_and_nulls_change_nothing(http: httpx.Client, rout
     got = http.post(route.value, json={**BASE[route], **nulls, **idle})
     assert got.status_code == 200, got.text
     assert said(got) == said(asked(http, route))
-
-
-def test_fields_of_embeddings(tiny_model: TinyModel) -> None:
-    route = Route.EMBEDDINGS
-    with (
-        serving(tiny_model("qwen35"), model={"embedding": True, "n_parallel": 1}) as server,
-        server.client() as http,
-    ):
-        plain = asked(http, route)
-        assert plain.status_code == 200, plain.text
-        for name in FIELDS:
-            if name == "encoding_format":  # of pooled vectors: test_routes.py
-                continue
-            if effect(route, name) is Effect.OBEYED:
-                got = asked(http, route, **OBEYED[name])
-                assert got.status_code == 404 if name == "model" else said(got) != said(plain), name
-            elif effect(route, name) is Effect.NONE:
-                assert said(asked(http, route, **{name: "x"})) == said(plain), name
-            elif effect(route, name) is Effect.REFUSED:
-                got = asked(http, route, **{name: 3})
-                assert (got.status_code, got.json()["error"]["param"]) == (400, name)
-        assert asked(http, route, dimensionz=3).status_code == 400
 
 
 @pytest.mark.parametrize(
