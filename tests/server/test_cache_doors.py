@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import httpx
@@ -99,20 +100,15 @@ def test_forgotten_prompt_is_decoded_again(small: Serving) -> None:
     assert small.llm.prompt_cache.stats().entries == 0
 
 
-@pytest.mark.parametrize("path", ["warm", "pin", "forget"])
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        *[{}, {"prompt": ""}, {"prompt": ["a", "b"]}, {"prompt": [999_999]}, {"messages": []}],
-        *[{"prompt": "a", "messages": CHAT}, {"prompt": "a", "no_such_field": 1}, {"prompt": 5}],
-    ],
-)
-def test_body_without_a_prompt_gets_400(small: Serving, path: str, wrong: dict[str, Any]) -> None:
+def test_body_without_a_prompt_gets_400(small: Serving) -> None:
+    wrong: list[Any] = [{}, {"prompt": ""}, {"prompt": ["a", "b"]}, {"prompt": [999_999]}, {"messages": []}]
+    wrong += [{"prompt": "a", "messages": CHAT}, {"prompt": "a", "no_such_field": 1}, {"prompt": 5}]
+    wrong.append({"prompt": "a", "pinned": 1, "all": 1})
     with small.client() as client:
-        refused = client.post(f"/cache/{path}", json=wrong)
-        assert refused.status_code == 400
-        assert "/v1/" not in refused.json()["error"]["message"], "another route"
-        assert client.post(f"/cache/{path}", json={"prompt": "a", "pinned": 1, "all": 1}).status_code == 400
+        for path, body in product(("warm", "pin", "forget"), wrong):
+            refused = client.post(f"/cache/{path}", json=body)
+            assert refused.status_code == 400, (path, body)
+            assert "/v1/" not in refused.json()["error"]["message"], "another route"
 
 
 def test_pinning_and_forgetting_are_the_operator_s(tiny_model: TinyModel) -> None:
