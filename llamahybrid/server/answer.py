@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from llamahybrid.server.errors import Refusal, later, refusal
+from llamahybrid.server.errors import Refusal, refusal
 from llamahybrid.server.job import Chunk, Done, Failure, Item, Job
 from llamahybrid.server.progress import Progress
 
@@ -93,17 +93,11 @@ class Answer(Response):
             self._job.drop()
 
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
-        items: list[Item] = []
-        while not (items and isinstance(items[-1], (Done, Failure))):
-            items += await self._job.items()
-        *made, last = items
-        response: Response
-        if isinstance(last, Failure):
-            response = refusal(last.error).response(scope)
-        elif not made:
-            response = later("the request was cancelled; ask again", 1).response(scope)
+        made = await self._job.whole()
+        if isinstance(made, Failure):
+            response = refusal(made.error).response(scope)
         else:
-            response = Response(json.dumps(made[-1], default=float), media_type="application/json")
+            response = Response(json.dumps(made, default=float), media_type="application/json")
         await response(scope, receive, send)
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:

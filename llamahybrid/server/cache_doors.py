@@ -10,7 +10,6 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from llamahybrid.client.handle import RequestHandle
 from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.server.arguments import chat_prompt
@@ -18,7 +17,6 @@ from llamahybrid.server.bodies import ChatCompletionRequest, CompletionRequest
 from llamahybrid.server.completing import limited
 from llamahybrid.server.errors import Refusal, bad, require_tokens
 from llamahybrid.server.limits import PAGE
-from llamahybrid.server.request_fields import require_known
 from llamahybrid.server.routes import SECURED, InService
 from llamahybrid.server.service import Service
 
@@ -30,7 +28,7 @@ async def warm(request: Request, body: dict[str, Any], service: InService) -> di
     """Decode a prompt, so that later requests with this beginning resume behind it."""
     asked = _read(body, service)
 
-    def work(llm: Llama, _: RequestHandle) -> dict[str, Any]:
+    def work(llm: Llama) -> dict[str, Any]:
         prompt = _tokens(llm, asked)
         report = limited(partial(llm.warm, prompt), service.settings.max_prompt_tokens, None)
         return {
@@ -92,8 +90,7 @@ def _read(body: dict[str, Any], service: Service) -> Any:
     if chat == ("prompt" in body):
         raise bad("give messages, or a prompt", "prompt")
     asked: Any = (ChatCompletionRequest if chat else CompletionRequest).model_validate(body)
-    require_known(asked, service.settings.ignore_unknown_fields)
-    asked.require_supported(service.settings.max_n, service.settings.max_logprobs)
+    service.require(asked)
     if not chat and (len(asked.prompts()) > 1 or not asked.prompts()[0]):
         raise bad("one prompt at a time, and not an empty one", "prompt")
     return asked
@@ -118,6 +115,6 @@ def _cache_of(llm: Llama) -> PromptCache:
 
 def _require_operator(request: Request, service: Service) -> None:
     """Raise Refusal for other users."""
-    if not service.viewers.of(getattr(request.state, "api_key", None)).operator:
+    if not service.viewer(request).operator:
         message = "this is for the operator: the holder of operator_key, or of the only API key; open_page"
         raise Refusal(403, f"{message} lets anybody in where there are no keys", "permission_error")

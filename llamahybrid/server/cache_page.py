@@ -51,27 +51,15 @@ def _file(name: str) -> bytes:
     return (files("llamahybrid.server") / "page" / name).read_bytes()
 
 
-def _shown(name: str) -> Response:
+@router.get(PAGE)
+@router.get(f"{PAGE}/cache.js")
+@router.get(f"{PAGE}/cache.css")
+def page(request: Request) -> Response:
+    """Return the page, its script or its style."""
+    name = request.url.path.rpartition("/")[2]
+    name = name if "." in name else f"{name}.html"
     kind = f"{TYPES[name.rpartition('.')[2]]}; charset=utf-8"
     return Response(_file(name), headers={**HEADERS, "Content-Type": kind})
-
-
-@router.get(PAGE)
-def page() -> Response:
-    """Return the page."""
-    return _shown("cache.html")
-
-
-@router.get(f"{PAGE}/cache.js")
-def script() -> Response:
-    """Return its script."""
-    return _shown("cache.js")
-
-
-@router.get(f"{PAGE}/cache.css")
-def style() -> Response:
-    """Return its style."""
-    return _shown("cache.css")
 
 
 @router.get(f"{PAGE}/data")
@@ -88,7 +76,7 @@ async def data(
     `model`: an alias; None for the open model that was used last.
     """
     service: Service = request.app.state.service
-    viewer = service.viewers.of(getattr(request.state, "api_key", None))
+    viewer = service.viewer(request)
     alias = model or service.admission.current
     seen = await service.look(lambda llm: _model(llm, viewer, text, most), alias)
     told = {

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from llamahybrid.client.chat_way import continuation_of
 from llamahybrid.client.model_markers import begins_thinking, markers_of
@@ -19,25 +19,16 @@ from llamahybrid.server.thinking import goes_on
 Chunk = dict[str, Any]
 
 
-class ReadsAnswer(Protocol):
-    """A parser of one answer."""
-
-    calls: int
-    """Number of calls that were returned."""
-
-    def feed(self, text: str) -> Iterator[Delta]:
-        """Add a piece of text; return the deltas that are certain now."""
-
-    def end(self) -> Iterator[Delta]:
-        """Return the deltas of the rest, at the end of the answer."""
+AnswerReader: TypeAlias = Reader | ChannelReader
+"""A parser of one answer."""
 
 
 class ChatReading:
     """Parses the answers to one request, in its thread."""
 
-    def __init__(self, make: Callable[[], ReadsAnswer], control: frozenset[int] = frozenset()) -> None:
+    def __init__(self, make: Callable[[], AnswerReader], control: frozenset[int] = frozenset()) -> None:
         """`make`: makes a parser of one answer. `control`: control tokens that its text has to contain."""
-        self._readers = defaultdict[int, ReadsAnswer](make)
+        self._readers = defaultdict[int, AnswerReader](make)
         self.control = control
 
     def into(self, made: Any) -> Any:
@@ -82,7 +73,7 @@ class ChatReading:
             yield {**chunk, "choices": [{**choice, "finish_reason": reason(reader, ended), "delta": rest}]}
 
 
-def reason(reader: ReadsAnswer, ended: str | None) -> str | None:
+def reason(reader: AnswerReader, ended: str | None) -> str | None:
     """Return the finish reason of an answer that may have called tools."""
     return "tool_calls" if reader.calls and ended == "stop" else ended
 

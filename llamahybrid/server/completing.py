@@ -101,30 +101,18 @@ def _with_usage(
     """Yield chunks. The last one has the `timings`; a chunk of `usage` follows if it was asked for."""
     options = body.stream_options
     counts = options is not None and options.include_usage
-    last: dict[str, Any] | None = None
-    """A chunk with a finish reason, which may be the last one."""
+    left, last = (body.n or 1) * prompts, dict[str, Any]()
     with closing(chunks):
-        try:
-            for chunk in chunks:
-                if last is not None:
-                    yield last
-                last = None
-                if counts:
-                    chunk["usage"] = None
-                if any(choice.get("finish_reason") for choice in chunk["choices"]):
-                    last = chunk
-                else:
-                    yield chunk
-        except Exception:
-            if last is not None:
-                yield last
-            raise
-    if last is None:
+        for chunk in chunks:
+            last = chunk
+            left -= sum(choice.get("finish_reason") is not None for choice in chunk["choices"])
+            if counts:
+                chunk["usage"] = None
+            elif left <= 0:
+                chunk = {**chunk, **_timings(llm, prompts)}
+            yield chunk
+    if left > 0 or not counts:
         return
-    if not counts:
-        yield {**last, **_timings(llm, prompts)}
-        return
-    yield last
     named = {key: last[key] for key in ("id", "object", "created", "model")}
     stops, vocab = frozenset(body.stop_token_ids), llm._model.vocab
 

@@ -48,6 +48,16 @@ MOST_LETTERS = 2000
 """Letters of a message, which may quote the request."""
 
 
+_PASSING: tuple[tuple[type[BaseException], str, int], ...] = (
+    (Busy, "the model is busy; ask again later", 1),
+    (DeviceError, "a machine that computes for this server is gone; ask again later", 10),
+    (ModelClosed, "the server is shutting down", 5),
+    (RequestSuperseded, "", 1),
+    (RequestCancelled, "the request was cancelled; ask again", 1),
+)
+"""Errors after which a request may be sent again: the message, or theirs, and the seconds until then."""
+
+
 class Refusal(Exception):
     """An error response."""
 
@@ -116,6 +126,10 @@ def refusal(error: BaseException) -> Refusal:
     """Return the error response of an exception; an internal error shows no details."""
     if isinstance(error, Refusal):
         return error
+    if isinstance(error, (RequestValidationError, ValidationError)):
+        return _invalid(error.errors()[0])
+    if isinstance(error, HTTPException):
+        return Refusal(error.status_code, str(error.detail), headers=error.headers)
     if isinstance(error, PromptTooLong):
         return Refusal(413, str(error), code="context_length_exceeded", param="messages")
     if isinstance(error, PromptEmpty):
@@ -123,21 +137,13 @@ def refusal(error: BaseException) -> Refusal:
     overflow = _OVERFLOW.search(str(error))
     if isinstance(error, ContextOverflow) or (isinstance(error, ValueError) and overflow):
         return bad(_overflow(error, overflow), "messages", "context_length_exceeded")
-    if isinstance(error, Busy):
-        return later("the model is busy; ask again later", 1)
     if isinstance(error, DeviceError):
         logger.error("%s", error)
-        return later("a machine that computes for this server is gone; ask again later", 10)
-    if isinstance(error, ModelClosed):
-        return later("the server is shutting down", 5)
-    if isinstance(error, RequestSuperseded):
-        return later(str(error), 1)
-    if isinstance(error, RequestCancelled):
-        return later("the request was cancelled; ask again", 1)
+    for kind, message, seconds in _PASSING:
+        if isinstance(error, kind):
+            return later(message or str(error), seconds)
     if type(error) is LlamaHybridError:  # a fault of the request
         return bad(str(error))
-    if isinstance(error, ValidationError):
-        return _invalid(error.errors()[0])
     if isinstance(error, (ValueError, jinja2.TemplateError, NotImplementedError)):
         return bad(str(error))
     logger.error("a request failed", exc_info=error)
@@ -158,37 +164,23 @@ def install(app: FastAPI) -> None:
     """Use this form for all errors of an app."""
 
     async def told(request: Request, error: Exception) -> Response:
-        return refusal(error).response(request.scope)
-
-    async def failed(request: Request, error: Exception) -> Response:
         refused = refusal(error)
-        refused.headers["Connection"] = "close"  # starlette raises it again, and uvicorn closes
+        of_body = isinstance(error, RequestValidationError) and error.errors()[0]["loc"] == ("body",)
+        if of_body and "json" not in request.headers.get("content-type", ""):
+            refused = bad("the body is JSON: say so, with content-type: application/json")
+        if refused.status == 500:
+            refused.headers["Connection"] = "close"  # starlette raises it again, and uvicorn closes
         return refused.response(request.scope)
 
-    async def invalid(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        said_json = "json" in request.headers.get("content-type", "")
-        return _invalid(error.errors()[0], said_json).response(request.scope)
-
-    async def plain(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        refused = Refusal(error.status_code, str(error.detail), headers=error.headers)
-        return refused.response(request.scope)
-
-    app.add_exception_handler(Refusal, told)
-    app.add_exception_handler(RequestValidationError, invalid)
-    app.add_exception_handler(HTTPException, plain)
-    for said in (ValueError, NotImplementedError, LlamaHybridError, jinja2.TemplateError):
-        app.add_exception_handler(said, told)
-    app.add_exception_handler(Exception, failed)
+    kinds = (Refusal, RequestValidationError, HTTPException, ValueError, NotImplementedError, Exception)
+    for kind in (*kinds, LlamaHybridError, jinja2.TemplateError):
+        app.add_exception_handler(kind, told)
 
 
-def _invalid(first: Any, said_json: bool = True) -> Refusal:
+def _invalid(first: Any) -> Refusal:
     """Return the error of the first fault of a body."""
     if first["type"] == "json_invalid":
         return bad(f"the body is no JSON: {first['ctx']['error']}")
-    if first["loc"] == ("body",) and not said_json:
-        return bad("the body is JSON: say so, with content-type: application/json")
     where = ".".join(str(part) for part in first["loc"] if part != "body")
     message = str(first["msg"]).removeprefix("Value error, ")
     return bad(f"{where}: {message}" if where else message, where or None)

@@ -43,17 +43,19 @@ def footprint(settings: ModelSettings) -> int:
     if settings.vocab_only or not Path(settings.model).exists():
         return weights
     try:
-        attention = _attention(settings) + (_outputs(settings) if settings.embedding else 0)
+        context = _context(settings)
     except (OSError, KeyError, EngineError, ValueError) as error:
         logger.info("the size of %s's context is not known: %s", settings.model_alias, error)
-        attention = 0.0
-    return int(BESIDE * (weights + attention))
+        context = 0.0
+    return int(BESIDE * (weights + context))
 
 
-def _attention(settings: ModelSettings) -> float:
+def _context(settings: ModelSettings) -> float:
+    """Return the bytes of KV, and of a context for embeddings, which computes logits of every token, too."""
     with Gguf(Path(settings.model)) as gguf:
         architecture = str(gguf.read("general.architecture")["general.architecture"])
         told: Mapping[str, Any] = gguf.read(f"{architecture}.")
+        rows = gguf.length("tokenizer.ggml.tokens") if settings.embedding else 0
 
     def number(name: str, otherwise: Any = 0) -> Any:
         return told.get(f"{architecture}.{name}", otherwise)
@@ -65,14 +67,8 @@ def _attention(settings: ModelSettings) -> float:
     key, value = number("attention.key_length", width), number("attention.value_length", width)
     per_token = kv_heads * (key * _element(settings.type_k) + value * _element(settings.type_v))
     slots = settings.n_parallel or DEFAULT_SLOTS
-    return float(per_token * slots * (settings.n_ctx or number("context_length")))
-
-
-def _outputs(settings: ModelSettings) -> float:
-    """Return the bytes of a context for embeddings: llama.cpp computes logits of every token, too."""
-    with Gguf(Path(settings.model)) as gguf:
-        rows = gguf.length("tokenizer.ggml.tokens")
-    return float(2 * FLOAT_BYTES * rows * min(settings.n_batch, settings.n_ctx or settings.n_batch))
+    outputs = 2 * FLOAT_BYTES * rows * min(settings.n_batch, settings.n_ctx or settings.n_batch)
+    return float(per_token * slots * (settings.n_ctx or number("context_length")) + outputs)
 
 
 def _element(kind: int | None) -> float:

@@ -21,6 +21,7 @@ import anyio
 
 from llamahybrid.client.handle import RequestHandle
 from llamahybrid.core.report import PromptProgress, RequestReport
+from llamahybrid.errors import RequestCancelled
 from llamahybrid.server.progress import Progress
 
 LATER = 2e-3
@@ -122,6 +123,14 @@ class Job:
         while not self._items.empty():
             found.append(self._items.get_nowait())
         return found
+
+    async def whole(self) -> Chunk | Failure:
+        """Return the only item of a request without a stream, or its failure."""
+        items = await self.items()
+        while not isinstance(items[-1], (Done, Failure)):
+            items += await self.items()
+        first = items[0]
+        return Failure(RequestCancelled("the request was cancelled")) if isinstance(first, Done) else first
 
     def cancel(self) -> None:
         """End the request; the answer so far still comes out."""

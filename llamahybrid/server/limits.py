@@ -52,13 +52,6 @@ class SlowReaderError(Exception):
     """The client read nothing of its answer for too long."""
 
 
-class ReceivedBody:
-    """Progress of one request's body."""
-
-    size = 0
-    """Bytes received."""
-
-
 class RequestLimits:
     """ASGI middleware that refuses requests beyond the limits."""
 
@@ -108,28 +101,27 @@ class RequestLimits:
             if timeout.cancelled_caught:
                 raise SlowReaderError
 
-        body = ReceivedBody()
+        body = bytearray()
         self._requests += 1
         try:
             await self._guard(scope, receive, send_in_time, body)
         except SlowReaderError:
             self._count("reader", scope)
         finally:
-            self._held -= body.size
+            self._held -= len(body)
             self._requests -= 1
 
-    async def _guard(self, scope: Scope, receive: Receive, send: Send, body: ReceivedBody) -> None:
+    async def _guard(self, scope: Scope, receive: Receive, send: Send, body: bytearray) -> None:
         try:
             key = self._admit(scope)
-            whole = await self._body(receive, scope, body)
+            whole = await self._receive(receive, scope, body)
         except Refusal as refusal:
             refusal.headers["Connection"] = "close"  # the rest of the body stays unread
             await refusal.response(scope)(scope, receive, send)
             return
-        if whole is None:
-            return
-        scope.setdefault("state", {})["api_key"] = key
-        await self._app(scope, _replay(whole, receive), send)
+        if whole:
+            scope.setdefault("state", {})["api_key"] = key
+            await self._app(scope, _replay(bytes(body), receive), send)
 
     def _admit(self, scope: Scope) -> str | None:
         """Return the API key of a request. Raises Refusal by its headers alone."""
@@ -166,8 +158,8 @@ class RequestLimits:
                 raise
         return key
 
-    async def _body(self, receive: Receive, scope: Scope, body: ReceivedBody) -> bytes | None:
-        """Return the whole body; None if the client disconnected. Raises Refusal."""
+    async def _receive(self, receive: Receive, scope: Scope, body: bytearray) -> bool:
+        """Receive the body; return False if the client disconnected. Raises Refusal."""
         try:
             return await asyncio.wait_for(self._read(receive, scope, body), self._body_seconds)
         except asyncio.TimeoutError:
@@ -175,23 +167,21 @@ class RequestLimits:
             message = f"the request's body was not there within {self._body_seconds:g} s"
             raise Refusal(408, message) from None
 
-    async def _read(self, receive: Receive, scope: Scope, body: ReceivedBody) -> bytes | None:
-        parts = []
+    async def _read(self, receive: Receive, scope: Scope, body: bytearray) -> bool:
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                return None
+                return False
             part = message.get("body", b"")
-            body.size += len(part)
+            body += part
             self._held += len(part)
-            if body.size > self._max_body:
+            if len(body) > self._max_body:
                 raise self._too_large(scope, self._max_body)
-            if body.size < self._held > self._max_bodies:  # a single body is bounded by max_body alone
+            if len(body) < self._held > self._max_bodies:  # a single body is bounded by max_body alone
                 self._count("bodies", scope)
                 raise later("the bodies of other requests fill this server; ask again later", 1)
-            parts.append(part)
             if not message.get("more_body", False):
-                return b"".join(parts)
+                return True
 
     def _too_large(self, scope: Scope, most: int) -> Refusal:
         self._count("body", scope)

@@ -7,8 +7,11 @@ import os
 import sys
 import threading
 from contextlib import suppress
+from copy import deepcopy
 from queue import Full, Queue
 from typing import Any
+
+from uvicorn.config import LOGGING_CONFIG
 
 MOST_LINES = 10_000
 """Most lines in the queue; further ones are dropped, and a line reports their number."""
@@ -91,34 +94,15 @@ def _colours(stream: str) -> bool:
 
 
 def configuration() -> dict[str, Any]:
-    """uvicorn's configuration of logging (uvicorn.config.LOGGING_CONFIG), with these handlers."""
-    level = {"level": "INFO", "propagate": False}
-    return {
-        "version": 1,
-        "disable_existing_loggers": False,
-        "formatters": {
-            "default": {
-                "()": "uvicorn.logging.DefaultFormatter",
-                "fmt": "%(levelprefix)s %(message)s",
-                "use_colors": _colours("stderr"),
-            },
-            "access": {
-                "()": "uvicorn.logging.AccessFormatter",
-                "fmt": '%(levelprefix)s %(client_addr)s - "%(request_line)s" %(status_code)s',
-                "use_colors": _colours("stdout"),
-            },
-            "plain": {"format": "%(message)s"},
-        },
-        "handlers": {
-            "default": {"()": Background, "formatter": "default", "stream": "stderr"},
-            "access": {"()": Background, "formatter": "access", "stream": "stdout"},
-            "plain": {"()": Background, "formatter": "plain", "stream": "stderr", "level": "WARNING"},
-        },
-        "loggers": {
-            "uvicorn": {"handlers": ["default"], **level},
-            "uvicorn.access": {"handlers": ["access"], **level},
-            "llamahybrid": {"handlers": ["plain"]},
-            "llamahybrid.server": {"handlers": ["default"], **level},
-            "asyncio": {"handlers": ["plain"]},
-        },
+    """uvicorn's configuration of logging, with these handlers."""
+    made: dict[str, Any] = deepcopy(LOGGING_CONFIG)
+    for name, stream in (("default", "stderr"), ("access", "stdout")):
+        made["formatters"][name]["use_colors"] = _colours(stream)
+        made["handlers"][name] = {"()": Background, "formatter": name, "stream": stream}
+    made["formatters"]["plain"] = {"format": "%(message)s"}
+    made["handlers"]["plain"] = {
+        **{"()": Background, "formatter": "plain", "stream": "stderr", "level": "WARNING"}
     }
+    made["loggers"] |= {"llamahybrid": {"handlers": ["plain"]}, "asyncio": {"handlers": ["plain"]}}
+    made["loggers"]["llamahybrid.server"] = made["loggers"]["uvicorn"]
+    return made

@@ -81,7 +81,6 @@ class Metrics(Collector):
             registry=self._registry,
         )
         self._registry.register(self)
-        self._sums = dict.fromkeys(("prompt", "prompt_seconds", "predicted", "predicted_seconds"), 0.0)
 
     def answered(self, reports: tuple[RequestReport, ...], waited: float, end: str, prompts: int = 1) -> None:
         """Count a request that is over; `waited`: seconds from its arrival to its start."""
@@ -90,12 +89,7 @@ class Metrics(Collector):
             self._prompt.inc(report.decoded)
             self._prompt_seconds.inc(report.prefill_seconds)
             self._predicted.inc(report.generated)
-            said_seconds = max(0.0, report.last_token_seconds - report.first_token_seconds)
-            self._predicted_seconds.inc(said_seconds)
-            self._sums["prompt"] += report.decoded
-            self._sums["prompt_seconds"] += report.prefill_seconds
-            self._sums["predicted"] += report.generated
-            self._sums["predicted_seconds"] += said_seconds
+            self._predicted_seconds.inc(max(0.0, report.last_token_seconds - report.first_token_seconds))
         for report in leading(reports, prompts):
             self._queries.inc(report.total)
             self._hits.inc(report.cached)
@@ -122,10 +116,17 @@ class Metrics(Collector):
             for value, number in now[name].items() if label else [("", now[name])]:
                 gauge.add_metric([value] if label else [], number)
             yield gauge
-        for kind in ("prompt", "predicted"):
-            rate = self._sums[kind] / max(self._sums[f"{kind}_seconds"], 1e-9)
-            yield GaugeMetricFamily(
-                f"llamacpp:{kind}_tokens_seconds", "Average throughput in tokens/s.", value=rate
-            )
+        averages = {
+            "llamacpp:prompt_tokens_seconds": (self._prompt, self._prompt_seconds),
+            "llamacpp:predicted_tokens_seconds": (self._predicted, self._predicted_seconds),
+        }
+        for name, (tokens, seconds) in averages.items():
+            rate = _total(tokens) / max(_total(seconds), 1e-9)
+            yield GaugeMetricFamily(name, "Average throughput in tokens/s.", value=rate)
         for name in now.keys() - GAUGES.keys():
             yield CounterMetricFamily(name, "Failed reads and writes of a tier of the cache.", now[name])
+
+
+def _total(counter: Counter) -> float:
+    (family,) = counter.collect()
+    return float(family.samples[0].value)

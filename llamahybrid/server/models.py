@@ -76,13 +76,8 @@ class Models:
         return self.default
 
     @property
-    def current(self) -> str | None:
-        """The alias of the open model that was opened last; None: none is open."""
-        return next(reversed(self._open.copy()), None)
-
-    @property
     def llm(self) -> Llama | None:
-        """The open model that was opened last."""
+        """The open model that was opened last; None: none is open."""
         return next((each.llm for each in reversed(self.opened.values())), None)
 
     @property
@@ -131,13 +126,10 @@ class Models:
     def open(self, alias: str) -> Llama:
         """Return the open model of that alias, with its earlier cache.
 
-        A model that lost its RPC server opens again; raises DeviceError while that server does not answer.
+        Raises DeviceError while its RPC server does not answer.
         """
-        there = self._open.get(alias)
-        if there is not None:
-            if not there.llm.offload.lost:
-                return there.llm
-            self.close(alias)
+        if (there := self._open.get(alias)) is not None:
+            return there.llm
         logger.info("opening %s", alias)
         kept, settings = self._caches.get(alias), self._settings[alias]
         llm = self._load(settings) if kept is None else self._load(settings, kept)

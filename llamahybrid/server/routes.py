@@ -105,12 +105,14 @@ async def create_embedding(request: Request, body: EmbeddingRequest, service: In
 async def embed(request: Request, body: EmbeddingRequest, service: Service) -> dict[str, Any]:
     """Return the answer of upstream's `create_embedding`. Raises Refusal."""
 
-    def work(llm: Llama, handle: RequestHandle) -> Any:
+    def work(llm: Llama) -> Any:
         if not llm.embeds:
             raise bad("this model was not opened for embeddings (embedding: true)", "model")
         for ids in body.texts():
             require_tokens(llm.n_vocab(), () if isinstance(ids, str) else ids, "input")
         texts = [each if isinstance(each, str) else TokenText(each) for each in body.texts()]
+        handle = llm.requests.handle()
+        assert handle is not None, "a job's requests have one"
         return llm.create_embedding(input=WantedTexts(texts, handle))
 
     require_known(body, service.settings.ignore_unknown_fields)

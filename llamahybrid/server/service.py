@@ -14,17 +14,16 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
-from llamahybrid.client.handle import RequestHandle
 from llamahybrid.client.salt import digest
 from llamahybrid.llama import Llama
 from llamahybrid.memory.fingerprint import salt_tag
 from llamahybrid.prompt_cache.base import OUTSIDE
 from llamahybrid.server.admission import Admission, Place
-from llamahybrid.server.answer import Answer, OpenAIAnswer, disconnect, unless_gone
+from llamahybrid.server.answer import Answer, OpenAIAnswer, unless_gone
 from llamahybrid.server.bodies import Body, CompletionRequest, RequestBody
 from llamahybrid.server.completing import limited, make_answer, prompts_of
-from llamahybrid.server.errors import bad, later
-from llamahybrid.server.job import Create, Done, Failure, Job, Outbox
+from llamahybrid.server.errors import bad, later, refusal
+from llamahybrid.server.job import Chunk, Create, Done, Failure, Job, Outbox
 from llamahybrid.server.keyed_prompts import KeyedPrompts
 from llamahybrid.server.keys import salt_of_request
 from llamahybrid.server.loading import Observer, load
@@ -33,7 +32,7 @@ from llamahybrid.server.models import Models
 from llamahybrid.server.request_fields import require_known
 from llamahybrid.server.settings import ModelSettings, ServerSettings
 from llamahybrid.server.usage import summary
-from llamahybrid.server.viewers import Viewers
+from llamahybrid.server.viewers import Viewer, Viewers
 
 logger = logging.getLogger("llamahybrid.server")
 
@@ -66,20 +65,18 @@ class Service:
         self.admission = Admission(self.models, settings.max_queue, settings.idle_seconds)
         self.metrics = Metrics(self._values)
         self.admission.on_refused = partial(self.metrics.refused, "queue")
-        self.viewers = Viewers(settings)
+        self._viewers = Viewers(settings)
         self.history: deque[tuple[str, dict[str, Any]]] = deque(maxlen=MOST_REQUESTS)
         """The last requests, the newest first: the tag of the salt (`salt_tag`), and `summary`."""
         self.observer: Callable[[Request], Observer | None] = lambda _: None
         """Returns the function that gets the ids of a request's prompts, in its thread; None: none does."""
         self.jobs: dict[Job, str] = {}
         """Running jobs, oldest first, with the alias of their model."""
-        self._wanted: set[asyncio.Future[None]] = set()
-        """Of work without a job: done when its client disconnects."""
         self._beside = 0
         """Requests without a slot, waiting ones included."""
         self._keyed: dict[str, KeyedPrompts] = {}
         """By the alias of the model."""
-        self._outbox: Outbox | None = None
+        self._outbox: Outbox
         self._stopping: asyncio.Future[None] | None = None
         self._threads = ThreadPoolExecutor(MOST_THREADS, "llamahybrid-request")
         if settings.interrupt_requests:
@@ -101,8 +98,6 @@ class Service:
         """Cancel all requests; each client gets its answer so far."""
         for job in list(self.jobs):
             job.cancel()
-        for wanted in list(self._wanted):
-            wanted.cancel()
 
     async def stop(self) -> None:
         """Cancel all requests and close the models, with pending writes to disk. Repeatable."""
@@ -135,8 +130,11 @@ class Service:
         ignore = self.settings.ignore_unknown_fields
         require_known(asked, ignore)
         body: Body = asked.completion()
-        require_known(body, ignore)
-        await self._require_supported(request, body)
+        check = partial(self.require, body)
+        if int(request.headers.get("content-length", LARGE_BYTES)) < LARGE_BYTES:
+            check()
+        else:  # its schemas may take a second
+            await asyncio.get_running_loop().run_in_executor(self._threads, check)
         alias = self.models.alias(body.model)
         named = self.salt(request, body.cache_salt)
         prompts = prompts_of(body)
@@ -151,7 +149,6 @@ class Service:
             is_chat = not isinstance(body, CompletionRequest)
             progress = form.progress(is_chat, alias) if body.return_progress else None
             over = partial(self._over, arrived, place, tag, prompts)
-            assert self._outbox is not None, "the service has started"
             job = Job(within, body.stream, partial(llm.request, named), over, self._outbox, progress)
             self.jobs[job] = alias
             job.start(self._threads)
@@ -167,6 +164,15 @@ class Service:
         if self.settings.require_salt and not named:
             raise bad("this server takes no requests without a cache_salt", "cache_salt")
         return named
+
+    def viewer(self, request: Request) -> Viewer:
+        """Return the access rights of a request's key."""
+        return self._viewers.of(getattr(request.state, "api_key", None))
+
+    def require(self, body: Any) -> None:
+        """Raise Refusal for a completion or chat that cannot be answered."""
+        require_known(body, self.settings.ignore_unknown_fields)
+        body.require_supported(self.settings.max_n, self.settings.max_logprobs)
 
     def _observer(self, request: Request, body: Body, llm: Llama, alias: str, tag: str) -> Observer | None:
         """Return the function that gets the ids of a request's prompts."""
@@ -184,14 +190,6 @@ class Service:
 
         return both
 
-    async def _require_supported(self, request: Request, body: Body) -> None:
-        """Check a body; a large one in a thread, as its schemas may take a second. Raises Refusal."""
-        check = partial(body.require_supported, self.settings.max_n, self.settings.max_logprobs)
-        if int(request.headers.get("content-length", LARGE_BYTES)) < LARGE_BYTES:
-            check()
-        else:
-            await asyncio.get_running_loop().run_in_executor(self._threads, check)
-
     async def use(self, model: str | None, work: Callable[[Llama], Result]) -> Result:
         """Run `work` on a model in a thread, without a slot. Raises Refusal, and the errors of `work`."""
         return await asyncio.shield(self._run(work, *await self.admission.enter(self.models.alias(model), 0)))
@@ -200,43 +198,41 @@ class Service:
         self,
         request: Request,
         model: str | None,
-        work: Callable[[Llama, RequestHandle], Result],
+        work: Callable[[Llama], Chunk],
         salt: str = "",
         slots: int = 1,
-    ) -> Result:
-        """Run `work` in slots of a model, in a thread. Raises Refusal, and the errors of `work`.
+    ) -> Chunk:
+        """Run `work` in slots of a model, in a thread. Raises Refusal.
 
-        `slots`: 0 for work in parallel to requests; max_queue + 1 of that may run at once. The handle, of the
-        model's requests with this salt, is dropped if the client disconnects or the server stops.
+        `slots`: 0 for work in parallel to requests; max_queue + 1 of that may run at once. Its requests, with
+        this salt, are dropped if the client disconnects.
         """
-        if not slots and self._beside > self.settings.max_queue:
+        beside, alias = not slots, self.models.alias(model)
+        if beside and self._beside > self.settings.max_queue:
             self.metrics.refused("queue")
             raise later("too many requests for embeddings; ask again later", 1, 429)
-        self._beside += not slots
+        self._beside += beside
+
+        def over(job: Job, _: Done | Failure) -> None:
+            self._beside -= beside
+            self.jobs.pop(job, None)
+            self.admission.leave(place)
+
         try:
-            llm, place = await self._enter(request, self.models.alias(model), slots)
-            gone, handles = asyncio.ensure_future(disconnect(request.receive)), list[RequestHandle]()
-
-            def run(llm: Llama) -> Result:
-                with llm.request(salt) as handle:
-                    handles.append(handle)
-                    if gone.done():
-                        handle.drop()
-                    return work(llm, handle)
-
-            def drop(_: asyncio.Future[None]) -> None:
-                self._wanted.discard(gone)
-                for handle in handles:
-                    handle.drop()
-
-            self._wanted.add(gone)
-            gone.add_done_callback(drop)
-            try:
-                return await asyncio.shield(self._run(run, llm, place))
-            finally:
-                gone.cancel()
+            llm, place = await self._enter(request, alias, slots)
+        except BaseException:
+            self._beside -= beside
+            raise
+        job = Job(lambda stream: work(llm), False, partial(llm.request, salt), over, self._outbox)
+        self.jobs[job] = alias
+        job.start(self._threads)
+        try:
+            made = await unless_gone(request.receive, asyncio.ensure_future(job.whole()))
         finally:
-            self._beside -= not slots
+            job.drop()
+        if isinstance(made, Failure):
+            raise refusal(made.error)
+        return made
 
     def slots_to_embed(self, model: str | None) -> int:
         """Return the slots for embedding texts: none if the model is open and embeds in parallel to chats."""

@@ -32,20 +32,6 @@ CACHE_TYPES = {
 }
 """llama-server's types of a KV cache, by ggml's number. ggml aborts at most others."""
 
-NATIVE_NUMBERS = (
-    "n_gpu_layers",
-    "main_gpu",
-    "n_ctx",
-    "n_batch",
-    "n_ubatch",
-    "n_threads",
-    "n_threads_batch",
-    "yarn_orig_ctx",
-    "last_n_tokens_size",
-    "draft_model_num_pred_tokens",
-    "n_parallel",
-)
-
 PROMPT_LOOKUP = "prompt-lookup-decoding"
 
 
@@ -92,9 +78,9 @@ class ModelSettings(upstream.ModelSettings):  # type: ignore[misc]
     @model_validator(mode="after")
     def _within_native_types(self) -> ModelSettings:
         """Raise ValueError for numbers that llama.cpp would truncate to 32 bits, or abort at."""
-        for name in NATIVE_NUMBERS:
-            value = getattr(self, name)
-            if value is not None and not -(2**31) <= value < 2**31:
+        for name, value in self:
+            of_ours = name.endswith("_bytes") or name in ("cache_size", "seed")
+            if isinstance(value, int) and not of_ours and not -(2**31) <= value < 2**31:
                 raise ValueError(f"{name}: {value} does not fit into 32 bits")
         if not -1 <= self.seed < 2**32:
             raise ValueError(f"seed: {self.seed} does not fit into 32 bits")

@@ -60,7 +60,7 @@ class Part:
 
 
 Step: TypeAlias = tuple[Literal["begin", "more", "end"], Part, str]
-"""What happens to a part of an answer, and the text that it grows by."""
+"""A beginning, an addition or an end of a part of an answer, and the text that is added."""
 
 
 class Parts:

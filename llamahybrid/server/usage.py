@@ -86,18 +86,18 @@ def summary(
 
     `waited`: seconds in the queue. `end`: "done", "cancelled" or "failed".
     """
-    first = reports[0] if reports else None
+    first = reports[0] if reports else RequestReport(0, 0, 0, "none", "")
     return {
         "ended": time.time(),
         "end": end,
         "waited": waited,
-        "prompt": first.total if first else 0,
-        "cached": first.cached if first else 0,
-        "matched": first.matched if first else 0,
+        "prompt": first.total,
+        "cached": first.cached,
+        "matched": first.matched,
         "generated": sum(report.generated for report in reports),
-        "source": first.source if first else "none",
+        "source": first.source,
         "reason": next(iter(reasons), ""),
-        "first_token_seconds": first.first_token_seconds if first else 0.0,
+        "first_token_seconds": first.first_token_seconds,
     }
 
 

@@ -38,6 +38,13 @@ def client(url: str, **more: Any) -> httpx.Client:
     return httpx.Client(base_url=url, **options)
 
 
+def parts(got: httpx.Response) -> list[Any]:
+    """The answer, or the data of the events of a stream, without [DONE]. Raises HTTPStatusError."""
+    if not got.raise_for_status().headers["content-type"].startswith("text/event-stream"):
+        return [got.json()]
+    return [json.loads(line[6:]) for line in got.text.splitlines() if line.startswith("data: {")]
+
+
 class Serving:
     """A server that runs."""
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import tempfile
-import urllib.error
-import urllib.request
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from tests.lab.waiting import free_port, wait_until
 
@@ -37,6 +36,7 @@ class LlamaServer:
     def __init__(self, program: Path, model: Path, *options: str) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
+        self._client = httpx.Client(base_url=self.url, timeout=60, trust_env=False)
         self._log = tempfile.NamedTemporaryFile("w+")  # noqa: SIM115 - closed in __exit__
         # flash attention's logits depend on how a prompt is cut into batches, and here the text must not
         command = [str(program), "--model", str(model), "--host", "127.0.0.1", "--port", str(port)]
@@ -53,14 +53,14 @@ class LlamaServer:
     def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.wait()
+        self._client.close()
         self._log.close()
 
     def _healthy(self) -> bool:
         if self._process.poll() is not None:
             raise self._death()
-        with suppress(OSError):
-            self._post("/health")
-            return True
+        with suppress(httpx.TransportError):
+            return self._client.get("/health").is_success
         return False
 
     def complete(self, prompt: list[int], n: int = 8, **options: Any) -> Answer:
@@ -81,21 +81,12 @@ class LlamaServer:
 
     def _answer(self, path: str, body: dict[str, Any], text: Any) -> Answer:
         try:
-            reply = self._post(path, body)
-        except urllib.error.HTTPError:
-            raise
-        except OSError:
+            reply = self._client.post(path, json=body).raise_for_status().json()
+        except httpx.TransportError:
             self._process.wait(timeout=60)
             raise self._death() from None
         timings = reply["timings"]
         return Answer(text(reply), timings["prompt_n"], timings["cache_n"], tuple(reply.get("tokens", ())))
-
-    def _post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=60) as reply:
-            answer: dict[str, Any] = json.load(reply)
-            return answer
 
     def _death(self) -> ServerDied:
         return ServerDied(f"exit {self._process.returncode}: {self.log()[-1000:]}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +12,10 @@ import httpx
 import pytest
 
 from llamahybrid.errors import Busy
-from llamahybrid.server.anthropic.message import Blocks
 from llamahybrid.server.anthropic.request import CountTokensRequest, MessagesRequest
-from llamahybrid.server.request_fields import FIELDS, Effect, Route, effect
-from llamahybrid.server.telling import Parts
+from llamahybrid.server.request_fields import FIELDS, Effect, effect
 from tests.lab.gguf_edits import with_template
-from tests.lab.serving import Serving, serving
+from tests.lab.serving import Serving, parts, serving
 
 from .conftest import TinyModel
 
@@ -155,18 +152,25 @@ ANSWER = WRITTEN.replace('"', '\\"')
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_thinking_text_and_a_call_of_the_model_s_own(claude: anthropic.Anthropic, stream: bool) -> None:
-    options: dict[str, Any] = {"model": "any", "max_tokens": 200, "tools": [TOOL]}
-    options["extra_body"] = {"grammar": f'root ::= "{ANSWER}"'}
+def test_thinking_text_and_calls_of_the_model_s_own(claude: anthropic.Anthropic, stream: bool) -> None:
+    options: dict[str, Any] = {"model": "any", "max_tokens": 300, "tools": [TOOL]}
+    options["extra_body"] = {"grammar": f'root ::= "{ANSWER}{ANSWER.partition("Look.")[2]}"'}
     if stream:
         with claude.messages.stream(messages=[QUESTION], **options) as events:
+            raw = [event for event in events if event.type.startswith("content_block_")]
             got = events.get_final_message()
+        kinds = [event.delta.type for event in raw if event.type == "content_block_delta"]
+        assert list(dict.fromkeys(kinds)) == [
+            *("thinking_delta", "signature_delta", "text_delta", "input_json_delta")
+        ]
+        for ends in ("content_block_start", "content_block_stop"):
+            assert [event.index for event in raw if event.type == ends] == [0, 1, 2, 3]
     else:
         got = claude.messages.create(messages=[QUESTION], **options)
-    thought, text, use = dumped(got)
+    thought, text, *uses = dumped(got)
     assert thought == {"type": "thinking", "thinking": "Hm.", "signature": ""}
     assert text == {"type": "text", "text": "Look."}
-    assert (use["name"], use["input"]) == ("weather", {"in": "Rome"})
+    assert [(use["name"], use["input"]) for use in uses] == [("weather", {"in": "Rome"})] * 2
     assert got.stop_reason == "tool_use"
 
 
@@ -206,9 +210,8 @@ def test_calls_and_thinking_of_a_chat(http: httpx.Client, stream: bool) -> None:
     }
 
     def said(**more: Any) -> tuple[str, str, list[Any], str]:
-        got = http.post("/v1/chat/completions", json={**asked, **more, "stream": stream}).raise_for_status()
-        chunks = [json.loads(line[6:]) for line in got.text.splitlines() if line[:7] == "data: {"]
-        choices = [each["choices"][0] for each in (chunks if stream else [got.json()])]
+        got = http.post("/v1/chat/completions", json={**asked, **more, "stream": stream})
+        choices = [each["choices"][0] for each in parts(got)]
         messages = [each["delta"] if stream else each["message"] for each in choices]
         calls = [call["function"] for each in messages for call in each.get("tool_calls") or ()]
         told = [
@@ -400,39 +403,6 @@ def test_thinking_that_a_template_leaves_out_by_itself(tiny_model: TinyModel, tm
         assert count(**given) == count(**given, **low) == plain + len("medium")
 
 
-def test_thinking_and_calls_are_blocks_of_their_own() -> None:
-    blocks, parts = Blocks(), Parts()
-    call = {"index": 0, "id": "call_1", "function": {"name": "weather", "arguments": '{"in": '}}
-    rest = {"index": 0, "id": "call_1", "function": {"name": "weather", "arguments": '"Rome"}'}}
-    other = {"index": 1, "id": "call_2", "function": {"name": "weather", "arguments": "{}"}}
-    deltas: list[Any] = [
-        {"role": "assistant", "content": None},
-        {"reasoning_content": "Hm"},
-        {"reasoning_content": "."},
-        {"content": "A moment."},
-        {"tool_calls": [call]},
-        {"tool_calls": [rest]},
-        {"tool_calls": [other]},
-    ]
-    events = [event for delta in deltas for event in blocks.told(parts.add(delta))]
-    events += blocks.told(parts.end())
-    assert blocks.whole
-    assert blocks.content == [
-        {"type": "thinking", "thinking": "Hm.", "signature": ""},
-        {"type": "text", "text": "A moment."},
-        {"type": "tool_use", "id": "call_1", "name": "weather", "input": {"in": "Rome"}},
-        {"type": "tool_use", "id": "call_2", "name": "weather", "input": {}},
-    ]
-    kinds = [event["delta"]["type"] for event in events if event["type"] == "content_block_delta"]
-    assert kinds == [
-        *("thinking_delta", "thinking_delta", "signature_delta", "text_delta"),
-        *("input_json_delta", "input_json_delta", "input_json_delta"),
-    ]
-    starts = [event["index"] for event in events if event["type"] == "content_block_start"]
-    stops = [event["index"] for event in events if event["type"] == "content_block_stop"]
-    assert starts == stops == [0, 1, 2, 3]
-
-
 # -- what is refused -----------------------------------------------------------------------------------
 
 
@@ -510,23 +480,6 @@ def test_obeyed_fields_are_those_of_the_request(request_type: Any) -> None:
     assert request_type.model_fields.keys() == {
         name for name in FIELDS if effect(route, name) is Effect.OBEYED
     }
-
-
-@pytest.mark.parametrize("path", [PATH, f"{PATH}/count_tokens"])
-def test_other_fields_are_named_or_change_nothing(http: httpx.Client, path: str) -> None:
-    route = Route(path)
-    right = http.post(path, json=ASKED).raise_for_status().json()
-    idle = {name: None for name in FIELDS} | {
-        name: 3 for name in FIELDS if effect(route, name) is Effect.NONE and name not in ASKED
-    }
-    got = http.post(path, json={**idle, **ASKED}).raise_for_status().json()
-    for name in ("content", "input_tokens"):
-        assert got.get(name) == right.get(name)
-    for name in FIELDS:
-        if effect(route, name) is Effect.REFUSED:
-            refused = http.post(path, json={**ASKED, name: 3})
-            assert refused.status_code == 400
-            assert name in refused.json()["error"]["message"]
 
 
 def test_types_are_those_of_the_package() -> None:

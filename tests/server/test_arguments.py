@@ -37,24 +37,17 @@ def tool(name: str, parameters: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
-@pytest.mark.parametrize(
-    "choice", [{"tool_choice": "required"}, {"tool_choice": {"type": "function", "function": {"name": "f"}}}]
-)
-def test_unknown_tool_cannot_be_chosen(choice: Any) -> None:
-    for tools in ({}, {"tools": []}):
+CHOSEN: Any = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize("choice", ["required", CHOSEN])
+def test_only_a_known_tool_is_chosen_and_required_means_the_only_one(choice: Any) -> None:
+    f, g = (tool(name, {"type": "object", "properties": {}}) for name in "fg")
+    assert arguments(LLM, chat(tool_choice=choice, tools=[f]), "")["tool_choice"] == CHOSEN
+    for tools in (None, [], [g, f] if choice == "required" else [g]):
         with pytest.raises(Refusal) as refused:
-            arguments(LLM, chat(**choice, **tools), "")
+            arguments(LLM, chat(tool_choice=choice, tools=tools), "")
         assert refused.value.param == "tool_choice"
-    arguments(LLM, chat(**choice, tools=[tool("f", {"type": "object", "properties": {}})]), "")
-
-
-def test_required_is_the_only_tool_and_not_one_of_several() -> None:
-    tools: list[Any] = [tool(name, {"type": "object", "properties": {}}) for name in "fg"]
-    told = arguments(LLM, chat(tool_choice="required", tools=tools[:1]), "")
-    assert told["tool_choice"] == {"type": "function", "function": {"name": "f"}}
-    with pytest.raises(Refusal) as refused:
-        arguments(LLM, chat(tool_choice="required", tools=tools), "")
-    assert refused.value.param == "tool_choice"
 
 
 @pytest.mark.parametrize(("said", "told"), [("", []), (["", "x"], ["x"]), ("x", ["x"]), (None, [])])

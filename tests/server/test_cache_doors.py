@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import httpx
 import pytest
 
-from llamahybrid.client.handle import RequestHandle
-from tests.lab.serving import Held, Serving, serving, wait_until
+from tests.lab.serving import Serving, serving
 
 from .conftest import TinyModel
 
@@ -62,20 +61,6 @@ def test_a_prompt_is_warmed_for_a_salt(small: Serving) -> None:
     assert cached(small, prompt=TEXT, cache_salt="mine") > 100
 
 
-def test_a_client_that_hangs_up_ends_its_warming(
-    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dropped, drop = threading.Event(), RequestHandle.drop
-    monkeypatch.setattr(RequestHandle, "drop", lambda handle: (drop(handle), dropped.set()))
-    with serving(tiny_model("qwen35"), model={"n_batch": 32, "n_ubatch": 32}) as server:
-        held = Held(monkeypatch, after=2)
-        server.hang_up("/cache/warm", {"prompt": TEXT}, lambda: held.batches == 3)
-        assert dropped.wait(60)
-        held.go_on()
-        wait_until(lambda: not server.service.admission.running)
-        assert held.batches == 3
-
-
 @pytest.mark.parametrize("keep", ["pin", "key", "unpinned", "nothing"])
 def test_pinned_and_keyed_prompts_outlive_others(small: Serving, keep: str) -> None:
     key = {"prompt_cache_key": "my chat"} if keep == "key" else {}
@@ -115,20 +100,15 @@ def test_forgotten_prompt_is_decoded_again(small: Serving) -> None:
     assert small.llm.prompt_cache.stats().entries == 0
 
 
-@pytest.mark.parametrize("path", ["warm", "pin", "forget"])
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        *[{}, {"prompt": ""}, {"prompt": ["a", "b"]}, {"prompt": [999_999]}, {"messages": []}],
-        *[{"prompt": "a", "messages": CHAT}, {"prompt": "a", "no_such_field": 1}, {"prompt": 5}],
-    ],
-)
-def test_body_without_a_prompt_gets_400(small: Serving, path: str, wrong: dict[str, Any]) -> None:
+def test_body_without_a_prompt_gets_400(small: Serving) -> None:
+    wrong: list[Any] = [{}, {"prompt": ""}, {"prompt": ["a", "b"]}, {"prompt": [999_999]}, {"messages": []}]
+    wrong += [{"prompt": "a", "messages": CHAT}, {"prompt": "a", "no_such_field": 1}, {"prompt": 5}]
+    wrong.append({"prompt": "a", "pinned": 1, "all": 1})
     with small.client() as client:
-        refused = client.post(f"/cache/{path}", json=wrong)
-        assert refused.status_code == 400
-        assert "/v1/" not in refused.json()["error"]["message"], "another route"
-        assert client.post(f"/cache/{path}", json={"prompt": "a", "pinned": 1, "all": 1}).status_code == 400
+        for path, body in product(("warm", "pin", "forget"), wrong):
+            refused = client.post(f"/cache/{path}", json=body)
+            assert refused.status_code == 400, (path, body)
+            assert "/v1/" not in refused.json()["error"]["message"], "another route"
 
 
 def test_pinning_and_forgetting_are_the_operator_s(tiny_model: TinyModel) -> None:

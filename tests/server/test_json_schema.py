@@ -1,41 +1,24 @@
 """JSON schemas over HTTP: followed, or refused with 400 and the reason."""
 
-import json
+from __future__ import annotations
 
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import httpx
 import jsonschema
 import pytest
 
 CHAT = [{"role": "user", "content": "go"}]
-
-FOLLOWED = {
-    "bounds": {"type": "integer", "minimum": -3, "exclusiveMaximum": 45},
-    "multiples": {"type": "integer", "multipleOf": 7, "minimum": 1, "maximum": 99},
-    "lengths": {"type": "string", "minLength": 3, "maxLength": 20},
-    "a pattern": {"type": "string", "pattern": "^[a-f]{2}-\\d+$", "maxLength": 9},
-    "a date": {"type": "string", "format": "date"},
-    "values": {"enum": ["a\nb", "c\td", "\\", 'say "x"', "\U0001f600", None, 1.5]},
-    "a key beyond the BMP": {
-        "type": "object",
-        "properties": {"\U0001f600\n": {"const": 1}},
-        "required": ["\U0001f600\n"],
-        "additionalProperties": False,
-    },
-    "references": {
-        "type": "array",
-        "items": {"allOf": [{"$ref": "#/$defs/one"}, {"maximum": 5}]},
-        "minItems": 1,
-        "maxItems": 3,
-        "$defs": {"one": {"type": "integer", "minimum": 4}},
-    },
-    "alternatives": {
-        "properties": {"kind": {"enum": ["a", "b"]}},
-        "required": ["kind"],
-        "additionalProperties": False,
-        "type": "object",
-        "anyOf": [{"properties": {"kind": {"const": "b"}}}],
-    },
-}
-REFUSED = [
+LETTERS = 'ab"\\/\n\t\r\b\f\x00\x1f\x7f é€😀\u2028\ud7ff<>{}[]:,'
+PATTERNS = (
+    *(r"^[a-f]{2,6}$", r"^\d{3}-\d{4}$", r"^(yes|no|maybe)$", r"^[^\"]{1,8}$", r"^\w+\s\w+$", r"^.{3,9}$"),
+    *(r"^[\\/]{1,4}$", r"^\S{2,5}$", r"^[\u00e9\u20ac]{1,3}x$", r"^(a|\n|\t){1,5}$", r'^"[a-z]*"$', r"ab"),
+)
+FORMATS = ("date", "time", "date-time", "uuid", "ipv4", "email", "hostname")
+REFUSED: list[dict[str, Any]] = [
     {"type": "array", "items": {"type": "integer"}, "uniqueItems": True},
     {"type": "array", "contains": {"const": 3}},
     {"type": "object", "propertyNames": {"maxLength": 3}},
@@ -47,38 +30,107 @@ REFUSED = [
     {"type": "string", "minLength": "9"},
 ]
 
-
-def post(http, form):
-    return http.post("/v1/chat/completions", json={"messages": CHAT, "max_tokens": 300, **form})
+Draw = random.Random
 
 
-def as_format(schema):
+def text(draw: Draw) -> str:
+    return "".join(draw.choices(LETTERS, k=draw.randint(0, 8)))
+
+
+def number(draw: Draw) -> dict[str, Any]:
+    bounds = {"minimum": draw.randint(-9, 0), "exclusiveMaximum": draw.randint(20, 99)}
+    return {"type": "integer", **bounds, **draw.choice([{}, {"multipleOf": 7}])}
+
+
+def string(draw: Draw) -> dict[str, Any]:
+    """A schema of a string."""
+    least = draw.randint(0, 12)
+    bounded = {"type": "string", "minLength": least, "maxLength": least + draw.randint(0, 30)}
+    return draw.choice(
+        [
+            {"enum": [*{text(draw) for _ in range(draw.randint(1, 5))}, None, 1.5]},
+            {"const": text(draw)},
+            {"type": "string", "pattern": draw.choice(PATTERNS), "maxLength": 24},
+            {"type": "string", "format": draw.choice(FORMATS)},
+            bounded,
+            {"anyOf": [{"const": text(draw)}, bounded]},
+        ]
+    )
+
+
+def schema(draw: Draw) -> dict[str, Any]:
+    """A schema of a value, of a list, or of an object, whose keys may be odd, too."""
+    value, kind = draw.choice([string, number]), draw.randrange(4)
+    if kind < 2:
+        return value(draw)
+    if kind == 2:
+        items = {"allOf": [{"$ref": "#/$defs/one"}, {}]}
+        bounds = {"minItems": draw.randint(0, 2), "maxItems": 3}
+        return {"type": "array", "items": items, **bounds, "$defs": {"one": value(draw)}}
+    properties = {key: value(draw) for key in sorted({text(draw) for _ in range(draw.randint(1, 3))})}
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def post(http: httpx.Client, form: dict[str, Any]) -> httpx.Response:
+    return http.post("/v1/chat/completions", json={"messages": CHAT, "max_tokens": 700, **form})
+
+
+def as_format(schema: Any) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
 
 
-def as_tool(schema):
+def as_tool(schema: Any) -> dict[str, Any]:
     function = {"name": "f", "parameters": schema}
     return {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
 
 
-@pytest.mark.parametrize("schema", FOLLOWED.values(), ids=FOLLOWED)
+Form = Callable[[Any], dict[str, Any]]
+
+
+def said(answer: dict[str, Any], form: Form) -> str:
+    message = answer["choices"][0]["message"]
+    told: str = message["tool_calls"][0]["function"]["arguments"] if form is as_tool else message["content"]
+    return told
+
+
+@pytest.mark.parametrize(
+    ("first", "count"), [(0, 40), pytest.param(1000, 1000, marks=pytest.mark.full)], ids=["some", "1000"]
+)
+def test_an_answer_follows_its_schema(http: httpx.Client, first: int, count: int) -> None:
+    refused = cut = 0
+    for seed in range(first, first + count):
+        draw = random.Random(seed)
+        form = schema(draw)
+        asked = draw.choice((as_format, as_tool)) if form.get("type") == "object" else as_format
+        more = {"temperature": draw.choice([0.0, 0.8, 2.0, 10.0]), "seed": seed}
+        got = post(http, {**more, **asked(form)})
+        if got.status_code == 400:
+            refused += 1
+            continue
+        assert got.status_code == 200, (seed, form, got.text)
+        if got.json()["choices"][0]["finish_reason"] == "length":
+            cut += 1
+            continue
+        jsonschema.validate(json.loads(said(got.json(), asked)), form)
+    assert max(refused, cut) <= count / 20
+
+
 @pytest.mark.parametrize("asked", [as_format, as_tool])
-def test_an_answer_follows_its_schema(http, schema, asked):
-    for seed in range(3):
-        answer = post(http, {**asked(schema), "temperature": 1.5, "seed": seed}).json()["choices"][0]
-        message = answer["message"]
-        text = message["tool_calls"][0]["function"]["arguments"] if asked is as_tool else message["content"]
-        jsonschema.validate(json.loads(text), schema)
+def test_combined_schemas_are_followed(http: httpx.Client, asked: Form) -> None:
+    kinds = {"properties": {"kind": {"enum": ["a", "b"]}}, "required": ["kind"], "type": "object"}
+    form = {**kinds, "additionalProperties": False, "anyOf": [{"properties": {"kind": {"const": "b"}}}]}
+    answer = post(http, {**asked(form), "temperature": 1.5}).json()
+    jsonschema.validate(json.loads(said(answer, asked)), form)
 
 
 @pytest.mark.parametrize("schema", REFUSED, ids=json.dumps)
-def test_a_schema_that_answers_could_break_is_refused(http, schema):
+def test_a_schema_that_answers_could_break_is_refused(http: httpx.Client, schema: dict[str, Any]) -> None:
     for asked, where in ((as_format, "response_format"), (as_tool, "tools")):
         refused = post(http, asked(schema))
         assert refused.status_code == 400
         assert refused.json()["error"]["param"] == where
 
 
-def test_schema_of_an_unchosen_tool_is_not_checked(http):
+def test_schema_of_an_unchosen_tool_is_not_checked(http: httpx.Client) -> None:
     form = {**as_tool(REFUSED[0]), "tool_choice": "auto", "max_tokens": 3}
     assert post(http, form).status_code == 200

@@ -44,25 +44,15 @@ def test_where_a_key_stands(headers: dict[str, str], key: str | None) -> None:
 @pytest.mark.parametrize(
     ("credentials", "password"),
     [
-        (b"any:one", "one"),
-        (b":one", "one"),
-        (b"any:with:colons", "with:colons"),
-        ("any:é".encode(), "é"),
-        (b"any:\xff", "\udcff"),
-        (b"any:", None),
-        (b"one", None),
-        (b"", None),
+        *[(b"any:one", "one"), (b":one", "one"), (b"any:with:colons", "with:colons"), (b"any:", None)],
+        *[("any:é".encode(), "é"), (b"any:\xff", "\udcff"), (b"one", None), (b"", None)],
     ],
 )
 def test_where_a_browser_puts_a_password(credentials: bytes, password: str | None) -> None:
     header = base64.b64encode(credentials).decode()
     assert password_of({"authorization": f"Basic {header}"}) == password
-    assert password_of({"authorization": f"Bearer {header}"}) is None
-
-
-@pytest.mark.parametrize("header", ["Basic", "Basic !", "Basic YQ", "Basic é", ""])
-def test_malformed_passwords_are_none(header: str) -> None:
-    assert password_of({"authorization": header}) is None
+    for other in (f"Bearer {header}", f"Basic {header[1:]}!", "Basic", "Basic é", ""):
+        assert password_of({"authorization": other}) is None
     assert password_of({}) is None
 
 

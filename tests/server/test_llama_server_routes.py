@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from llamahybrid import tiny
-from llamahybrid.server.llama_server.told import indented_end, selected
+from llamahybrid.server.llama_server.told import indented_end
 from llamahybrid.server.request_fields import FIELDS, Effect, Route, effect
-from tests.lab.serving import Held, Serving, serving, wait_until
+from tests.lab.serving import Held, Serving, parts, serving, wait_until
 
 from .conftest import TinyModel
 
@@ -44,13 +44,6 @@ WARM: dict[str, Any] = {
     **{"samplers": [], "t_max_prompt_ms": 1, "t_max_predict_ms": 1, "response_fields": [""]},
 }
 """Its request ahead of time, with chunks of other files (s:ring_update)."""
-
-
-def events(got: httpx.Response) -> list[Any]:
-    assert got.headers["content-type"].startswith("text/event-stream")
-    lines = [line for line in got.text.splitlines() if line]
-    assert all(line.startswith("data: {") for line in lines)
-    return [json.loads(line[6:]) for line in lines]
 
 
 @pytest.fixture(scope="module")
@@ -88,18 +81,20 @@ def test_a_completion_is_that_of_openai_s_route(http: httpx.Client) -> None:
 def test_continue_streams_a_completion(http: httpx.Client) -> None:
     """As its provider llama.cpp asks (core/llm/llms/LlamaCpp.ts)."""
     asked = {"prompt": PROMPT, "stream": True, **PLAIN, "stop": ["\0"], "top_k": 40, "min_p": None}
-    *parts, last = events(http.post("/completion", json=asked).raise_for_status())
-    assert not any(part["stop"] for part in parts)
+    got = http.post("/completion", json=asked)
+    assert got.headers["content-type"].startswith("text/event-stream")
+    assert "event:" not in got.text
+    *pieces, last = parts(got)
+    assert not any(piece["stop"] for piece in pieces)
     assert (last["stop"], last["content"], last["tokens_predicted"]) == (True, "", 12)
     whole = http.post("/completion", json={**asked, "stream": False}).json()
-    assert "".join(part["content"] for part in parts) == whole["content"]
+    assert "".join(piece["content"] for piece in pieces) == whole["content"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_how_a_completion_ended(http: httpx.Client, stream: bool) -> None:
     def last(**more: Any) -> Any:
-        got = http.post("/completion", json={"prompt": PROMPT, **PLAIN, **more, "stream": stream})
-        return events(got)[-1] if stream else got.json()
+        return parts(http.post("/completion", json={"prompt": PROMPT, **PLAIN, **more, "stream": stream}))[-1]
 
     said = http.post("/completion", json={"prompt": PROMPT, **PLAIN}).json()["content"]
     assert last(stop=["\0", said[4:7]])["stopping_word"] == said[4:7]
@@ -200,12 +195,6 @@ def test_fields_of_llama_server_s_own_routes() -> None:
 )
 def test_an_answer_ends_before_a_line_of_less_indentation(text: str, indent: int, end: int | None) -> None:
     assert indented_end(text, indent) == end
-
-
-def test_fields_are_selected_by_path() -> None:
-    told = {"content": "x", "timings": {"prompt_n": 3}}
-    assert selected(told, ["timings/prompt_n", "timings/no", ""]) == {"timings/prompt_n": 3}
-    assert selected(told, []) == told
 
 
 # -- the small routes ----------------------------------------------------------------------------------
@@ -309,15 +298,3 @@ def test_slots_tell_a_tenant_nothing_of_others(
         (own,), (other,) = (http.get("/slots", headers=key).json() for key in (mine, yours))
     assert "a secret text" in own["prompt"]
     assert other.keys() == {"id", "n_ctx", "speculative", "is_processing", "state"}
-
-
-def test_open_webui_chats(http: httpx.Client) -> None:
-    """As its backend asks (backend/open_webui/routers/openai.py): models, a stream, then a title."""
-    (model,) = http.get("/v1/models").json()["data"]
-    messages: list[Any] = [{"role": "user", "content": "Hello!"}]
-    asked = {"model": model["id"], "messages": messages, "stream": True, "max_tokens": 6}
-    asked["stream_options"] = {"include_usage": True}
-    text = http.post("/v1/chat/completions", json=asked).raise_for_status().text
-    assert text.endswith("data: [DONE]\n\n")
-    title = {"model": model["id"], "messages": messages, "stream": False, "max_completion_tokens": 6}
-    assert http.post("/v1/chat/completions", json=title).raise_for_status().json()["choices"]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from llamahybrid.errors import DeviceError
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache.ram import default_ram_bytes
 from llamahybrid.server.errors import Refusal
@@ -21,7 +19,6 @@ class Opened:
 
     def __init__(self, log: list[str], name: str) -> None:
         self._log, self._name = log, name
-        self.offload = SimpleNamespace(lost=False)
         self.prompt_cache = PromptCache(1 << 20)
         log.append(f"open {name}")
 
@@ -41,9 +38,9 @@ def test_open_models_stay_open_until_they_are_closed() -> None:
     assert both.default == "a"
     assert both.open("a") is both.open("a") is both.llm
     both.open("b")
-    assert (list(both.opened), both.current) == (["a", "b"], "b")
+    assert list(both.opened) == ["a", "b"]
     both.close("b")
-    assert both.current == "a"
+    assert list(both.opened) == ["a"]
     both.close()
     both.close()
     assert log == ["open a", "open b", "close b", "close a"]
@@ -85,29 +82,6 @@ def test_caches_without_a_budget_of_their_own_share_one() -> None:
         three.open(name)
     shares = [cache.ram_bytes for cache in three.caches.values()]
     assert shares == [default_ram_bytes() // 2, default_ram_bytes() // 2, 1 << 20]
-
-
-def test_model_that_lost_its_rpc_server_reopens_with_its_cache() -> None:
-    given: list[tuple[Any, ...]] = []
-    failing: list[Exception] = []
-
-    def load(settings: ModelSettings, *cache: Any) -> Any:
-        given.append(cache)
-        if failing:
-            raise failing.pop()
-        return Opened([], str(settings.model_alias))
-
-    both = Models([ModelSettings(model=f"/{n}.gguf", model_alias=n) for n in "ab"], load)
-    first: Any = both.open("a")
-    assert both.open("a") is first
-    first.offload.lost = True
-    failing.append(DeviceError("it is not back yet"))
-    with pytest.raises(DeviceError):
-        both.open("a")
-    assert (both.llm, both.current) == (None, None)
-    again: Any = both.open("a")
-    assert given == [(), (first.prompt_cache,), (first.prompt_cache,)]
-    assert both.open("a") is again is not first
 
 
 def test_unknown_name_means_the_default_model() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from tests.lab.serving import Held, Serving, serving, wait_until
+from tests.lab.serving import Held, Serving, parts, serving, wait_until
 
 from .conftest import TinyModel
 
@@ -30,10 +29,7 @@ def slow(tiny_model: TinyModel) -> Iterator[Serving]:
 def chunks(server: Serving, path: str, **more: Any) -> list[dict[str, Any]]:
     asked = {**ASKED[path], "max_tokens": 4, "temperature": 0, "stream": True, **more}
     with server.client() as client:
-        text = client.post(path, json=asked).raise_for_status().text
-    events = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
-    assert events.pop() == "[DONE]"
-    return [json.loads(each) for each in events]
+        return parts(client.post(path, json=asked))
 
 
 def said(choice: dict[str, Any]) -> str:
@@ -67,9 +63,8 @@ def test_a_stream_tells_how_far_its_prompt_is(slow: Serving, path: str) -> None:
 def test_llama_server_s_route_has_its_own_progress_form(slow: Serving) -> None:
     asked = {"prompt": "y " + LONG, "n_predict": 3, "stream": True, "return_progress": True}
     with slow.client() as client:
-        text = client.post("/completion", json=asked).raise_for_status().text
+        events = parts(client.post("/completion", json=asked))
         several = client.post("/completion", json={"prompt": ["x", "y"], "n_predict": 3})
-    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
     told = [each["prompt_progress"] for each in events if "prompt_progress" in each]
     assert told[-1]["processed"] == told[-1]["total"] == events[-1]["tokens_evaluated"]
     assert not any(each["content"] or each["stop"] for each in events[: len(told)])

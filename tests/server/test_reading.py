@@ -75,41 +75,29 @@ def read(
 
 
 EDIT = {"path": "a b.py", "text": "if a < b:\n    return 1\n", "line": 3}
-WRITTEN = {
-    "JSON": f'Look.\n<tool_call>\n{{"name": "edit", "arguments": {json.dumps(EDIT)}}}\n</tool_call>',
-    "NAMED": f"Look.<function=edit>{json.dumps(EDIT)}</function>",
-    "TAGGED": "Look.\n\n<tool_call>\n<function=edit>\n<parameter=path>\na b.py\n</parameter>\n"
-    "<parameter=text>\nif a < b:\n    return 1\n\n</parameter>\n"
-    "<parameter=line>\n3\n</parameter>\n</function>\n</tool_call>",
-    "INVOKED": 'Look.<calls>\n<invoke name="edit">\n<parameter name="path">a b.py</parameter>\n'
-    '<parameter name="text">if a < b:\n    return 1\n</parameter>\n<parameter name="line">3</parameter>\n'
-    "</invoke>\n</calls>",
-}
 TEMPLATES = {"JSON": JSON, "NAMED": NAMED, "TAGGED": TAGGED, "INVOKED": INVOKED, "BARE": BARE}
 
 
+def written(form: str, said: str = "Look.") -> str:
+    """Return an answer with a call, as the template writes it."""
+    mapping = markers(TEMPLATES[form]).mapping
+    function = {"name": "edit", "arguments": EDIT if mapping else json.dumps(EDIT)}
+    message: Any = {"role": "assistant", "content": said, "tool_calls": [{"id": "1", "function": function}]}
+    prompt = Jinja2ChatFormatter(TEMPLATES[form], "", "")(messages=[message]).prompt
+    return prompt.partition("[assistant]")[2].partition("[end]")[0]
+
+
 @pytest.mark.parametrize("size", [1, 7, 10**6])
-@pytest.mark.parametrize("form", WRITTEN)
+@pytest.mark.parametrize("form", TEMPLATES)
 def test_a_call_is_read_as_the_template_writes_it(form: str, size: int) -> None:
-    found = markers(TEMPLATES[form])
-    assert read(found, WRITTEN[form], size) == ("", "Look.", [("edit", EDIT)])
-
-
-def test_the_template_s_own_writing_is_read_back() -> None:
-    arguments = {"path": "x", "text": "y"}
-    for form, template in TEMPLATES.items():
-        found = markers(template)
-        function = {"name": "edit", "arguments": arguments if found.mapping else json.dumps(arguments)}
-        said = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": function}]}
-        prompt = Jinja2ChatFormatter(template, "", "")(messages=[said]).prompt  # type: ignore[list-item]
-        answer = prompt.partition("[assistant]")[2].partition("[end]")[0]
-        assert read(found, answer) == ("", "", [("edit", arguments)]), form
+    said = "" if form == "BARE" else "Look."  # there a call is all of an answer
+    assert read(markers(TEMPLATES[form]), written(form, said), size) == ("", said, [("edit", EDIT)])
 
 
 def test_several_calls() -> None:
-    two = f'{WRITTEN["JSON"]}\n<tool_call>\n{{"name": "list", "arguments": {{}}}}\n</tool_call>\n'
+    two = f'{written("JSON")}\n<tool_call>\n{{"name": "list", "arguments": {{}}}}\n</tool_call>\n'
     assert read(markers(JSON), two, 5) == ("", "Look.", [("edit", EDIT), ("list", {})])
-    two = WRITTEN["INVOKED"].replace("</calls>", '<invoke name="list">\n</invoke>\n</calls>')
+    two = written("INVOKED").replace("</calls>", '<invoke name="list">\n</invoke>\n</calls>')
     assert read(markers(INVOKED), two, 5) == ("", "Look.", [("edit", EDIT), ("list", {})])
     listed = '<tool_call>\n[{"name": "list", "arguments": {}}, {"name": "list"}]</tool_call>'
     assert read(markers(JSON), listed)[2] == [("list", {}), ("list", {})]

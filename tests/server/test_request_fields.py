@@ -15,10 +15,10 @@ from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
-from llamahybrid.server.request_fields import FIELDS, Effect, Route, effect
+from llamahybrid.server.request_fields import FIELDS, NEUTRAL, Effect, Route, effect
 from llamahybrid.server.thinking import BUDGETS
 from tests.lab.gguf_edits import with_template
-from tests.lab.serving import serving
+from tests.lab.serving import parts, serving
 
 from .conftest import TinyModel
 
@@ -27,8 +27,12 @@ BASE: dict[Route, dict[str, Any]] = {
     Route.COMPLETIONS: {"prompt": "BANANA BANANA BANANA", "max_tokens": 24, "seed": 7},
     Route.CHAT: {"messages": HELLO, "max_tokens": 24, "seed": 7},
     Route.EMBEDDINGS: {"input": "BANANA"},
+    Route.MESSAGES: {"model": "any", "messages": HELLO, "max_tokens": 8, "temperature": 0},
+    Route.COUNT_TOKENS: {"model": "any", "messages": HELLO},
+    Route.COMPLETION: {"prompt": "BANANA", "n_predict": 8, "temperature": 0},
 }
 TEXT_ROUTES = [Route.COMPLETIONS, Route.CHAT]
+ROUTES = [*TEXT_ROUTES, Route.EMBEDDINGS, Route.MESSAGES, Route.COUNT_TOKENS, Route.COMPLETION]
 TOOL: Any = {
     "type": "function",
     "function": {"name": "f", "parameters": {"type": "object", "properties": {}}},
@@ -148,7 +152,7 @@ DRY = {**LOOPING, "dry_multiplier": 5.0}
 @pytest.fixture(scope="module")
 def http(tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     model = with_template(tiny_model("qwen35"), tmp_path_factory.mktemp("fields") / "switch.gguf")
-    with serving(model, model={"logits_all": True}) as server, server.client() as client:
+    with serving(model, model={"embedding": True}) as server, server.client() as client:
         yield client
 
 
@@ -160,7 +164,8 @@ def asked(http: httpx.Client, route: Route, **more: Any) -> httpx.Response:
 def said(got: httpx.Response) -> Any:
     """Return the choices of an answer, or the text of a stream."""
     streamed = "event-stream" in got.headers["content-type"]
-    return got.text if streamed else (got.json().get("choices"), got.json().get("data"))
+    names = ("choices", "data", "content", "input_tokens")
+    return got.text if streamed else [got.json().get(name) for name in names]
 
 
 @pytest.fixture(scope="module")
@@ -178,8 +183,8 @@ def plain(http: httpx.Client) -> Callable[..., Any]:
 
 
 def obeyed() -> list[Any]:
-    every = [(route, name) for route in TEXT_ROUTES for name in FIELDS]
-    names = [each for each in every if effect(*each) is Effect.OBEYED]
+    every = [(route, name) for route in (*TEXT_ROUTES, Route.EMBEDDINGS) for name in FIELDS]
+    names = [each for each in every if effect(*each) is Effect.OBEYED and each[1] != "encoding_format"]
     return [pytest.param(route, name, id=f"{route.name.lower()}-{name}") for route, name in names]
 
 
@@ -199,52 +204,32 @@ def test_an_obeyed_field_has_an_effect_or_is_refused(
         assert name in got.text
 
 
-@pytest.mark.parametrize("route", TEXT_ROUTES)
+@pytest.mark.parametrize("route", ROUTES)
 def test_a_refused_field_is_named(http: httpx.Client, route: Route) -> None:
     names = [name for name in FIELDS if effect(route, name) is Effect.REFUSED]
     assert names
     for name in names:
         got = asked(http, route, **{name: 3})
         error = got.json()["error"]
-        assert (got.status_code, error["param"], error["type"]) == (400, name, "invalid_request_error")
+        assert (got.status_code, error["type"]) == (400, "invalid_request_error")
+        assert name in error["message"]
+        assert error.get("param", name) == name
 
 
 @pytest.mark.parametrize("route", TEXT_ROUTES)
 def test_supported_values_of_refused_fields_are_accepted(http: httpx.Client, route: Route) -> None:
-    fields = [field for field in FIELDS.values() if effect(route, field.name) is Effect.REFUSED]
-    neutral = {field.name: value for field in fields for value in field.neutral}
+    refused = [name for name in FIELDS if effect(route, name) is Effect.REFUSED]
+    neutral = {name: value for name in refused for value in NEUTRAL[route, name]}
     assert said(asked(http, route, **neutral)) == said(asked(http, route))
 
 
-@pytest.mark.parametrize("route", TEXT_ROUTES)
+@pytest.mark.parametrize("route", ROUTES)
 def test_fields_without_effect_and_nulls_change_nothing(http: httpx.Client, route: Route) -> None:
     idle = {name: "x" for name in FIELDS if effect(route, name) is Effect.NONE}
     nulls = {name: None for name in FIELDS if name not in (*idle, *BASE[route])} | {"no_such_field": None}
     got = http.post(route.value, json={**BASE[route], **nulls, **idle})
     assert got.status_code == 200, got.text
     assert said(got) == said(asked(http, route))
-
-
-def test_fields_of_embeddings(tiny_model: TinyModel) -> None:
-    route = Route.EMBEDDINGS
-    with (
-        serving(tiny_model("qwen35"), model={"embedding": True, "n_parallel": 1}) as server,
-        server.client() as http,
-    ):
-        plain = asked(http, route)
-        assert plain.status_code == 200, plain.text
-        for name in FIELDS:
-            if name == "encoding_format":  # of pooled vectors: test_routes.py
-                continue
-            if effect(route, name) is Effect.OBEYED:
-                got = asked(http, route, **OBEYED[name])
-                assert got.status_code == 404 if name == "model" else said(got) != said(plain), name
-            elif effect(route, name) is Effect.NONE:
-                assert said(asked(http, route, **{name: "x"})) == said(plain), name
-            elif effect(route, name) is Effect.REFUSED:
-                got = asked(http, route, **{name: 3})
-                assert (got.status_code, got.json()["error"]["param"]) == (400, name)
-        assert asked(http, route, dimensionz=3).status_code == 400
 
 
 @pytest.mark.parametrize(
@@ -306,7 +291,7 @@ def test_a_stop_token_ends_an_answer_and_is_no_part_of_it(
     stop = tokens[10]
     more = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
     got = asked(http, route, return_tokens=True, temperature=0, stop_token_ids=[stop], **more)
-    chunks = _chunks(got) if stream else [got.json()]
+    chunks = parts(got)
     ids = [token for chunk in chunks for choice in chunk["choices"] for token in choice["tokens"]]
     assert ids == tokens[: tokens.index(stop)]
     assert chunks[-1]["usage"]["completion_tokens"] == len(ids)
@@ -317,7 +302,7 @@ def test_a_stop_token_ends_an_answer_and_is_no_part_of_it(
 @pytest.mark.parametrize("stream", [False, True])
 def test_each_of_several_answers_has_its_own_tokens(http: httpx.Client, stream: bool) -> None:
     got = asked(http, Route.COMPLETIONS, n=3, return_tokens=True, stream=stream)
-    chunks = _chunks(got) if stream else [got.json()]
+    chunks = parts(got)
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
     for index in range(3):
         own = [choice for choice in choices if choice["index"] == index]
@@ -422,8 +407,3 @@ def test_samplers_are_those_of_each_request(tiny_model: TinyModel, arch: str) ->
     assert [text[0][0]["text"] for text in first] == [text[0][0]["text"] for text in reversed(again)]
     assert len({text[0][0]["text"] for text in first}) == 3
     assert cached["prompt_tokens_details"]["cached_tokens"] > 0
-
-
-def _chunks(got: httpx.Response) -> list[Any]:
-    lines = [line[6:] for line in got.text.splitlines() if line.startswith("data: ")]
-    return [json.loads(line) for line in lines if line != "[DONE]"]

@@ -72,14 +72,6 @@ def test_a_response_is_the_answer_of_a_chat(client: openai.OpenAI, http: httpx.C
     assert got.model.endswith(".gguf")
 
 
-def test_a_repeated_prompt_is_read_from_the_cache(client: openai.OpenAI, server: Serving) -> None:
-    client.responses.create(**GREEDY)
-    server.await_settled()
-    usage = client.responses.create(**GREEDY).usage
-    assert usage is not None
-    assert usage.input_tokens_details.cached_tokens == usage.input_tokens > 0
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_thought_a_text_and_a_call(client: openai.OpenAI, stream: bool) -> None:
     text = f"I look it up.\n</think>\n\nOne moment.\n<tool_call>{CALL}</tool_call>"
@@ -130,14 +122,6 @@ def test_a_freeform_tool_gets_text(client: openai.OpenAI, stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_json_schema_leaves_no_room_for_a_thought(client: openai.OpenAI, stream: bool) -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
-    text: Any = {"format": {"type": "json_schema", "name": "x", "schema": schema}}
-    got = client.responses.create(**{**GREEDY, "max_output_tokens": 80}, text=text, stream=stream)
-    assert json.loads(final(got, stream).output_text)["a"] in (True, False)
-
-
-@pytest.mark.parametrize("stream", [False, True])
 def test_an_unfinished_thought_has_no_text(client: openai.OpenAI, stream: bool) -> None:
     asked = {**ASKED, **written("I look it up. And then I think on.</think>"), "max_output_tokens": 13}
     got = final(client.responses.create(**asked, stream=stream), stream)
@@ -146,11 +130,8 @@ def test_an_unfinished_thought_has_no_text(client: openai.OpenAI, stream: bool) 
     assert thought.content[0].text == "I look it up."
 
 
-def test_log_probabilities(tiny_model: TinyModel) -> None:
-    with serving(tiny_model("qwen35"), model={"logits_all": True}) as server:
-        url = f"{server.url}/v1"
-        with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
-            got = client.responses.create(**{**ASKED, **written("</think>\n\nYes.")}, top_logprobs=2)
+def test_log_probabilities(client: openai.OpenAI) -> None:
+    got = client.responses.create(**{**ASKED, **written("</think>\n\nYes.")}, top_logprobs=2)
     (message,) = got.output
     assert message.type == "message"
     (part,) = message.content
@@ -283,17 +264,13 @@ def test_impossible_requests_are_refused(http: httpx.Client, said: Any, param: s
     assert answer.json()["error"]["param"] == param
 
 
-def test_keys_and_salts_hold(tiny_model: TinyModel) -> None:
-    with serving(tiny_model("qwen35"), api_key="k") as server:
-        with server.client() as client:
-            assert client.post(PATH, json={"input": "x"}).status_code == 401
-        with server.client(headers={"Authorization": "Bearer k"}) as client:
-            cached = []
-            for salt in ("a", "a", "b"):
-                asked = {"input": "A long question " * 9, "max_output_tokens": 2, "cache_salt": salt}
-                usage = client.post(PATH, json=asked).raise_for_status().json()["usage"]
-                cached.append(usage["input_tokens_details"]["cached_tokens"] > 0)
-            assert cached == [False, True, False]
+def test_salts_hold(http: httpx.Client) -> None:
+    cached = []
+    for salt in ("a", "a", "b"):
+        asked = {"input": "A long question " * 9, "max_output_tokens": 2, "cache_salt": salt}
+        usage = http.post(PATH, json=asked).raise_for_status().json()["usage"]
+        cached.append(usage["input_tokens_details"]["cached_tokens"] > 0)
+    assert cached == [False, True, False]
 
 
 # -- fields --------------------------------------------------------------------------------------------

@@ -19,8 +19,6 @@ import pytest
 from llamahybrid.core.report import RequestReport
 from llamahybrid.errors import ModelClosed
 from llamahybrid.llama import Llama
-from llamahybrid.prompt_cache import PromptCache
-from llamahybrid.server.loading import load
 from llamahybrid.server.settings import ModelSettings
 from tests.lab.serving import SMALL, Held, Serving, serving, wait_until
 
@@ -223,34 +221,6 @@ def is_closed(llm: Llama) -> bool:
     return False
 
 
-def test_two_models_take_turns_and_the_first_is_closed(tiny_model: TinyModel) -> None:
-    opened: list[Llama] = []
-
-    def noted(settings: ModelSettings, *cache: PromptCache) -> Llama:
-        opened.append(load(settings, *cache))
-        return opened[-1]
-
-    both = [
-        ModelSettings(model=str(tiny_model(arch)), model_alias=arch, **SMALL) for arch in ("qwen35", "mamba")
-    ]
-    with serving(*both, loader=noted, models_bytes=1) as server:
-
-        def ask(model: str) -> Any:
-            asked = {"prompt": "Hello there", "max_tokens": 8, "temperature": 0.0, "model": model}
-            answer = post(server, asked)
-            assert answer.status_code == 200
-            return answer.json()
-
-        with ThreadPoolExecutor(8) as pool:
-            answers = list(pool.map(ask, ["qwen35", "mamba", "unknown"] * 4))
-        texts = {(answer["model"], answer["choices"][0]["text"]) for answer in answers}
-        assert len(texts) == 2
-        assert {model for model, _ in texts} == {"qwen35", "mamba"}
-        assert all(is_closed(llm) for llm in opened[:-1])
-        assert not is_closed(opened[-1])
-    assert is_closed(opened[-1])
-
-
 def test_slow_reader_gets_everything_after_the_model_closed(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,16 +263,9 @@ BAD: dict[str, tuple[dict[str, Any], int]] = {
     "too long": ({"prompt": LONG * 3}, 400),
     "a grammar that is none": ({"prompt": "x", "grammar": "garbage"}, 400),
     "a grammar without a root": ({"prompt": "x", "grammar": 'a ::= "b"'}, 400),
-    "a grammar that nests": (
-        {"prompt": "x", "grammar": "root ::= " + "(" * 30000 + '"a"' + ")" * 30000},
-        400,
-    ),
+    "a grammar that nests": ({"prompt": "x", "grammar": f"root ::= {NESTED}"}, 400),
     "a grammar that leads nowhere": ({"prompt": "x", "grammar": "root ::= [b-a]"}, 400),
     "a path": ({"prompt": "x", "model": "/etc/passwd"}, 404),
-    "a slot": ({"prompt": "x", "id_slot": 1}, 400),
-    "no cache": ({"prompt": "x", "cache_prompt": False}, 400),
-    "many answers": ({"prompt": "x", "n": 10**6}, 400),
-    "no answers": ({"prompt": "x", "n": 0}, 400),
     "no number": ({"prompt": "x", "max_tokens": "many"}, 400),
     "a lone surrogate": ({"prompt": "\ud800"}, 400),
     "a token that there is not": ({"prompt": [10**9]}, 400),
@@ -364,11 +327,6 @@ def test_keys_sizes_origins_and_prompts(tiny_model: TinyModel) -> None:
                 assert got.headers.get("access-control-allow-origin") == allowed
                 assert "access-control-allow-credentials" not in got.headers
             server.await_settled()
-
-
-def test_no_origin_is_let_in_unless_asked_for(http: httpx.Client) -> None:
-    got = http.get("/health", headers={"origin": "https://a.example"})
-    assert "access-control-allow-origin" not in got.headers
 
 
 def silent_at_first(server: Serving, held: Held, asked: dict[str, Any]) -> str:

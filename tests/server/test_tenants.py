@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 
 from llamahybrid.server.keys import salt_of, salt_of_request
-from tests.lab.serving import Serving, serving
+from tests.lab.serving import Serving, parts, serving
 
 
 def test_a_salt_is_the_request_s_own_below_its_key_s() -> None:
@@ -32,16 +31,10 @@ def cached(server: Serving, prompt: str, key: str = "none", **said: Any) -> int:
     """Prompt tokens that were not decoded, of 380."""
     asked = {"prompt": prompt + "a word and another " * 20, "max_tokens": 3, "temperature": 0.0, **said}
     with server.client(headers={"authorization": f"Bearer {key}"}) as client:
-        if not said.get("stream"):
-            return usage_of(client.post("/v1/completions", json=asked).json())
-        asked["stream_options"] = {"include_usage": True}
-        lines = client.post("/v1/completions", json=asked).text.split("\n\n")
-    return usage_of(json.loads(lines[-3].removeprefix("data: ")))
-
-
-def usage_of(made: dict[str, Any]) -> int:
-    n: int = made["usage"]["prompt_tokens_details"]["cached_tokens"]
-    return n
+        if said.get("stream"):
+            asked["stream_options"] = {"include_usage": True}
+        usage = parts(client.post("/v1/completions", json=asked))[-1]["usage"]
+    return int(usage["prompt_tokens_details"]["cached_tokens"])
 
 
 MESSAGES = [{"role": "user", "content": "Hello"}]

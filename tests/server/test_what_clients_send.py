@@ -21,7 +21,6 @@ CALL = {
     "content": None,
     "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
 }
-NULLS = dict.fromkeys(("temperature", "top_p", "stream", "presence_penalty", "tools", "stream_options", "n"))
 ALONE = {"n_parallel": None}
 FORGED = "x\nrefused (key): '/v1/completions' from 8.8.8.8\n\x1b[31mred"
 
@@ -51,11 +50,9 @@ def test_text_parts_are_content_of_any_role(http: httpx.Client, messages: list[A
     assert "a\nb" in [message.get("content") for message in normalized(messages)]
 
 
-def test_null_fields_count_as_left_out(http: httpx.Client) -> None:
-    assert chat(http, HI, **NULLS).status_code == 200
+def test_nulls_inside_of_fields_count_as_left_out(http: httpx.Client) -> None:
     tool = {"type": "function", "function": {"name": "f", "description": None, "parameters": None}}
     assert chat(http, HI, tools=[tool], stream=True, stream_options={"include_usage": None}).is_success
-    assert http.post("/v1/completions", json={"prompt": "x", "max_tokens": 2, "top_p": None}).is_success
 
 
 def test_pictures_are_refused_by_models_that_read_text(http: httpx.Client) -> None:

@@ -1,7 +1,8 @@
 """Types of Anthropic's requests, as the `anthropic` package has them (message_create_params.py).
 
 A text as content is one block of text. Blocks and tools of other types, as those that Anthropic's servers
-run, get 400; other fields of a block are ignored.
+run, get 400. Other fields of a block are ignored: `signature`, `is_error`, and `cache_control`, as the start
+of each message has a checkpoint anyway.
 """
 
 from __future__ import annotations
@@ -14,20 +15,7 @@ from llamahybrid.server.messages import MOST_PARTS
 from llamahybrid.server.options import First
 
 
-class CacheControl(BaseModel):
-    """A hint for checkpoints. Without effect: each message's start has a checkpoint."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] = "5m"
-
-
-class Block(BaseModel):
-    """A part of a message."""
-
-    cache_control: CacheControl | None = None
-
-
-class TextBlock(Block):
+class TextBlock(BaseModel):
     """Text."""
 
     type: Literal["text"]
@@ -49,28 +37,27 @@ class UrlSource(BaseModel):
     url: str
 
 
-class ImageBlock(Block):
+class ImageBlock(BaseModel):
     """An image; 400 unless the model reads images, as in chat completions."""
 
     type: Literal["image"]
     source: Annotated[Base64Source | UrlSource, Field(discriminator="type")]
 
 
-class ThinkingBlock(Block):
-    """Thinking of an earlier answer; the signature is ignored."""
+class ThinkingBlock(BaseModel):
+    """Thinking of an earlier answer."""
 
     type: Literal["thinking"]
     thinking: str
-    signature: str = ""
 
 
-class RedactedThinkingBlock(Block):
+class RedactedThinkingBlock(BaseModel):
     """Encrypted thinking of another server; left out of the prompt."""
 
     type: Literal["redacted_thinking"]
 
 
-class ToolUseBlock(Block):
+class ToolUseBlock(BaseModel):
     """A call of a tool."""
 
     type: Literal["tool_use"]
@@ -91,13 +78,12 @@ Texts: TypeAlias = Annotated[list[TextBlock], First(), _Few, _Shorthand]
 Pictured: TypeAlias = Annotated[list[Annotated[TextBlock | ImageBlock, _ByType]], First(), _Few, _Shorthand]
 
 
-class ToolResultBlock(Block):
-    """The result of a call; `is_error` is ignored."""
+class ToolResultBlock(BaseModel):
+    """The result of a call."""
 
     type: Literal["tool_result"]
     tool_use_id: str
     content: Pictured = []
-    is_error: bool = False
 
 
 UserBlock: TypeAlias = Annotated[TextBlock | ImageBlock | ToolResultBlock, _ByType]
@@ -136,8 +122,6 @@ class Tool(BaseModel):
     name: str
     input_schema: dict[str, Any]
     description: str | None = None
-    type: Literal["custom"] | None = None
-    cache_control: CacheControl | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -161,7 +145,6 @@ class Thinking(BaseModel):
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = Field(default=None, ge=0, le=1 << 30)
-    display: Literal["summarized", "omitted"] | None = None
 
 
 class JsonFormat(BaseModel):

@@ -143,8 +143,7 @@ def piece(llm: Llama, token: int) -> str | list[int]:
 async def apply_template(body: dict[str, Any], service: InService) -> dict[str, str]:
     """Return the prompt of a chat, without decoding it."""
     chat = ChatCompletionRequest.model_validate(body)
-    require_known(chat, service.settings.ignore_unknown_fields)
-    chat.require_supported(service.settings.max_n, service.settings.max_logprobs)
+    service.require(chat)
     return {"prompt": await service.use(chat.model, lambda llm: chat_prompt(llm, chat).text)}
 
 

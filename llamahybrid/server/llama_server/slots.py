@@ -33,7 +33,7 @@ async def slots(
 
     `model`: an alias; None for the open model that was used last. An empty list if it is not open.
     """
-    viewer = service.viewers.of(getattr(request.state, "api_key", None))
+    viewer = service.viewer(request)
     alias = None if model is None else service.models.alias(model)
     running = service.admission.running
     told = await service.look(lambda llm: slots_told(llm, viewer, running), alias) or []

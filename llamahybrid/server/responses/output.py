@@ -74,7 +74,7 @@ class Output:
             yield self._event("content_part.done", **at, part=deepcopy(content))
 
     def _call(self, item: Chunk, step: str, arguments: str, text: str) -> Iterator[Chunk]:
-        """Yield the events of a call. That of a freeform tool has one delta."""
+        """Yield the events of a call. The input of a freeform tool has one delta."""
         if item["type"] == "function_call":
             item["arguments"] = arguments
             if step == "more":
