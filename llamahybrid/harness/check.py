@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from llamahybrid.engine.process import Progress
 from llamahybrid.files import distinct_names
@@ -65,10 +66,10 @@ def models(
         ]
         return
     with tempfile.TemporaryDirectory(prefix="llamahybrid-check-") as folder:
-        yield _tiny_models(Path(folder))
+        yield _tiny_models(Path(folder), gpu_layers)
 
 
-def _tiny_models(folder: Path) -> list[ModelFile]:
+def _tiny_models(folder: Path, gpu_layers: int) -> list[ModelFile]:
     """Write a model with a hybrid memory, one with a sliding window, and one with plain attention."""
     from llamahybrid import tiny
 
@@ -77,21 +78,27 @@ def _tiny_models(folder: Path) -> list[ModelFile]:
 
     # a windowed cache has room for the window and one batch, padded to 256: more are needed to lose any
     small = {"swa_full": False, "n_ubatch": 32}
+    options, server = _offload(gpu_layers)
     return [
-        ModelFile("qwen35", made("qwen35")),
-        ModelFile("gemma3", made("gemma3", 16), small, ("-ub", "32"), chats=False),
-        ModelFile("llama", made("llama"), chats=False),
+        ModelFile("qwen35", made("qwen35"), options, server),
+        ModelFile("gemma3", made("gemma3", 16), {**options, **small}, [*server, "-ub", "32"], chats=False),
+        ModelFile("llama", made("llama"), options, server, chats=False),
     ]
+
+
+def _offload(layers: int) -> tuple[dict[str, Any], list[str]]:
+    """Options for `Llama` and for llama-server that put layers on a GPU; -1: all."""
+    if not layers:
+        return {}, []
+    return {"n_gpu_layers": layers}, ["-ngl", "999" if layers < 0 else str(layers)]
 
 
 def model_file(name: str, path: Path, gpu_layers: int = 0, threads: int | None = None) -> ModelFile:
     """Return a model with its options for `Llama` and for llama-server; `threads` None: all cores."""
     n = threads or os.cpu_count() or 1
-    options, server = {"n_threads": n, "n_threads_batch": n}, ["-t", str(n)]
-    if gpu_layers:
-        options["n_gpu_layers"] = gpu_layers
-        server += ["-ngl", "999" if gpu_layers < 0 else str(gpu_layers)]
-    return ModelFile(name, path, options, server)
+    options, server = _offload(gpu_layers)
+    threads_too = {"n_threads": n, "n_threads_batch": n, **options}
+    return ModelFile(name, path, threads_too, ["-t", str(n), *server])
 
 
 MEMORY_SHARE = 0.1

@@ -118,8 +118,9 @@ def test_workloads_are_shortened_to_fit_into_the_time() -> None:
 
 
 def test_temporary_models_are_removed() -> None:
-    with models([]) as made:
+    with models([], gpu_layers=-1) as made:
         assert [each.name for each in made] == ["qwen35", "gemma3", "llama"]
+        assert all(each.options["n_gpu_layers"] == -1 and each.server[:2] == ["-ngl", "999"] for each in made)
         assert all(each.path.is_file() for each in made)
         assert [each.options.get("swa_full") for each in made] == [None, False, None]
     assert not any(each.path.exists() for each in made)

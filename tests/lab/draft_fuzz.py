@@ -29,7 +29,7 @@ from llamahybrid.llama import Llama
 from llamahybrid.speculation.draft_length import DraftLengthPolicy
 from tests.lab.campaign import main
 from tests.lab.differential import Mismatch
-from tests.lab.reference import Logits, Reference, Setting, difference
+from tests.lab.reference import Logits, Reference, Setting, difference, settings_for
 
 ARCHITECTURES = tuple(arch for arch in tiny.decoders() if arch not in ("qwen3", "cohere2", "smallthinker"))
 SETTINGS = (
@@ -183,7 +183,7 @@ def run(model: Path, seed: int, count: int, until: float) -> Outcome:
         Mismatch: something is wrong.
     """
     outcome = Outcome()
-    ways = [(setting, planes) for setting in SETTINGS for planes in (False, True)]
+    ways = [(setting, planes) for setting in settings_for(model, SETTINGS) for planes in (False, True)]
     for index, (setting, planes) in enumerate(ways):
         now, before = time.monotonic(), outcome.patterns
         share = now + (until - now) / (len(ways) - index)

@@ -28,8 +28,8 @@ Factory: TypeAlias = Callable[..., Any]
 
 LAYERS = "LLAMAHYBRID_TEST_LAYERS"
 """Layers that go to a GPU, of the subject and of what it is compared with; -1: all."""
-GPU_TOLERANCE = 2e-2
-"""On a GPU all products of matrices depend on the batch: cold stock runs lie up to 6.5e-3 apart (H100)."""
+GPU_TOLERANCE = 4e-2
+"""On a GPU all products of matrices depend on the batch: cold runs lie up to 2e-2 apart (plamo2, H100)."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,8 @@ SETTINGS: tuple[Setting, ...] = (
 )
 
 
-def settings_for(model: Path) -> tuple[Setting, ...]:
-    """The settings in which `model` can be compared.
+def settings_for(model: Path, settings: Sequence[Setting] = SETTINGS) -> tuple[Setting, ...]:
+    """The settings in which `model` can be compared, of those given.
 
     A mixture of experts picks them by a threshold, so that a difference of 1e-3 may send a token to another
     expert and the logits anywhere: with batch-sensitive settings two right runs then have nothing in common.
@@ -96,7 +96,7 @@ def settings_for(model: Path) -> tuple[Setting, ...]:
     """
     with Gguf(model) as gguf:
         routed = any(key.endswith(".expert_count") and count for key, count in gguf.read("").items())
-    return tuple(setting for setting in SETTINGS if not (routed and setting.batch_sensitive))
+    return tuple(setting for setting in settings if not (routed and setting.batch_sensitive))
 
 
 class Reference:

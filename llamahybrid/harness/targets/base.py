@@ -19,7 +19,7 @@ differently (f32 weights on a CPU 1e-5 to 1e-4, f16 up to 1e-3). On quantized we
 `reference` and `http` measure how far."""
 
 GPU_TOLERANCE = 2e-2
-"""The same with layers on a GPU: contexts of the stock library lie up to 6.5e-3 apart (H100, CUDA 13)."""
+"""The same where there is a GPU: contexts of the stock library lie up to 6.5e-3 apart (H100, CUDA 13)."""
 
 LARGEST_TOLERANCE = 0.06
 """Beyond this a tie cannot be told from a fault."""

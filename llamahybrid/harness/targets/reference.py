@@ -112,7 +112,7 @@ def compare(
     if not greedy and first is None:
         return "unknown", "sampled, and the logits are not told"
     more = answer[:-1] if greedy else ()
-    cold, usual = rows(llm, prompt, more), tolerance_of(llm)
+    cold, usual = rows(llm, prompt, more), usual_tolerance()
     if not all(np.isfinite(row).all() and np.ptp(row) for row in cold):
         return "unknown", "a fresh context's logits tell nothing: they are all alike, or no numbers"
     if not answer:
@@ -136,10 +136,12 @@ def compare(
     return ("tie", "") if tolerance <= LARGEST_TOLERANCE else ("unknown", said.removeprefix("; "))
 
 
-def tolerance_of(llm: Any) -> float:
-    """Share of the logits' range within which two right contexts lie; with layers on a GPU it is larger."""
-    offloads = llm.model_params.n_gpu_layers and llama_cpp.llama_supports_gpu_offload()
-    return GPU_TOLERANCE if offloads else TOLERANCE
+def usual_tolerance() -> float:
+    """Share of the logits' range within which two right contexts lie; larger where there is a GPU.
+
+    It computes large batches of layers that lie in RAM, too (`op_offload`).
+    """
+    return GPU_TOLERANCE if llama_cpp.llama_supports_gpu_offload() else TOLERANCE
 
 
 def fault_of(

@@ -17,7 +17,7 @@ PROMPT = [(7 * i + 3) % 200 for i in range(50)]
 
 
 ROW = np.array([0, 0.5, 0.995, 1], np.float32)
-MODEL = SimpleNamespace(model=None, model_params=SimpleNamespace(n_gpu_layers=0))
+MODEL = SimpleNamespace(model=None)
 
 
 @pytest.mark.parametrize(
@@ -43,15 +43,14 @@ def test_answer_is_same_tie_different_or_unknown(
     assert detail.startswith(found[1])
 
 
-@pytest.mark.parametrize(("layers", "found"), [(0, "different"), (-1, "tie")])
-def test_right_answers_lie_further_apart_with_layers_on_a_gpu(
-    layers: int, found: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("gpu", "found"), [(False, "different"), (True, "tie")])
+def test_right_answers_lie_further_apart_where_there_is_a_gpu(
+    gpu: bool, found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = np.array([0, 0.5, 0.985, 1], np.float32)
     said(monkeypatch, row)
-    monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: True)
-    llm = SimpleNamespace(model=None, model_params=SimpleNamespace(n_gpu_layers=layers))
-    assert reference.compare(llm, PROMPT, [2], True, row + np.float32(0.01))[0] == found
+    monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: gpu)
+    assert reference.compare(MODEL, PROMPT, [2], True, row + np.float32(0.01))[0] == found
 
 
 def said(monkeypatch: pytest.MonkeyPatch, row: Any, ends: bool = False) -> None:
