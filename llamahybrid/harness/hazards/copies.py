@@ -167,6 +167,18 @@ def append_before_cut(tested: ModelUnderTest) -> Outcome:
     return wrong(said) if more and outcome.verdict is Verdict.EXACT else outcome
 
 
+@probe("A batch with several tokens of several sequences", "llm_graph_context::build_rwkv_token_shift_store")
+def tokens_of_several(tested: ModelUnderTest) -> Outcome:
+    """Two sequences of twelve tokens; five more of both in one batch; go on with both."""
+    context = tested.context(n_seq_max=2, kv_unified=True).filled({0: 12, 1: 12})
+    status = context.decode(
+        (tested.token(place, seq), place, (seq,)) for seq in (0, 1) for place in range(12, 17)
+    )
+    if status:
+        raise RuntimeError(f"llama_decode returned {status} for a batch of two sequences")
+    return all_go_on(went_on, context, "decoded in one batch", {0: 17, 1: 17})
+
+
 @probe(
     "A batch of several sequences that do not begin at the first state",
     "llama_model_plamo2::graph::build_plamo2_mamba_layer",
