@@ -209,6 +209,36 @@ def restore_point(
     return choose(total, live_lcp, view, entries, reach, costs, attention.live_kept), attention
 
 
+CONTINUED = 2
+"""Prompts that went on behind the end of an earlier one, before it is assumed that the next ones do, too."""
+
+
+@dataclass
+class Habits:
+    """Where the prompts of one namespace part from earlier ones."""
+
+    boundaries: frozenset[int] = frozenset()
+    """Message starts of the last prompt that had any."""
+    tail: int = 0
+    """See `Outline.tail`."""
+    continued: int = 0
+    """Prompts that went on behind the end of an earlier one; -1 once one parted inside the tokens that ask
+    for an answer."""
+
+    @property
+    def keeps_asking(self) -> bool:
+        """See `Outline.keeps_asking`."""
+        return self.continued >= CONTINUED
+
+    def learn(self, match: Match, entries: Sequence[Entry], total: int) -> None:
+        """Learn from a prompt of `total` tokens; `entries`: checkpoints of the match."""
+        if tail := match.tail():
+            self.tail, self.continued = tail, -1
+        elif self.continued >= 0:
+            ends = (e.position for e in entries if e.checkpoint.logits is not None)
+            self.continued += any(end < total for end in ends)
+
+
 def plan_request(
     tree: Tree,
     match: Match,
@@ -217,13 +247,12 @@ def plan_request(
     boundaries: Sequence[int],
     costs: Costs,
     limit: int,
-    last_tail: int,
-    keeps_asking: bool,
+    habits: Habits,
 ) -> tuple[Plan, Entry | None]:
     """Plan a prompt by its match; return also the checkpoint that the plan uses.
 
-    A segment that crosses the restore point is cut in two. `limit`: bytes of the budget; `last_tail`,
-    `keeps_asking`: see `Outline`, of the prompts of this namespace until now.
+    A segment that crosses the restore point is cut in two. `limit`: bytes of the budget; `habits`: of this
+    namespace.
     """
     total, entries, parted = len(tokens), match.entries(), match.branches()
     live_lcp = common_prefix(tokens, view.tokens)
@@ -239,8 +268,8 @@ def plan_request(
     if view.needs_checkpoints:
         most = max(1, limit // (2 * max(1, costs.snapshot_bytes)))  # half the budget is for what is known
         known = match.length == matched and parted
-        tail = match.tail() or last_tail
-        outline = Outline(total, cached, matched, tuple(boundaries), most, known, tail, keeps_asking)
+        learned = habits.tail, habits.keeps_asking
+        outline = Outline(total, cached, matched, tuple(boundaries), most, known, *learned)
     entry = choice.entry
     from_ram = choice.source == "ram" and not view.attention_is_all
     plan = Plan(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -33,15 +34,12 @@ from llamahybrid.prompt_cache.nodes import ENTRY_BYTES, Entry, Match, Node, comm
 from llamahybrid.prompt_cache.pins import Prefixes, User, pinned_before
 from llamahybrid.prompt_cache.ram import Expected, owned
 from llamahybrid.prompt_cache.room import Room
-from llamahybrid.prompt_cache.selection import Known, plan_request, restore_point, unplanned
+from llamahybrid.prompt_cache.selection import Habits, Known, plan_request, restore_point, unplanned
 from llamahybrid.prompt_cache.tree import Tree
 from llamahybrid.prompt_cache.write_policy import Point, restart_points
 
 MOST_NAMES = 64
 """Namespaces without a path of which a little is kept: each salt has one."""
-
-CONTINUED = 2
-"""Prompts that went on behind the end of an earlier one, before it is assumed that the next ones do, too."""
 
 Found = TypeVar("Found")
 
@@ -58,13 +56,8 @@ class RamStore(Room):
 
     def _begin(self) -> None:
         super()._begin()
-        self.tails: dict[str, int] = {}
-        """See `Outline.tail`; by namespace."""
-        self.continued: dict[str, int] = {}
-        """Prompts that went on behind the end of an earlier one, by namespace; -1 once one parted inside the
-        tokens that ask for an answer."""
-        self.boundaries: dict[str, frozenset[int]] = {}
-        """Message starts of the last prompt, by namespace."""
+        self.habits = defaultdict[str, Habits](Habits)
+        """By namespace."""
 
     @guarded(changes=False)
     def look(self, see: Callable[[RamStore], Found]) -> Found | None:
@@ -91,8 +84,9 @@ class RamStore(Room):
     def plan(self, tokens: Tokens, view: LiveView, boundaries: Sequence[int], costs: Costs) -> Plan:
         """See `PromptCache.plan`; a plan pins one checkpoint at most."""
         self.release_collected()
+        habits = self.habits[view.namespace]
         if boundaries:
-            self.boundaries[view.namespace] = frozenset(boundaries)
+            habits.boundaries = frozenset(boundaries)
         if view.split is not None:
             self.tree.splitters[view.namespace] = view.split
         self._let_names_go(view.namespace)
@@ -101,11 +95,10 @@ class RamStore(Room):
         self.eviction.learn(self.tree, match, entries)
         self.tree.visit(match, entries)
         self.tree.touch(match)
-        tail, limit = self.tails.get(view.namespace, 0), self.account.limit
-        keeps = self._keeps_asking(view.namespace, match, entries, len(tokens))
-        plan, entry = plan_request(self.tree, match, tokens, view, boundaries, costs, limit, tail, keeps)
-        if plan.outline is not None:
-            self.tails[view.namespace] = plan.outline.tail
+        habits.learn(match, entries, len(tokens))
+        plan, entry = plan_request(
+            self.tree, match, tokens, view, boundaries, costs, self.account.limit, habits
+        )
         if entry is None and view.attention_is_all and plan.source == "ram":  # attention before it stays
             entry = self._put(match, Checkpoint(view.namespace, plan.cached, NOTHING), tokens[: plan.cached])
         if entry is not None:
@@ -118,16 +111,6 @@ class RamStore(Room):
         self.counts.tokens_saved += plan.cached
         return plan
 
-    def _keeps_asking(self, namespace: str, match: Match, entries: Sequence[Entry], total: int) -> bool:
-        """Learn from a prompt whether histories keep the tokens that ask for an answer (see `Outline`)."""
-        known = self.continued.get(namespace, 0)
-        if match.tail():
-            known = -1
-        elif known >= 0 and any(e.position < total and e.checkpoint.logits is not None for e in entries):
-            known += 1
-        self.continued[namespace] = known
-        return known >= CONTINUED
-
     def peek(self, tokens: Tokens, view: LiveView, costs: Costs) -> int:
         """Return how many tokens of a prompt a request would not have to decode now, as far as RAM can tell.
 
@@ -138,7 +121,7 @@ class RamStore(Room):
     def _let_names_go(self, namespace: str) -> None:
         """Drop notes on namespaces without a path, except this one, where there are many."""
         known: dict[str, Any]
-        for known in (self.tails, self.continued, self.boundaries, self.tree.splitters):
+        for known in (self.habits, self.tree.splitters):
             if len(known) > MOST_NAMES:
                 for name in known.keys() - {namespace, *self.tree.namespaces()}:
                     del known[name]
@@ -176,7 +159,7 @@ class RamStore(Room):
         checkpoint = Checkpoint(view.namespace, position, owned(snapshot), logits)
         checkpoint.snapshot.flags.writeable = False
         match = self.tree.insert(view.namespace, path)
-        entry = self._put(match, checkpoint, path, position in self.boundaries.get(view.namespace, ()))
+        entry = self._put(match, checkpoint, path, position in self.habits[view.namespace].boundaries)
         asked = 0 if view.state is None else view.state.prompt_end(view.tokens)
         entry.turns = match.turns(asked) if asked else max(0, match.turns(position) - 1)
         match.end_prompt(asked)

@@ -26,7 +26,7 @@ from llamahybrid.prompt_cache.base import (
 from llamahybrid.prompt_cache.ladder import MIN_SPACING
 from llamahybrid.prompt_cache.nodes import LONGEST_TAIL
 from llamahybrid.prompt_cache.placement import prefill_cuts
-from llamahybrid.prompt_cache.store import CONTINUED
+from llamahybrid.prompt_cache.selection import CONTINUED
 
 Path = tuple[int, ...]
 
