@@ -364,6 +364,29 @@ def test_answer_beside_a_prompt_whose_logits_are_no_numbers(opened, stock, rejec
         assert said == right(prompt, len(said))
 
 
+@pytest.mark.parametrize("longer", [0, 150])
+def test_request_that_waits_while_a_prompt_that_fails_has_the_buffers_zeroed(
+    opened, stock, monkeypatch, measured_costs, longer
+):
+    """In the midst of an answer, or of a prompt; it is decoded alone from then on."""
+    llm, right, prompt_done = opened(n_parallel=2, n_batch=24), stock(n_batch=24), Runner.prompt_done
+
+    def fail(runner, progress):
+        if progress.prompt.tolist() != WORDS[200:241]:
+            return prompt_done(runner, progress)
+        runner.live.require_zeroing()
+        runner.live.empty()
+        raise LookupError("mine")
+
+    monkeypatch.setattr(Runner, "prompt_done", fail)
+    for start in range(30):
+        prompt = WORDS[start : start + 50 + longer]
+        answer = Started(take, llm, prompt, 20)
+        with pytest.raises(LookupError, match="mine"):
+            take(llm, WORDS[200:241], 1)
+        assert answer.result() == right(prompt, 20)
+
+
 def test_request_that_was_let_in_before_is_never_refused(opened, stock, patient):
     """Its time to wait is over; it lost its slot, and asks for the next token while another one has that."""
     llm, right = opened(n_parallel=1, wait=False), stock()
