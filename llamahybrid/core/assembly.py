@@ -35,10 +35,11 @@ from llamahybrid.speculation.drafts import Drafts
 
 logger = logging.getLogger("llamahybrid")
 
-UNMERGED = {"plamo2": "0030", "rwkv6qwen2": "0035", "arwkv7": "0035"}
+UNMERGED = {"plamo2": "0035", "rwkv6qwen2": "0035", "arwkv7": "0035"}
 """Architectures whose batches of several sequences leave wrong states or end the process, and the number of
-the patch that fixes it. Without it each batch has one sequence. src/models/plamo2.cpp multiplies offsets by
-n_seqs; src/llama-graph.cpp, build_rwkv_token_shift_store, takes strided rows for contiguous ones."""
+the last patch that fixes it. Without it each batch has one sequence. src/models/plamo2.cpp multiplies offsets
+by n_seqs (0030) and swaps tokens and sequences; src/llama-graph.cpp, build_rwkv_token_shift_store, takes
+strided rows for contiguous ones."""
 
 
 MOST_CELLS = (1 << 31) - 1
