@@ -60,6 +60,18 @@ def test_a_forgotten_prompt_does_not_start_from_live_memory(
     assert (plan.cached, plan.source, plan.matched) == (0, "none", 0)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_conversations_that_go_on_from_what_is_forgotten_go_too(
+    cache: PromptCache | NaivePromptCache, kind: Kind
+) -> None:
+    for more in range(2000, 2800, 200):  # they part in two places
+        prompt = [*SECRET[: 120 + more % 400], *range(more, more + 60)]
+        FakeEngine(cache, kind).request(prompt, answer=[7] * 40)
+    cache.forget(SECRET[:100])
+    assert known(cache) == 0
+    assert cache.stats().entries == 0
+
+
 @pytest.mark.parametrize("kind", ["recurrent", "hybrid"])
 def test_a_chat_is_forgotten_whose_end_was_evicted(kind: Kind) -> None:
     cache = PromptCache(AMPLE)
