@@ -95,6 +95,7 @@ def fast(place: dict[str, Any], device: ggml.Device) -> dict[str, float]:
                     for name, llm in (("stock", stock), ("ours", ours)):
                         if llm is not None:
                             _request(found, name, llm, prompt)
+                            _chats(found, name, llm, speech)
                     _states(found, native)
                     plain.copy(found)
             if stock is not None:
@@ -111,11 +112,33 @@ def timed(found: dict[str, list[float]], name: str) -> Iterator[None]:
 
 
 def _request(found: dict[str, list[float]], name: str, llm: Any, prompt: list[int]) -> None:
-    with closing(llm.generate(prompt, temp=0.0)) as answer:
-        with timed(found, f"{name} prefill"):
-            next(answer)
-        with timed(found, f"{name} decode"):
-            list(islice(answer, ANSWER))
+    """A prompt, its answer, and what is stored at its end; then a short prompt's answer as a stream."""
+    answer = llm.generate(prompt, temp=0.0)
+    with timed(found, f"{name} prefill"):
+        next(answer)
+    with timed(found, f"{name} decode"):
+        list(islice(answer, ANSWER))
+    with timed(found, f"{name} end"):
+        answer.close()
+    chunks = llm.create_completion(prompt[:50], max_tokens=ANSWER, stream=True, temperature=0.0)
+    next(chunks)
+    with timed(found, f"{name} stream"):
+        list(chunks)
+
+
+def _chats(found: dict[str, list[float]], name: str, llm: Any, speech: Speech) -> None:
+    """The first token of the third turn: of a chat that grows, and of one whose thinking is stripped."""
+    for kind, kept in (("grows", 0), ("stripped", ANSWER // 4)):
+        history = speech.words(PROMPT // 2)
+        for turn in range(3):
+            history = [*history, *speech.words(60)]
+            with closing(llm.generate(history, temp=0.0)) as answer:
+                began = time.perf_counter()
+                said = [next(answer)]
+                if turn == 2:
+                    found.setdefault(f"{name} {kind}", []).append(time.perf_counter() - began)
+                said += islice(answer, ANSWER // 2)
+            history += said[kept:]
 
 
 def _states(found: dict[str, list[float]], native: Any) -> None:

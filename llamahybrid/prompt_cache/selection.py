@@ -215,7 +215,7 @@ CONTINUED = 2
 
 @dataclass
 class Habits:
-    """Where the prompts of one namespace part from earlier ones."""
+    """Divergences of the prompts of one namespace from earlier ones."""
 
     boundaries: frozenset[int] = frozenset()
     """Message starts of the last prompt that had any."""

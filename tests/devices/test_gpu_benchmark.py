@@ -15,5 +15,6 @@ def test_all_measurements_run(rpc: RpcServer, monkeypatch: pytest.MonkeyPatch) -
     for name, value in small.items():
         monkeypatch.setattr(gpu, name, value)
     found = gpu.fast({"rpc_servers": rpc.address}, connect(endpoints(rpc.address))[0])
-    assert found.keys() >= {"ours prefill", "ours decode", "snapshot", "restore", "copy out", "copy in"}
+    requests = {f"ours {what}" for what in ("prefill", "decode", "end", "stream", "grows", "stripped")}
+    assert found.keys() >= {*requests, "snapshot", "restore", "copy out", "copy in"}
     assert min(found.values()) > 0

@@ -139,7 +139,7 @@ def compare(
 def usual_tolerance() -> float:
     """Share of the logits' range within which two right contexts lie; larger where there is a GPU.
 
-    It computes large batches of layers that lie in RAM, too (`op_offload`).
+    A GPU computes large batches of layers that lie in RAM, too (`op_offload`).
     """
     return GPU_TOLERANCE if llama_cpp.llama_supports_gpu_offload() else TOLERANCE
 

@@ -71,6 +71,7 @@ def test_gap_is_relative_to_the_range_of_a_clean_row() -> None:
     row = np.array([0, 100], np.float32)
     assert gap(row + np.float32(0.005), row).exact
     assert not gap(row + np.float32(0.05), row).exact
+    assert gap(row + np.float32(0.5), row, share=1e-2).exact, "a GPU's"
     lost = gap(np.array([0, np.nan], np.float32), row)
     assert (lost.exact, lost.reported) == (False, None)
     with pytest.raises(NotApplicable):

@@ -115,10 +115,13 @@ def test_sampled_answer_is_compared_by_its_logits(stock: LocalTarget, model: Mod
 
 DYING = """
 import os
+import sys
 import llama_cpp
 
 class Dies(llama_cpp.Llama):
     def generate(self, tokens, *args, **kwargs):
+        for line in "CUDA error: out of memory", "current device: 0", "cudaMalloc", "abort":
+            print(line, file=sys.stderr, flush=True)
         os._exit(7)
 
 class Refuses(llama_cpp.Llama):
@@ -128,7 +131,9 @@ class Refuses(llama_cpp.Llama):
 """
 
 
-@pytest.mark.parametrize(("name", "said"), [("Dies", "exit status 7"), ("Refuses", "not today")])
+@pytest.mark.parametrize(
+    ("name", "said"), [("Dies", "exit status 7: CUDA error: out of memory"), ("Refuses", "not today")]
+)
 def test_target_that_dies_is_reported(name: str, said: str, model: ModelFile, tmp_path: Path) -> None:
     (tmp_path / "dying.py").write_text(DYING)
     report = tmp_path / "report.json"
