@@ -136,9 +136,6 @@ def timed(stream: Iterator[int]) -> tuple[list[int], list[float]]:
     return tokens, times
 
 
-# -- subjects ----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Subject:
     """Stock, llamahybrid in process ("ours") or served, or llama-server, with defaults beside these."""
@@ -214,9 +211,6 @@ def posted(url: str, limit: str, more: Mapping[str, Any], tokens: Callable[[Any]
                     yield from tokens(json.loads(line[6:]))
 
     return stream
-
-
-# -- one subject, one round --------------------------------------------------------------------------
 
 
 def alone(llm: Any, seed: int) -> Result:
@@ -331,9 +325,6 @@ def measured(subject: Subject, part: str, seed: int) -> Result:
         if part == "chats":
             return chats(stream, subject.slots, seed)
         return {"first": first, "long": long}[part](stream, seed)
-
-
-# -- all of them --------------------------------------------------------------------------------------
 
 
 def played(arguments: argparse.Namespace, part: str, name: str, clients: int, seed: int) -> Result:
