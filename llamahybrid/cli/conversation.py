@@ -62,7 +62,8 @@ def read(path: Path) -> list[Message]:
                 f"message {number} is {role!r} at the wrong place: a system message may come first, "
                 "then user and assistant take turns"
             )
-        messages.append({"role": role, "content": content})
+        if content or role != "system":
+            messages.append({"role": role, "content": content})
         last = role
     return messages
 

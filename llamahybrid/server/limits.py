@@ -121,7 +121,12 @@ class RequestLimits:
             return
         if whole:
             scope.setdefault("state", {})["api_key"] = key
-            await self._app(scope, _replay(bytes(body), receive), send)
+            size, replay = len(body), _replay(bytes(body), receive)
+            body.clear()  # not held twice while it is answered
+            try:
+                await self._app(scope, replay, send)
+            finally:
+                self._held -= size
 
     def _admit(self, scope: Scope) -> str | None:
         """Return the API key of a request. Raises Refusal by its headers alone."""
@@ -198,10 +203,10 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     first = True
 
     async def again() -> Message:
-        nonlocal first
+        nonlocal first, body
         if first:
-            first = False
-            return {"type": "http.request", "body": body, "more_body": False}
+            first, given, body = False, body, b""
+            return {"type": "http.request", "body": given, "more_body": False}
         return await receive()
 
     return again

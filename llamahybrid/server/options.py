@@ -34,7 +34,7 @@ def at_most(count: int) -> BeforeValidator:
 
     def check(given: Any) -> Any:
         if isinstance(given, dict) and len(given) > count:
-            raise ValueError(f"there are more than {count:,}")
+            raise ValueError(f"there are more than {count:,} entries")
         return given
 
     return BeforeValidator(check)

@@ -77,7 +77,7 @@ class Parts:
         yield from self._add(None, Part("text"), delta.get("content"))
         for number, call in enumerate(delta.get("tool_calls") or ()):
             function, index = call["function"], call.get("index", number)
-            part = Part("call", "", call["id"], function["name"])
+            part = Part("call", "", call.get("id", ""), function.get("name", ""))
             yield from self._add(index, part, function.get("arguments") or "")
 
     def _add(self, call: int | None, part: Part, text: str | None) -> Iterator[Step]:

@@ -126,6 +126,8 @@ def test_a_burst_of_texts_to_embed_is_bounded_before_any_has_begun(
         answers = [each.result() for each in waiting]
         assert sorted(each.status_code for each in answers) == [200, 200, *[429] * 4]
         assert all(int(each.headers["retry-after"]) > 0 for each in answers if each.status_code == 429)
+        wait_until(lambda: not server.service.jobs)
+        assert client.post("/v1/embeddings", json=asked).status_code == 200, "their places are free again"
 
 
 def test_model_without_the_embedding_setting_embeds_nothing(tiny_model: TinyModel) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import socket
+import tracemalloc
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -86,6 +87,30 @@ def test_valid_request_passes_in_one_piece() -> None:
     asked = ask([b"hel", b"lo"], KEY)
     assert asked.body == b"hello"
     assert not asked.why
+
+
+def test_a_body_is_held_once_while_it_is_answered() -> None:
+    parts, held, size = [b"x" * (1 << 20)] * 16, list[int](), 16 << 20
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": parts.pop(), "more_body": bool(parts)}
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        message = await receive()
+        assert len(message["body"]) == size
+        held.append(tracemalloc.get_traced_memory()[0])
+        del message
+        held.append(tracemalloc.get_traced_memory()[0])
+
+    guard = RequestLimits(app, ApiKeys(()), 10, size, size, 60, 60, lambda: None, lambda *_: None)
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": (), "client": None}
+    tracemalloc.start()
+    try:
+        asyncio.run(guard(scope, receive, receive))
+    finally:
+        tracemalloc.stop()
+    assert held[0] < 1.2 * size
+    assert held[1] < 0.2 * size, "the app alone decides how long"
 
 
 @pytest.mark.parametrize("headers", [(), ((b"authorization", b"Bearer two"),), ((b"x-api-key", b"two"),)])
