@@ -40,7 +40,7 @@ class Admission:
         self.waiting: list[Request] = []
         """Requests that have a task and no slot."""
         self.running: Request | None = None
-        """The request whose task runs, or ran last."""
+        """The request whose task runs, or did last; None after an end."""
         self.patience: float | None = None
         """Seconds instead of `PATIENCE`, measured switches left out."""
         self._freed = False

@@ -125,6 +125,7 @@ def _try(servers: Sequence[str], seconds: float) -> None:
     try:
         run = subprocess.run(
             command,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

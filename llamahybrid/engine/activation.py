@@ -112,7 +112,11 @@ def _check(folder: Path) -> None:
     engine = installed.owner(folder)
     if engine is None:
         for path in sorted(path for path in folder.glob("*.so") if path.is_file()):
-            if libraries.cut_short(path):
+            try:
+                short = libraries.cut_short(path)
+            except OSError as error:
+                raise EngineError(f"{path} cannot be read: {error.strerror}") from error
+            if short:
                 raise EngineError(f"{path} is cut short: copy or build it again")
         return
     if damage := engine.damage():

@@ -46,7 +46,8 @@ def on_path(store: BlockStore, tokens: Tokens, stays: int = 0) -> Forgotten:
 def sweep(store: BlockStore) -> None:
     """Remove records that no path leads to, and rows that lead to no record.
 
-    Damaged and evicted rows leave them. Rows that another process adds at the same time stay.
+    Damaged and evicted rows leave them. Rows that another process adds later stay; what
+    it adds just then may go, which is a miss.
     """
     rows = store.rows
     before = [key for kind in (b"r", b"p", b"n") for key in rows.keys(kind)]

@@ -218,10 +218,16 @@ class Tier:
     def _change(
         self, what: str, seconds: float, change: Callable[P, bool], *args: P.args, **kwargs: P.kwargs
     ) -> bool:
-        """Change the store behind the write that runs; False where that fails, or comes late."""
+        """Change the store behind the write that runs; False where that fails, or comes late.
+
+        From inside the store, in a finalizer say, nothing is waited for: the change needs the lock, too.
+        """
         done = False
         try:
-            done = self.writer.worker.post(lambda: self.opened(change, *args, **kwargs)).result(seconds)
+            changed = self.writer.worker.post(lambda: self.opened(change, *args, **kwargs))
+            if self.writer.source.guard.inside():
+                return False
+            done = changed.result(seconds)
         except (OSError, NotYet, CancelledError) as error:
             self.failed(self.writing, error)
         if not done:
@@ -244,9 +250,11 @@ class Tier:
 
     def _cleared(self) -> bool:
         self._uncleared = True
-        self.rows.clear()
-        self._uncleared = False
-        RamStore.clear(self.writer.source)  # records that another thread has read from here since
+        try:
+            self.rows.clear()
+            self._uncleared = False
+        finally:
+            RamStore.clear(self.writer.source)  # records that another thread has read from here since
         return True
 
     def _forgot(self, tokens: Tokens, stays: int) -> bool:
@@ -255,9 +263,9 @@ class Tier:
             if not self.writer.keep_beginning(item, place, keep):
                 logger.warning("attention of what stays goes from the %s with what is forgotten", self.name)
         done = all([self._unlink(item) for item, _ in forgotten.items])
+        RamStore.forget(self.writer.source, tokens)  # records that another thread has read from here since
         sweep(self.store)
         self.rows.forgotten()
-        RamStore.forget(self.writer.source, tokens)  # records that another thread has read from here since
         return done
 
     # -- statistics and views ----------------------------------------------------------------------

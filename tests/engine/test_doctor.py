@@ -37,6 +37,11 @@ def test_doctor_inspects_files_that_cannot_be_loaded(
     built("1", ("cpu", "cuda"))
     assert "libcuda.so.1" in found("engine", fail).text
     assert "driver" in found("engine", fail).advice
+
+    def fail_without_toolkit() -> Collection[str]:
+        raise RuntimeError("libcublas.so.13: cannot open shared object file")
+
+    assert "LD_LIBRARY_PATH" in found("engine", fail_without_toolkit).advice
     assert found("backends", fail).text == "cpu, cuda; not loaded"
     functions = found("optional functions", fail).text
     assert "llama_n_rs_seq: yes" in functions

@@ -8,6 +8,7 @@ import signal
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -183,6 +184,23 @@ def test_forgetting_in_a_finaliser_holds_for_the_next_request(cache: PromptCache
     halfway.now = lambda: cache.forget(CHAT)
     within(DEADLINE, lambda: cached(cache, [1, 2]))
     assert cached(cache) == 0
+
+
+@pytest.mark.parametrize("what", ["forget", "clear"])
+def test_removing_inside_the_store_waits_for_no_writer(
+    what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The writer needs the lock that a finaliser's thread has: it would give up after ten seconds."""
+    cache = PromptCache(1 << 24, tmp_path / "cache")
+    FakeEngine(cache).request(CHAT)
+    assert cache.flush()
+    with cache.guard.lock:
+        cache.forget(ids(CHAT)) if what == "forget" else cache.clear()
+    assert cache.close()
+    assert not caplog.text
+    again = PromptCache(1 << 24, tmp_path / "cache")
+    assert cached(again) == 0
+    again.close()
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers")
