@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from llamahybrid.client.answers import RANDOM_SEED, answer_count, seeds
+from llamahybrid.core import admission
 from llamahybrid.errors import Busy, ModelClosed
 from llamahybrid.harness.counters import DecodeCounter
 from tests.lab.waiting import wait_until
@@ -384,6 +385,22 @@ def test_error_of_one_answer_ends_all(several, alone, n_parallel, stream):
     assert len(calls) < 2 * 400
     made = llm.create_completion(PROMPT, n=2, seed=40, **ASKED)
     assert made["choices"] == alone("qwen35", PROMPT, n=2)[0]
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "llama"])
+def test_an_answer_that_loses_its_slot_before_its_first_token(several, alone, patient, monkeypatch, arch):
+    """Its prompt is decoded, and the thread that would read it is busy with the answer before it."""
+    monkeypatch.setattr(admission, "PATIENCE", 0.01)  # the answer in its processor keeps its slot
+    llm, others = several(arch, n_parallel=2), []
+
+    def another_asks(_, scores):
+        if not others:
+            others.append(in_thread(take, llm, WORDS[200:230], 2))
+        return scores
+
+    processors = llama_cpp.LogitsProcessorList([another_asks])
+    made = llm.create_completion(PROMPT, n=2, seed=40, logits_processor=processors, **ASKED)
+    assert made["choices"] == alone(arch, PROMPT, n=2)[0]
 
 
 def test_several_answers_are_refused_where_upstream_refuses_one(several):
