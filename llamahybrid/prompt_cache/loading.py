@@ -41,7 +41,8 @@ class Counts:
     gone: int = 0
     """Records that were not there any more when they were to be read."""
     late: int = 0
-    """Looks that another process's lock, or a store that was not open yet, made a miss."""
+    """Looks that another process's lock, or a store that was not open yet, made a miss; and removals that a
+    longer write delays."""
     dropped: int = 0
     """Evicted from RAM before they could be written."""
     superseded: int = 0

@@ -222,14 +222,22 @@ class Tier:
 
         From inside the store, in a finalizer say, nothing is waited for: the change needs the lock, too.
         """
+
+        def changed() -> bool:
+            try:
+                return self.opened(change, *args, **kwargs)
+            except OSError as error:
+                self.failed(self.writing, error)
+                return False
+
         done = False
         try:
-            changed = self.writer.worker.post(lambda: self.opened(change, *args, **kwargs))
+            future = self.writer.worker.post(changed)
             if self.writer.source.guard.inside():
                 return False
-            done = changed.result(seconds)
-        except (OSError, NotYet, CancelledError) as error:
-            self.failed(self.writing, error)
+            done = future.result(seconds)
+        except (Late, NotYet, CancelledError):  # it is made later
+            self.counts.late += 1
         if not done:
             logger.warning("not all is gone from the %s cache; %s it again", self.name, what)
         return done

@@ -397,6 +397,8 @@ class OutsideContract(StoreContract):
             else:
                 RamStore.clear(cache)
                 assert not tier.clear(0.01)
+            assert store.count(cache, "late") > 0
+            assert not store.count(cache, "failed"), "writing is not paused"
             go_on.set()
             wait_until(lambda: not store.records() and not len(tier.writer))
         assert cache.flush()
