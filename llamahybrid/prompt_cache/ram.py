@@ -112,8 +112,10 @@ class Account:
     A buffer that was handed out counts until it comes back, is kept, or is collected.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, dropped: list[object]) -> None:
+        """`dropped`: takes buffers that go back to the system, which takes time; emptied without the lock."""
         self.limit = limit
+        self._dropped = dropped
         self.idle_bytes = 0
         """Of buffers that wait to be used again."""
         self._idle: dict[int, list[Bytes]] = {}  # by size
@@ -172,10 +174,11 @@ class Account:
         """Give idle buffers back to the system until `n_bytes` are free or none is left."""
         target = max(0, self.idle_bytes - n_bytes)
         while self.idle_bytes > target:
-            self.reuse(next(iter(self._idle)))
+            self._dropped.append(self.reuse(next(iter(self._idle))))
 
     def free_all(self) -> None:
         """Give all idle buffers back to the system, whatever became of their count."""
+        self._dropped.append(self._idle)
         self._idle, self.idle_bytes = {}, 0
 
 

@@ -9,24 +9,28 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from llamahybrid.prompt_cache.base import Bytes, CacheStats, Tokens
 from llamahybrid.prompt_cache.eviction import Eviction, Tail, bytes_to_stay
 from llamahybrid.prompt_cache.guard import Guard, guarded
 from llamahybrid.prompt_cache.nodes import Entry, Match
 from llamahybrid.prompt_cache.pins import Pins, Prefixes
-from llamahybrid.prompt_cache.ram import Account, new_buffer
+from llamahybrid.prompt_cache.ram import Account, Expected, new_buffer
 from llamahybrid.prompt_cache.tree import Tree
 
 RESTARTED = "an exception came while the prompt cache was changed; its content in RAM is gone"
 
 SLICE_SECONDS = 0.01
-"""Longest time that a smaller budget holds the lock at once."""
+"""Longest time that evictions for a buffer or a smaller budget hold the lock at once."""
 
 YIELD_SECONDS = 5e-5
 """The sleep in which other threads take the lock."""
+
+Claimed: TypeAlias = Bytes | Expected | None
+"""A buffer, or room for one; of no bytes while more has to go first; None if none fits."""
 
 
 @dataclass
@@ -48,7 +52,7 @@ class Room:
     def __init__(self, limit: int, eviction: Eviction) -> None:
         """`limit`: bytes."""
         self.guard = Guard(RESTARTED)
-        self.account = Account(limit)
+        self.account = Account(limit, self.guard.dropped)
         self.eviction = eviction
         self.counts = Counts()
         self.prefixes = Prefixes()
@@ -81,23 +85,35 @@ class Room:
         The budget counts a buffer until it is admitted or collected. A buffer that pins leave no room for is
         not counted, and `admit` refuses it.
         """
-        counted = self._lend(n_bytes)
+        counted = self._filled_claim(n_bytes, lambda: self._claim(n_bytes))
         return new_buffer(n_bytes) if counted is None else counted
 
-    @guarded()
-    def _lend(self, n_bytes: int) -> Bytes | None:
-        """Return a buffer that counts from now on; None if none fits."""
-        if not self.make_room(n_bytes, reuse=n_bytes):
-            return None
-        return self._counted_buffer(n_bytes)
+    def _filled_claim(self, n_bytes: int, claim: Callable[[], Claimed]) -> Bytes | None:
+        """Claim room under the lock, a slice of time at once, and make the buffer without it."""
+        while (claimed := claim()) is not None and claimed.nbytes < n_bytes:
+            time.sleep(YIELD_SECONDS)
+        if not isinstance(claimed, Expected):
+            return claimed
+        buffer = new_buffer(n_bytes)
+        self._exchange(claimed, buffer)
+        return buffer
 
-    def _counted_buffer(self, n_bytes: int) -> Bytes | None:
-        """Return an idle or a new buffer, which counts from now on; None without memory for it."""
+    @guarded()
+    def _exchange(self, claimed: Expected, buffer: Bytes) -> None:
+        self.account.unreserve(claimed)
+        self.account.reserve(buffer)
+
+    @guarded()
+    def _claim(self, n_bytes: int) -> Claimed:
+        return self.claim(n_bytes)
+
+    def claim(self, n_bytes: int, path: Match | None = None, keep: Collection[Entry] = ()) -> Claimed:
+        """Claim an idle buffer, or the room for a new one; arguments as of `make_room`."""
+        fits = self.make_room(n_bytes, path, keep=keep, reuse=n_bytes, seconds=SLICE_SECONDS)
+        if not fits:
+            return Expected(0) if fits is None else None
         idle = self.account.reuse(n_bytes)
-        try:
-            return self.account.reserve(new_buffer(n_bytes) if idle is None else idle)
-        except MemoryError:
-            return None
+        return self.account.reserve(Expected(n_bytes) if idle is None else idle)
 
     # -- room --------------------------------------------------------------------------------------
 
@@ -123,13 +139,15 @@ class Room:
         *,
         keep: Collection[Entry] = (),
         reuse: int | None = None,
-    ) -> bool:
+        seconds: float = math.inf,
+    ) -> bool | None:
         """Free `need` bytes: idle buffers, then by `eviction`'s order; False if that cannot be.
 
         Nothing is evicted where pins leave no room. `path`: tokens that must stay, with their nodes. `keep`:
         checkpoints; nothing is evicted once no others are left. `reuse`: an idle buffer of this size is as
-        good as room for one.
+        good as room for one. None where more than `seconds` are needed: what was freed by then is free.
         """
+        end = time.monotonic() + seconds
         keep = frozenset(keep)
         self.release_collected()
         if need > 0 and self._cannot_hold(need, path):
@@ -139,6 +157,8 @@ class Room:
                 return True
             if not self._free_some(over, path, keep):
                 return False
+            if time.monotonic() >= end:
+                return None
         return True
 
     def _free_some(self, over: int, path: Match | None = None, keep: Collection[Entry] = ()) -> bool:
