@@ -31,9 +31,9 @@ from llamahybrid.prompt_cache.base import (
 from llamahybrid.prompt_cache.eviction import Eviction
 from llamahybrid.prompt_cache.guard import guarded
 from llamahybrid.prompt_cache.nodes import ENTRY_BYTES, Entry, Match, Node, common_prefix
-from llamahybrid.prompt_cache.pins import Prefixes, User, pinned_before
+from llamahybrid.prompt_cache.pins import Prefixes, pinned_before
 from llamahybrid.prompt_cache.ram import Expected, owned
-from llamahybrid.prompt_cache.room import Claimed, Room
+from llamahybrid.prompt_cache.room import Claimed, Room, User
 from llamahybrid.prompt_cache.selection import Habits, Known, plan_request, restore_point, unplanned
 from llamahybrid.prompt_cache.tree import Tree
 from llamahybrid.prompt_cache.write_policy import Point, restart_points
@@ -83,7 +83,7 @@ class RamStore(Room):
     @guarded(lambda tokens, *_: unplanned(len(tokens)))
     def plan(self, tokens: Tokens, view: LiveView, boundaries: Sequence[int], costs: Costs) -> Plan:
         """See `PromptCache.plan`; a plan pins one checkpoint at most."""
-        self.release_collected()
+        self.drop_users()
         habits = self.habits[view.namespace]
         if boundaries:
             habits.boundaries = frozenset(boundaries)
@@ -104,7 +104,7 @@ class RamStore(Room):
         if entry is not None:
             entry.read_from = None
             self.tree.touch_entry(entry)
-            self.pins.use(plan, entry)
+            self.use(plan, entry)
         self.make_room(0)  # a segment in two parts takes a little more
         self.counts.hits += plan.cached > 0
         self.counts.misses += plan.cached == 0
@@ -176,10 +176,10 @@ class RamStore(Room):
         then."""
         user = User()
         if old is not None:
-            need -= ENTRY_BYTES + (0 if old.pins else old.nbytes)
-            self.pins.use(user, old)
+            need -= ENTRY_BYTES + (0 if old.in_use else old.nbytes)
+            self.use(user, old)
         fits = not self._cannot_hold(need, path) and self.make_room(need, path)
-        self._release(user)
+        self.drop_users(user)
         return bool(fits)
 
     def _put(self, match: Match, checkpoint: Checkpoint, path: Tokens, marked: bool = False) -> Entry:
@@ -261,7 +261,7 @@ class RamStore(Room):
     def clear(self) -> None:
         """See `PromptCache.clear`; a checkpoint in use goes with its last user."""
         self.forgets += 1
-        for entry in list(self.tree.oldest_entries()):
+        for entry in list(self.tree.entries()):
             self.remove(entry)
         self.counts.damaged += self.tree.damaged
         self.tree = Tree()
@@ -387,7 +387,7 @@ class RamStore(Room):
         entries = self.tree.match(namespace, path).entries()
         if not entries or entries[-1].position != len(path):
             return None
-        self.pins.use(user, entries[-1])
+        self.use(user, entries[-1])
         return entries[-1].checkpoint
 
     @guarded(lambda *_: [], changes=False)
