@@ -63,7 +63,7 @@ def test_models_that_share_a_cache_never_serve_each_other(open_model, fresh):
 def test_a_damaged_checkpoint_is_dropped_and_decoded_again(open_model, fresh, caplog, arch):
     llm = open_model(arch)
     take(llm, PROMPT)
-    for entry in llm.prompt_cache.tree.oldest_entries():
+    for entry in llm.prompt_cache.tree.entries():
         entry.checkpoint.snapshot.flags.writeable = True
         entry.checkpoint.snapshot[-1] ^= 1
         entry.checkpoint.snapshot.flags.writeable = False
@@ -86,7 +86,7 @@ def test_a_state_with_nan_is_found_out_and_everything_decoded_again(open_model, 
     monkeypatch.undo()
     longer = [*PROMPT, *OTHER]
     assert take(llm, longer) == fresh(longer)
-    assert len(PROMPT) not in [entry.position for entry in llm.prompt_cache.tree.oldest_entries()]
+    assert len(PROMPT) not in [entry.position for entry in llm.prompt_cache.tree.entries()]
     assert take(llm, OTHER) == fresh(OTHER), "NaN stayed in memory"
     check_integrity(llm.prompt_cache)
 

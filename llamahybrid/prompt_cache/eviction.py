@@ -68,19 +68,20 @@ class ValueEviction:
 
     def going_next(self, tree: Tree, count: int) -> list[Entry]:
         """The checkpoints worth least of those that are looked at next, which changes nothing."""
-        return self._ranked(tree, tree.next_in_line(LOOKS))[:count]
+        return self._ranked(tree, islice(tree.entries(), LOOKS))[:count]
 
     def _ranked(self, tree: Tree, line: Iterable[Entry]) -> list[Entry]:
         """Return the checkpoints of a line that may be evicted, the least worth first."""
-        free = (e for e in line if not e.pins and not e.user_pinned)
+        free = (e for e in line if not e.in_use and not e.user_pinned)
         return sorted(free, key=lambda entry: self.value.of(entry, tree.requests))
 
     def _least(self, tree: Tree, keep: Collection[Entry]) -> Entry | None:
         """The least worth of those looked at; None if none may go."""
         for _ in range(0, len(tree), LOOKS - WORST):  # the worst are looked at again
-            line = tree.next_in_line(LOOKS)
+            line = list(islice(tree.entries(), LOOKS))
             ranked = self._ranked(tree, line)
-            tree.to_the_end(e for e in line if e not in ranked[:WORST])
+            if len(tree) > LOOKS:
+                tree.to_the_end(e for e in line if e not in ranked[:WORST])
             if not all(e in keep for e in ranked):
                 return ranked[0]
         return None

@@ -35,6 +35,8 @@ class Guard:
         self.restarts = 0
         self.deferred: deque[Callable[[], object]] = deque()
         """Calls from inside, left to the next call."""
+        self.dropped: list[object] = []
+        """Objects that go once the lock is given up."""
         self._warning = warning
         _guards.add(self)
 
@@ -93,6 +95,7 @@ def guarded(
                     guard.changing = changes
                     result = method(store, *args, **kwargs)
                     guard.changing = False
+                guard.dropped.clear()
                 guard.tell()
                 return result
             except BaseException:

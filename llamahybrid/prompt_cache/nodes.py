@@ -59,8 +59,8 @@ class Entry:
     """The node whose edge covers the position; None once it was taken out of the tree."""
     marked: bool = False
     """A message, or a marked part of one, starts here."""
-    pins: int = 0
-    """Plans that name it."""
+    in_use: bool = False
+    """A plan names it, or its bytes are being read."""
     recycled: bool = True
     """Its buffer may be used again when it goes."""
     user_pinned: bool = False
@@ -68,10 +68,6 @@ class Entry:
     read_from: Outside | None = None
     """The tier from which it was read for a plan that is not made yet."""
     last_used: int = 0
-    above: Entry | None = field(default=None, repr=False)
-    """The next shallower checkpoint on its path."""
-    below: dict[Entry, None] = field(default_factory=dict, repr=False)
-    """The next deeper ones, one or more for each branch."""
     turns: int = 0
     """Prompts that had ended on its path when it was made, its own not among them."""
     born: int = 0
@@ -91,6 +87,23 @@ class Entry:
         """Take over the history of a checkpoint at the same place."""
         self.born, self.hits, self.passes, self.abandoned = old.born, old.hits, old.passes, old.abandoned
         self.turns = old.turns
+
+    @property
+    def above(self) -> Entry | None:
+        """The next shallower checkpoint on its path."""
+        return None if self.node is None else self.node.above(self.position)
+
+    @property
+    def shallower(self) -> int:
+        """Position of the next shallower checkpoint on its path; 0 without one."""
+        above = self.above
+        return 0 if above is None else above.position
+
+    @property
+    def leads_on(self) -> bool:
+        """Return whether a deeper checkpoint goes on from it."""
+        node = self.node
+        return node is not None and (node.weight > len(node.entries) or max(node.entries) > self.position)
 
     @property
     def lives(self) -> bool:
@@ -161,21 +174,6 @@ class Node:
             return self.entries[here]
         node = next((n for n in self.path() if n is not self and n.entries), None)
         return None if node is None else node.entries[max(node.entries)]
-
-    def below(self, position: int) -> list[Entry]:
-        """The shallowest checkpoints beyond `position` on this edge, or in each branch under it."""
-        here = min((p for p in self.entries if p > position), default=None)
-        if here is not None:
-            return [self.entries[here]]
-        found: list[Entry] = []
-        nodes = list(self.children.values()) if self.weight else []
-        while nodes:
-            node = nodes.pop()
-            if node.entries:
-                found.append(node.entries[min(node.entries)])
-            elif node.weight:
-                nodes.extend(node.children.values())
-        return found
 
     def bare(self) -> int:
         """Return the number of segments at the end of this edge without a checkpoint behind their start."""
@@ -287,11 +285,11 @@ class Match:
         """
         if not self.path or self.length == self.path[-1].end:
             return []
-        entries: list[Entry] = []
-        below = self.path[-1].below(self.length)
-        while len(below) == 1:
-            entries += below
-            below = list(below[0].below)
+        entries, nodes = list[Entry](), [self.path[-1]]
+        while len(nodes) == 1:
+            (node,) = nodes
+            entries += [node.entries[p] for p in sorted(node.entries) if p > self.length]
+            nodes = [child for child in node.children.values() if child.weight]
         return entries
 
     def tail(self) -> int:

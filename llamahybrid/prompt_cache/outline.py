@@ -7,10 +7,9 @@ that tokens which conversations share are shown once. Looking makes nothing olde
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count, islice
+from itertools import chain, count, takewhile
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from llamahybrid.prompt_cache.base import Tokens
@@ -30,9 +29,6 @@ MOST_BRANCHES = 512
 
 LOOK_SECONDS = 0.5
 """Longest wait for the disk."""
-
-LOOK_AT = 4
-"""Children of one node that are looked at for the last used ones, in times of the limit of branches."""
 
 NEXT = 3
 """Checkpoints that are marked as the next to be evicted."""
@@ -149,29 +145,25 @@ def _glance(
     marks: Callable[[Node], Iterable[_Mark]],
     first: Iterable[Node],
 ) -> _Glance:
-    """Return the branches used last, at most `limit`, and those that lead to the nodes of `first`."""
-    edges, order = list[_Edge](), count()
-    wanted: dict[Node | None, dict[Node, None]] = {}
-    for each in first:
-        for node in each.path():
-            wanted.setdefault(node.parent, {})[node] = None
-    line: list[tuple[bool, int, int, Node, str]] = []
-
-    def queue(parent: Node, namespace: str) -> None:
-        soon = wanted.get(parent, {})
-        for node in dict.fromkeys((*islice(reversed(parent.children.values()), LOOK_AT * limit), *soon)):
-            heapq.heappush(line, (node not in soon, -node.last_used, next(order), node, namespace))
-
-    names = [name for name in tree.namespaces() if shown(name)]
-    for name in names:
-        queue(tree.root(name), name)
-    while line and len(edges) < limit:
-        *_, node, name = heapq.heappop(line)
-        path = tuple(above.edge for above in node.path())[::-1]
+    """Return the branches used last, at most `limit`, those that lead to the nodes of `first` before all."""
+    names: dict[Node | None, str] = {tree.root(name): name for name in tree.namespaces() if shown(name)}
+    conversations = sum(len(root.children) for root in names if root is not None)
+    taken = list[Node]()
+    for end in chain(first, tree.newest_nodes()):
+        path = list(takewhile(lambda node: node not in names, end.path()))
+        if path and path[-1].parent in names:
+            names.update(dict.fromkeys(path, names[path[-1].parent]))
+            taken += reversed(path)
+        if len(taken) >= limit:
+            break
+    edges = list[_Edge]()
+    for node in taken[:limit]:
+        ids = tuple(above.edge for above in node.path())[::-1]
         idle = tree.requests - node.seen if tier == "ram" and node.seen else None
-        edges.append(_Edge(name, path, node.start, node.end, idle, len(node.children), tuple(marks(node))))
-        queue(node, name)
-    return _Glance(tier, edges, sum(len(tree.root(name).children) for name in names))
+        edges.append(
+            _Edge(names[node], ids, node.start, node.end, idle, len(node.children), tuple(marks(node)))
+        )
+    return _Glance(tier, edges, conversations)
 
 
 def _glance_at_ram(store: RamStore, shown: Shown, limit: int) -> _Glance:

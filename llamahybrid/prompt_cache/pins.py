@@ -1,54 +1,13 @@
-"""Pins: checkpoints in use keep their bytes, prefixes that the user pinned keep their place."""
+"""Prefixes that the user pinned: their checkpoints keep their place."""
 
 from __future__ import annotations
 
-import itertools
-import weakref
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from llamahybrid.prompt_cache.base import Tokens, same_start
-from llamahybrid.prompt_cache.nodes import IDS, Entry, ids_of
-
-
-class User:
-    """A user of a checkpoint's bytes."""
-
-
-class Pins:
-    """Checkpoints in use, each by an object: a plan, or a reader of its bytes.
-
-    Users are held weakly. A user that was collected before `release` (after an exception) is released by
-    `release_collected`; no callback runs in the collector.
-    """
-
-    def __init__(self) -> None:
-        self._used: dict[int, tuple[weakref.ref[object], Entry]] = {}
-        self._numbers = itertools.count()
-
-    def use(self, user: object, entry: Entry) -> None:
-        """Keep a checkpoint's bytes until `user` releases them or is collected."""
-        self._used[next(self._numbers)] = (weakref.ref(user), entry)
-        entry.pins += 1
-
-    def release(self, user: object) -> Entry | None:
-        """Unpin the checkpoint of `user`, and return it; None if there is none."""
-        number = next((n for n, (ref, _) in self._used.items() if ref() is user), None)
-        return None if number is None else self._end(number)
-
-    def release_collected(self) -> list[Entry]:
-        """Unpin the checkpoints of collected users, and return them, once for each user."""
-        return [self._end(n) for n in [n for n, (ref, _) in self._used.items() if ref() is None]]
-
-    def entries(self) -> set[Entry]:
-        """Return the checkpoints in use."""
-        return {entry for _, entry in self._used.values()}
-
-    def _end(self, number: int) -> Entry:
-        _, entry = self._used.pop(number)
-        entry.pins -= 1
-        return entry
+from llamahybrid.prompt_cache.nodes import IDS, ids_of
 
 
 class Prefixes:

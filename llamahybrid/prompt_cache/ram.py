@@ -6,8 +6,10 @@ A fresh buffer of a few hundred KiB takes many times as long to fill as one that
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 import os
+import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,9 +31,14 @@ MAPPED_BYTES = 64 << 10
 HUGE_BYTES = 16 << 20
 """Buffers from this size on use huge pages where the system has any, and are first filled in half the time.
 
-Smaller ones get all their pages at once (`MAP_POPULATE`), which is faster: a huge page may have to be
-composed first, or found by the host of a virtual machine, in up to 4 ms each.
+Smaller ones get all their pages at once, which is faster: a huge page may have to be composed first, or found
+by the host of a virtual machine, in up to 4 ms each.
 """
+
+POPULATE_WRITE = 23
+"""`MADV_POPULATE_WRITE` of Linux 5.14; `MAP_POPULATE` would have the pages found while mmap has the GIL."""
+
+_madvise = ctypes.CDLL(None).madvise if sys.platform == "linux" else None
 
 
 def default_ram_bytes() -> int:
@@ -67,19 +74,17 @@ def new_buffer(n_bytes: int, *, filled: bool = True) -> Bytes:
     """
     if n_bytes < MAPPED_BYTES:
         return np.empty(n_bytes, np.uint8)
-    huge = filled and n_bytes >= HUGE_BYTES
     flags = {}
     if hasattr(mmap, "MAP_PRIVATE"):  # Windows knows no flags
-        at_once = getattr(mmap, "MAP_POPULATE", 0) if filled and not huge else 0
-        flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | at_once}
+        flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
     try:
-        mapping = mmap.mmap(-1, n_bytes, **flags)
+        buffer = np.frombuffer(mmap.mmap(-1, n_bytes, **flags), np.uint8)
     except OSError:  # Linux allows a process some 65,000 mappings
         return np.empty(n_bytes, np.uint8)
-    if huge and hasattr(mmap, "MADV_HUGEPAGE"):  # Linux
-        with contextlib.suppress(OSError):  # a kernel without them
-            mapping.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(mapping, np.uint8)
+    if filled and _madvise is not None:  # advice that the kernel does not know is not taken
+        advice = mmap.MADV_HUGEPAGE if n_bytes >= HUGE_BYTES else POPULATE_WRITE
+        _madvise(ctypes.c_void_p(buffer.ctypes.data), ctypes.c_size_t(n_bytes), advice)
+    return buffer
 
 
 def is_whole(buffer: Bytes) -> bool:
@@ -112,8 +117,10 @@ class Account:
     A buffer that was handed out counts until it comes back, is kept, or is collected.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, dropped: list[object]) -> None:
+        """`dropped`: takes buffers that go back to the system, which takes time; emptied without the lock."""
         self.limit = limit
+        self._dropped = dropped
         self.idle_bytes = 0
         """Of buffers that wait to be used again."""
         self._idle: dict[int, list[Bytes]] = {}  # by size
@@ -172,10 +179,11 @@ class Account:
         """Give idle buffers back to the system until `n_bytes` are free or none is left."""
         target = max(0, self.idle_bytes - n_bytes)
         while self.idle_bytes > target:
-            self.reuse(next(iter(self._idle)))
+            self._dropped.append(self.reuse(next(iter(self._idle))))
 
     def free_all(self) -> None:
         """Give all idle buffers back to the system, whatever became of their count."""
+        self._dropped.append(self._idle)
         self._idle, self.idle_bytes = {}, 0
 
 

@@ -9,24 +9,33 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Sequence
+import weakref
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from llamahybrid.prompt_cache.base import Bytes, CacheStats, Tokens
-from llamahybrid.prompt_cache.eviction import Eviction, Tail, bytes_to_stay
+from llamahybrid.prompt_cache.eviction import Eviction, bytes_to_stay
 from llamahybrid.prompt_cache.guard import Guard, guarded
 from llamahybrid.prompt_cache.nodes import Entry, Match
-from llamahybrid.prompt_cache.pins import Pins, Prefixes
-from llamahybrid.prompt_cache.ram import Account, new_buffer
+from llamahybrid.prompt_cache.pins import Prefixes
+from llamahybrid.prompt_cache.ram import Account, Expected, new_buffer
 from llamahybrid.prompt_cache.tree import Tree
 
 RESTARTED = "an exception came while the prompt cache was changed; its content in RAM is gone"
 
 SLICE_SECONDS = 0.01
-"""Longest time that a smaller budget holds the lock at once."""
+"""Longest time that evictions for a buffer or a smaller budget hold the lock at once."""
 
 YIELD_SECONDS = 5e-5
 """The sleep in which other threads take the lock."""
+
+Claimed: TypeAlias = Bytes | Expected | None
+"""A buffer, or room for one; of no bytes while more has to go first; None if none fits."""
+
+
+class User:
+    """A user of a checkpoint's bytes."""
 
 
 @dataclass
@@ -48,7 +57,7 @@ class Room:
     def __init__(self, limit: int, eviction: Eviction) -> None:
         """`limit`: bytes."""
         self.guard = Guard(RESTARTED)
-        self.account = Account(limit)
+        self.account = Account(limit, self.guard.dropped)
         self.eviction = eviction
         self.counts = Counts()
         self.prefixes = Prefixes()
@@ -57,7 +66,8 @@ class Room:
 
     def _begin(self) -> None:
         self.tree = Tree()
-        self.pins = Pins()
+        self.users: list[tuple[weakref.ref[object], Entry]] = []
+        """Plans, and readers of bytes, each with its checkpoint."""
         self.doomed: set[Entry] = set()
         """Checkpoints in use that are no longer in the tree."""
         self.kept: set[Entry] = set()
@@ -65,7 +75,7 @@ class Room:
 
     def restart(self) -> None:
         """Begin with nothing, after half a change. Checkpoints of plans count until they are collected."""
-        for entry in self.pins.entries():
+        for entry in self.in_use():
             self.account.reserve(entry.checkpoint.snapshot)
         requests, damaged = self.tree.requests, self.tree.damaged
         self._begin()
@@ -81,23 +91,35 @@ class Room:
         The budget counts a buffer until it is admitted or collected. A buffer that pins leave no room for is
         not counted, and `admit` refuses it.
         """
-        counted = self._lend(n_bytes)
+        counted = self._filled_claim(n_bytes, lambda: self._claim(n_bytes))
         return new_buffer(n_bytes) if counted is None else counted
 
-    @guarded()
-    def _lend(self, n_bytes: int) -> Bytes | None:
-        """Return a buffer that counts from now on; None if none fits."""
-        if not self.make_room(n_bytes, reuse=n_bytes):
-            return None
-        return self._counted_buffer(n_bytes)
+    def _filled_claim(self, n_bytes: int, claim: Callable[[], Claimed]) -> Bytes | None:
+        """Claim room under the lock, a slice of time at once, and make the buffer without it."""
+        while (claimed := claim()) is not None and claimed.nbytes < n_bytes:
+            time.sleep(YIELD_SECONDS)
+        if not isinstance(claimed, Expected):
+            return claimed
+        buffer = new_buffer(n_bytes)
+        self._exchange(claimed, buffer)
+        return buffer
 
-    def _counted_buffer(self, n_bytes: int) -> Bytes | None:
-        """Return an idle or a new buffer, which counts from now on; None without memory for it."""
+    @guarded()
+    def _exchange(self, claimed: Expected, buffer: Bytes) -> None:
+        self.account.unreserve(claimed)
+        self.account.reserve(buffer)
+
+    @guarded()
+    def _claim(self, n_bytes: int) -> Claimed:
+        return self.claim(n_bytes)
+
+    def claim(self, n_bytes: int, path: Match | None = None, keep: Collection[Entry] = ()) -> Claimed:
+        """Claim an idle buffer, or the room for a new one; arguments as of `make_room`."""
+        fits = self.make_room(n_bytes, path, keep=keep, reuse=n_bytes, seconds=SLICE_SECONDS)
+        if not fits:
+            return Expected(0) if fits is None else None
         idle = self.account.reuse(n_bytes)
-        try:
-            return self.account.reserve(new_buffer(n_bytes) if idle is None else idle)
-        except MemoryError:
-            return None
+        return self.account.reserve(Expected(n_bytes) if idle is None else idle)
 
     # -- room --------------------------------------------------------------------------------------
 
@@ -108,7 +130,7 @@ class Room:
 
     def staying(self, path: Match | None = None) -> int:
         """Return the bytes that no eviction frees: in use, handed out, or pinned by the user."""
-        held = bytes_to_stay(self.pins.entries() | self.kept, path)
+        held = bytes_to_stay(self.in_use() | self.kept, path)
         return held + self.account.reserved_bytes() + self.prefixes.nbytes
 
     def _cannot_hold(self, need: int, path: Match | None = None) -> bool:
@@ -123,36 +145,44 @@ class Room:
         *,
         keep: Collection[Entry] = (),
         reuse: int | None = None,
-    ) -> bool:
+        seconds: float = math.inf,
+    ) -> bool | None:
         """Free `need` bytes: idle buffers, then by `eviction`'s order; False if that cannot be.
 
         Nothing is evicted where pins leave no room. `path`: tokens that must stay, with their nodes. `keep`:
         checkpoints; nothing is evicted once no others are left. `reuse`: an idle buffer of this size is as
-        good as room for one.
+        good as room for one. None where more than `seconds` are needed: what was freed by then is free.
         """
-        keep = frozenset(keep)
-        self.release_collected()
+        self.drop_users()
         if need > 0 and self._cannot_hold(need, path):
             return False
-        while (over := self.used() + need - self.account.limit) > 0:
+        return self._evict(self.account.limit - need, path, keep, reuse, seconds)
+
+    def _evict(
+        self,
+        limit: int,
+        path: Match | None = None,
+        keep: Collection[Entry] = (),
+        reuse: int | None = None,
+        seconds: float = math.inf,
+    ) -> bool | None:
+        """Free bytes until no more than `limit` are used; arguments and result as of `make_room`."""
+        end, keep = time.monotonic() + seconds, frozenset(keep)
+        while (over := self.used() - limit) > 0:
             if reuse is not None and self.account.has_idle(reuse):
                 return True
-            if not self._free_some(over, path, keep):
+            if self.account.idle_bytes:
+                self.account.free(over)
+            elif isinstance(victim := self.eviction.victim(self.tree, path, keep), Entry):
+                self.remove(victim)
+                self.counts.evictions += 1
+            elif victim is not None:
+                self.tree.trim(victim.node, path.needs(victim.node) if path else 0)
+            else:
                 return False
+            if time.monotonic() >= end:
+                return None
         return True
-
-    def _free_some(self, over: int, path: Match | None = None, keep: Collection[Entry] = ()) -> bool:
-        """Free idle buffers, or evict once; False if nothing may be evicted."""
-        if self.account.idle_bytes:
-            self.account.free(over)
-            return True
-        victim = self.eviction.victim(self.tree, path, keep)
-        if isinstance(victim, Entry):
-            self.remove(victim)
-            self.counts.evictions += 1
-        elif isinstance(victim, Tail):
-            self.tree.trim(victim.node, path.needs(victim.node) if path else 0)
-        return victim is not None
 
     def resize(self, limit: int) -> None:
         """Set another budget, and evict down to it, a few at a time, so that other threads have the lock."""
@@ -166,14 +196,10 @@ class Room:
 
         Requests between two calls make room for themselves alone.
         """
-        self.release_collected()
-        end = time.monotonic() + seconds
-        while (over := self.used() - limit) > 0 and self._free_some(over):
-            if time.monotonic() >= end:
-                self.account.limit = max(limit, self.used())
-                return self.used() > limit
-        self.account.limit = limit
-        return False
+        self.drop_users()
+        more = self._evict(limit, seconds=seconds) is None
+        self.account.limit = max(limit, self.used()) if more else limit
+        return self.account.limit > limit
 
     def remove(self, entry: Entry, *, replaced: bool = False) -> None:
         """Take a checkpoint out, with the segments that only it needed; an unused buffer goes to the pool.
@@ -188,7 +214,7 @@ class Room:
             if above is not None:
                 above.deeper_gone = True
         self.kept.discard(entry)
-        if entry.pins:
+        if entry.in_use:
             self.doomed.add(entry)
         else:
             self.account.keep(entry.checkpoint.snapshot)
@@ -201,25 +227,28 @@ class Room:
 
         A plan that is collected is released.
         """
-        self._release(user)
+        self.drop_users(user)
         self.make_room(0)
 
-    def _release(self, user: object) -> None:
-        entry = self.pins.release(user)
-        if entry is not None:
-            self._unpinned(entry)
+    def use(self, user: object, entry: Entry) -> None:
+        """Keep a checkpoint's bytes until `user` is dropped or collected."""
+        self.users.append((weakref.ref(user), entry))
+        entry.in_use = True
 
-    def release_collected(self) -> None:
-        """Release the checkpoints of users that were collected."""
-        for entry in self.pins.release_collected():
-            self._unpinned(entry)
+    def in_use(self) -> set[Entry]:
+        """Return the checkpoints that users name."""
+        return {entry for _, entry in self.users}
 
-    def _unpinned(self, entry: Entry) -> None:
-        """Let a checkpoint that is out of the tree go with its last user."""
-        if not entry.pins and entry in self.doomed:
-            self.doomed.remove(entry)
-            if entry.recycled:
-                self.account.keep(entry.checkpoint.snapshot)
+    def drop_users(self, user: object = None) -> None:
+        """Drop `user` and those that were collected; a checkpoint out of the tree goes with its last one."""
+        before = self.in_use()
+        self.users = [(ref, e) for ref, e in self.users if (it := ref()) is not None and it is not user]
+        for entry in before - self.in_use():
+            entry.in_use = False
+            if entry in self.doomed:
+                self.doomed.remove(entry)
+                if entry.recycled:
+                    self.account.keep(entry.checkpoint.snapshot)
 
     @property
     def pinned(self) -> Sequence[Tokens]:

@@ -31,9 +31,9 @@ from llamahybrid.prompt_cache.base import (
 from llamahybrid.prompt_cache.eviction import Eviction
 from llamahybrid.prompt_cache.guard import guarded
 from llamahybrid.prompt_cache.nodes import ENTRY_BYTES, Entry, Match, Node, common_prefix
-from llamahybrid.prompt_cache.pins import Prefixes, User, pinned_before
+from llamahybrid.prompt_cache.pins import Prefixes, pinned_before
 from llamahybrid.prompt_cache.ram import Expected, owned
-from llamahybrid.prompt_cache.room import Room
+from llamahybrid.prompt_cache.room import Claimed, Room, User
 from llamahybrid.prompt_cache.selection import Habits, Known, plan_request, restore_point, unplanned
 from llamahybrid.prompt_cache.tree import Tree
 from llamahybrid.prompt_cache.write_policy import Point, restart_points
@@ -83,7 +83,7 @@ class RamStore(Room):
     @guarded(lambda tokens, *_: unplanned(len(tokens)))
     def plan(self, tokens: Tokens, view: LiveView, boundaries: Sequence[int], costs: Costs) -> Plan:
         """See `PromptCache.plan`; a plan pins one checkpoint at most."""
-        self.release_collected()
+        self.drop_users()
         habits = self.habits[view.namespace]
         if boundaries:
             habits.boundaries = frozenset(boundaries)
@@ -104,7 +104,7 @@ class RamStore(Room):
         if entry is not None:
             entry.read_from = None
             self.tree.touch_entry(entry)
-            self.pins.use(plan, entry)
+            self.use(plan, entry)
         self.make_room(0)  # a segment in two parts takes a little more
         self.counts.hits += plan.cached > 0
         self.counts.misses += plan.cached == 0
@@ -137,10 +137,13 @@ class RamStore(Room):
         if not 0 < position <= len(view.tokens):
             raise ValueError(f"no position {position} in a live sequence of {len(view.tokens)} tokens")
         row = None if logits is None else np.array(logits, dtype=np.float32)
-        return self._admit(view, position, snapshot, row)
+        return self._admit(view, position, snapshot, owned(snapshot), row)
 
     @guarded(False)
-    def _admit(self, view: LiveView, position: int, snapshot: Bytes, logits: Logits | None) -> bool:
+    def _admit(
+        self, view: LiveView, position: int, given: Bytes, snapshot: Bytes, logits: Logits | None
+    ) -> bool:
+        """`given`: the buffer, which may be counted already; `snapshot`: the same, or a copy of its own."""
         if not view.storable:  # under the lock: `forget` may come at any time
             return False
         path = view.tokens[:position]
@@ -150,14 +153,14 @@ class RamStore(Room):
             logits = old.checkpoint.logits
         need = snapshot.nbytes + (0 if logits is None else logits.nbytes) + ENTRY_BYTES
         need += match.growth(position - match.length)
-        if not self._room_for(need - self.account.reserved(snapshot), match, old):
+        if not self._room_for(need - self.account.reserved(given), match, old):
             self.counts.refused += 1
             return False
         if old is not None:
             self.remove(old, replaced=True)
-        self.account.unreserve(snapshot)
-        checkpoint = Checkpoint(view.namespace, position, owned(snapshot), logits)
-        checkpoint.snapshot.flags.writeable = False
+        self.account.unreserve(given)
+        checkpoint = Checkpoint(view.namespace, position, snapshot, logits)
+        snapshot.flags.writeable = False
         match = self.tree.insert(view.namespace, path)
         entry = self._put(match, checkpoint, path, position in self.habits[view.namespace].boundaries)
         asked = 0 if view.state is None else view.state.prompt_end(view.tokens)
@@ -173,11 +176,11 @@ class RamStore(Room):
         then."""
         user = User()
         if old is not None:
-            need -= ENTRY_BYTES + (0 if old.pins else old.nbytes)
-            self.pins.use(user, old)
+            need -= ENTRY_BYTES + (0 if old.in_use else old.nbytes)
+            self.use(user, old)
         fits = not self._cannot_hold(need, path) and self.make_room(need, path)
-        self._release(user)
-        return fits
+        self.drop_users(user)
+        return bool(fits)
 
     def _put(self, match: Match, checkpoint: Checkpoint, path: Tokens, marked: bool = False) -> Entry:
         """Index a checkpoint at the end of `path`, on this match. `marked`: a message starts there."""
@@ -201,19 +204,24 @@ class RamStore(Room):
         entries = self.tree.match(view.namespace, view.tokens).entries()
         return len(view.tokens) - (entries[-1].position if entries else 0)
 
-    @guarded()
     def segment_buffer(self, view: LiveView, n_bytes: int) -> Bytes | None:
         """Return a buffer of exactly `n_bytes` for attention of the live path; None if refused.
 
         The budget counts it until it is kept or collected. Evicts while other paths have anything.
         """
+        try:
+            return self._filled_claim(n_bytes, lambda: self._segment_room(view, n_bytes))
+        except MemoryError:
+            return None
+
+    @guarded()
+    def _segment_room(self, view: LiveView, n_bytes: int) -> Claimed:
         if not view.storable:
             return None
         match = self.tree.match(view.namespace, view.tokens)
-        fits = self.make_room(n_bytes, match, keep=match.entries())
-        buffer = self._counted_buffer(n_bytes) if fits else None
-        self.counts.refused += buffer is None
-        return buffer
+        claimed = self.claim(n_bytes, match, match.entries())
+        self.counts.refused += claimed is None
+        return claimed
 
     @guarded(False)
     def store_segment(self, view: LiveView, segment: Segment) -> bool:
@@ -222,7 +230,7 @@ class RamStore(Room):
             return False
         match = self.tree.match(view.namespace, view.tokens)
         counted = self.account.reserved(segment.record)
-        fits = self.make_room(segment.nbytes - counted, match, keep=match.entries())
+        fits = bool(self.make_room(segment.nbytes - counted, match, keep=match.entries()))
         match = self.tree.match(view.namespace, view.tokens)
         needed = any(e.position > segment.start for e in match.entries())
         stored = fits and needed and match.length >= segment.end and self.tree.store(match, segment)
@@ -253,7 +261,7 @@ class RamStore(Room):
     def clear(self) -> None:
         """See `PromptCache.clear`; a checkpoint in use goes with its last user."""
         self.forgets += 1
-        for entry in list(self.tree.oldest_entries()):
+        for entry in list(self.tree.entries()):
             self.remove(entry)
         self.counts.damaged += self.tree.damaged
         self.tree = Tree()
@@ -379,7 +387,7 @@ class RamStore(Room):
         entries = self.tree.match(namespace, path).entries()
         if not entries or entries[-1].position != len(path):
             return None
-        self.pins.use(user, entries[-1])
+        self.use(user, entries[-1])
         return entries[-1].checkpoint
 
     @guarded(lambda *_: [], changes=False)

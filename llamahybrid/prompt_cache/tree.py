@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 
 import numpy as np
 
@@ -40,8 +39,7 @@ class Tree:
         self._roots: dict[str, Node] = {}
         self._clock = 0
         self._nodes: OrderedDict[Node, None] = OrderedDict()  # oldest use first
-        self._entries: OrderedDict[Entry, None] = OrderedDict()  # oldest use first
-        self._line: OrderedDict[Entry, None] = OrderedDict()  # whose value is looked at next first
+        self._entries: OrderedDict[Entry, None] = OrderedDict()  # the next to be looked at first
         self.requests = 0
         """Requests planned so far: the clock of values."""
         self.splitters: dict[str, Splitter] = {}
@@ -60,7 +58,7 @@ class Tree:
     def __del__(self) -> None:
         """Nodes and checkpoints name each other: their bytes would stay until Python looks for cycles."""
         for entry in self._entries:
-            entry.node, entry.above, entry.below = None, None, {}
+            entry.node = None
         for node in self._nodes:
             node.parent, node.children = None, {}
 
@@ -79,22 +77,22 @@ class Tree:
         """Bytes of all that the tree holds."""
         return self.index_bytes + self.entry_bytes + self.segment_bytes
 
-    def oldest_entries(self) -> Iterator[Entry]:
-        """Checkpoints, the longest unused first."""
+    def entries(self) -> Iterator[Entry]:
+        """Checkpoints, the longest unused first, but for those that were moved to the end."""
         return iter(self._entries)
 
-    def next_in_line(self, count: int) -> list[Entry]:
-        """Return the first `count` checkpoints of a line that each joins at the end."""
-        return list(islice(self._line, count))
-
     def to_the_end(self, entries: Iterable[Entry]) -> None:
-        """Move checkpoints to the end of the line."""
+        """Move checkpoints behind all others."""
         for entry in entries:
-            self._line.move_to_end(entry)
+            self._entries.move_to_end(entry)
 
     def oldest_nodes(self) -> Iterator[Node]:
         """Nodes, the longest unused first."""
         return iter(self._nodes)
+
+    def newest_nodes(self) -> Iterator[Node]:
+        """Nodes, the last used first."""
+        return reversed(self._nodes)
 
     def match(self, namespace: str, tokens: Tokens) -> Match:
         """Follow `tokens` from the root of `namespace` as far as the tree knows them."""
@@ -169,11 +167,10 @@ class Tree:
         """Index a checkpoint on an inserted path; its place must be free."""
         node = next(n for n in match.path if n.start < checkpoint.position <= n.end)
         entry = Entry(checkpoint, node, marked, born=self.requests, seen=self.requests)
-        self._link(entry, node.above(entry.position), node.below(entry.position))
         node.entries[checkpoint.position] = entry
         for above in node.path():
             above.weight += 1
-        self._entries[entry] = self._line[entry] = None
+        self._entries[entry] = None
         self.entry_bytes += entry.nbytes
         self.touch_entry(entry)
         return entry
@@ -181,12 +178,11 @@ class Tree:
     def detach(self, entry: Entry) -> None:
         """Take a checkpoint out; its token path stays remembered until it is trimmed."""
         assert entry.node is not None
-        self._unlink(entry)
         del entry.node.entries[entry.position]
         for above in entry.node.path():
             above.weight -= 1
         entry.node = None
-        del self._entries[entry], self._line[entry]
+        del self._entries[entry]
         self.entry_bytes -= entry.nbytes
 
     def store(self, match: Match, segment: Segment) -> bool:
@@ -265,26 +261,6 @@ class Tree:
             self._roots = {name: root for name, root in self._roots.items() if root.children}
         elif len(parent.children) == 1:
             self._merge(parent)
-
-    def _link(self, entry: Entry, above: Entry | None, below: list[Entry]) -> None:
-        """Put a checkpoint between the next ones on its path."""
-        entry.above = above
-        if above is not None:
-            above.below[entry] = None
-        for deeper in below:
-            if deeper.above is not None:
-                del deeper.above.below[deeper]
-            deeper.above = entry
-            entry.below[deeper] = None
-
-    def _unlink(self, entry: Entry) -> None:
-        """Join the next checkpoints on a path without the one between them."""
-        if entry.above is not None:
-            del entry.above.below[entry]
-            entry.above.below |= entry.below
-        for deeper in entry.below:
-            deeper.above = entry.above
-        entry.above, entry.below = None, {}
 
     def _divide(self, namespace: str, node: Node, segment: Segment, position: int) -> None:
         """Replace a segment by its two parts, as far as a checkpoint needs them.

@@ -56,7 +56,7 @@ def kind(entry: Entry) -> Kind:
     """Return the kind of a place: a message's start, a prompt's end, its history, and checkpoints below."""
     at_end = entry.checkpoint.logits is not None
     hits, passes = min(entry.hits, 2), min(entry.passes, 2)
-    return entry.marked, at_end, hits, passes, bool(entry.below), entry.deeper_gone, entry.abandoned
+    return entry.marked, at_end, hits, passes, entry.leads_on, entry.deeper_gone, entry.abandoned
 
 
 def first_guess(place: Kind) -> float:
@@ -164,11 +164,12 @@ class ReuseValue:
 
     def of(self, entry: Entry, now: int) -> float:
         """Tokens saved a request and a byte; `now`: the number of the last request."""
-        shallower = 0 if entry.above is None else entry.above.position
         n_bytes = freed(entry)
-        if not n_bytes and not entry.below:
+        if not n_bytes and not entry.leads_on:
             return 0.0  # one without a snapshot, whose attention could not be kept
-        return self.rate(entry, now) * self.chance(entry) * (entry.position - shallower) / max(1, n_bytes)
+        return (
+            self.rate(entry, now) * self.chance(entry) * (entry.position - entry.shallower) / max(1, n_bytes)
+        )
 
     def rate(self, entry: Entry, now: int) -> float:
         """Requests on its path per request: what was seen of it, and what silence says of any path."""
@@ -189,9 +190,9 @@ class ReuseValue:
 def freed(entry: Entry) -> int:
     """Bytes that go with a checkpoint: its own, and those of segments that only it needs."""
     n_bytes = entry.nbytes
-    if entry.below or entry.node is None:
+    if entry.leads_on or entry.node is None:
         return n_bytes
-    shallower = 0 if entry.above is None else entry.above.position
+    shallower = entry.shallower
     for node in entry.node.path():
         if node is not entry.node and node.weight > 1:
             break

@@ -15,7 +15,7 @@ from llamahybrid.server.footprint import default_models_bytes, footprint
 from llamahybrid.server.settings import ModelSettings
 
 if TYPE_CHECKING:
-    from llamahybrid.events.publisher import EventPublisher
+    from llamahybrid.events import EventPublisher
 
 logger = logging.getLogger("llamahybrid.server")
 
@@ -176,13 +176,12 @@ def published(llm: Llama, settings: ModelSettings) -> EventPublisher | None:
     """
     if settings.kv_events is None:
         return None
-    from llamahybrid.events.publisher import EventPublisher, ZMQError
+    from llamahybrid.events import EventPublisher, ZMQError
 
     try:
         return EventPublisher(
             llm,
             settings.kv_events,
-            replay=settings.kv_events_replay,
             topic=settings.kv_events_topic,
             block_size=settings.kv_block_size,
         )

@@ -68,9 +68,6 @@ class ModelSettings(upstream.ModelSettings):  # type: ignore[misc]
         default=None,
         description="Address for vLLM's KV events over ZMQ, for routers: tcp://127.0.0.1:5557.",
     )
-    kv_events_replay: Optional[str] = Field(
-        default=None, description="Address at which subscribers ask for missed events."
-    )
     kv_events_topic: str = Field(default="", description="First frame of each event: kv@POD@MODEL, say.")
     kv_block_size: int = Field(default=16, ge=1, description="Tokens of a block in KV events.")
     verbose: bool = Field(default=False, description="Whether llama.cpp prints what it does.")

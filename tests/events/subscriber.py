@@ -13,16 +13,13 @@ import zmq
 class Subscriber:
     """Holds what a router would know: by medium, the blocks that are stored."""
 
-    def __init__(self, endpoint: str, replay: str | None = None, topic: str = "") -> None:
+    def __init__(self, endpoint: str, topic: str = "") -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.SUB)
         self._socket.connect(endpoint)
         self._socket.setsockopt_string(zmq.SUBSCRIBE, topic)
-        self._again = None
-        if replay is not None:
-            self._again = self._context.socket(zmq.DEALER)
-            self._again.connect(replay)
-        self._expected = 0
+        self._expected: int | None = None
+        self._told = False
         self.blocks: dict[str, dict[int, tuple[int | None, tuple[int, ...]]]] = {}
         self.topics: set[str] = set()
 
@@ -30,38 +27,22 @@ class Subscriber:
         self._context.destroy(linger=0)
 
     def receive(self, seconds: float) -> bool:
-        """Take one message in, after those that were missed; False if none comes."""
+        """Take one message in; False if none comes."""
         if not self._socket.poll(int(1000 * seconds)):
             return False
         topic, number, payload = self._socket.recv_multipart()
         self.topics.add(topic.decode())
         sequence = int.from_bytes(number, "big")
-        if sequence > self._expected and self._again is not None:
-            self.ask_again(self._expected, up_to=sequence)
-        if sequence >= self._expected:
-            self._process(payload)
-            self._expected = sequence + 1
+        assert self._expected in (None, sequence), "a message was lost"
+        self._expected = sequence + 1
+        self._process(payload)
         return True
-
-    def ask_again(self, first: int, up_to: int | None = None) -> None:
-        assert self._again is not None
-        self._again.send_multipart((b"", first.to_bytes(8, "big")))
-        while True:
-            assert self._again.poll(30_000), "no answer"
-            _, number, payload = self._again.recv_multipart()
-            sequence = int.from_bytes(number, "big", signed=True)
-            if sequence < 0:
-                return
-            if (up_to is None or sequence < up_to) and sequence >= self._expected:
-                self._process(payload)
-                self._expected = sequence + 1
 
     def until(self, reached: Callable[[], Any], seconds: float = 30.0) -> None:
         end = time.monotonic() + seconds
         while not reached():
             assert time.monotonic() < end, f"never told: {self.paths()}"
-            if not self.receive(0.1) and self._again is not None:
-                self.ask_again(self._expected)  # the first ones are sent while a subscription is on its way
+            self.receive(0.1)
 
     def _process(self, payload: bytes) -> None:
         at, events, _rank = msgpack.unpackb(payload)
@@ -69,7 +50,9 @@ class Subscriber:
         for event in events:
             match event["type"]:
                 case "AllBlocksCleared":
-                    self.blocks.clear()
+                    self.blocks, self._told = {}, True
+                case _ if not self._told:
+                    pass  # sent while the subscription was on its way
                 case "BlockRemoved":
                     for name in event["block_hashes"]:
                         del self.blocks[event["medium"]][name]

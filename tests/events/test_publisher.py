@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from llamahybrid import Llama, PromptCache
-from llamahybrid.events.publisher import EventPublisher
+from llamahybrid.events import EventPublisher
 from tests.events.subscriber import Subscriber
 
 SIZE = 8
@@ -39,11 +39,10 @@ def told() -> Iterator[Callable[..., Subscriber]]:
     with ExitStack() as stack:
 
         def tell(llm: Llama, **more: Any) -> Subscriber:
-            publisher = EventPublisher(llm, ANY, replay=ANY, block_size=SIZE, interval=0.02, **more)
+            publisher = EventPublisher(llm, ANY, block_size=SIZE, interval=0.02, **more)
             stack.enter_context(publisher)
-            subscriber = Subscriber(publisher.endpoint, publisher.replay, more.get("topic", ""))
+            subscriber = Subscriber(publisher.endpoint, more.get("topic", ""))
             stack.callback(subscriber.close)
-            subscriber.ask_again(0)
             return subscriber
 
         yield tell
@@ -142,44 +141,21 @@ def test_salted_requests_are_not_published(
     assert set(map(tuple, said)) == {tuple(tokens(2, 64)[:8])}
 
 
-def test_replay_repeats_earlier_events(opened: Callable[..., Llama]) -> None:
+def test_late_subscribers_are_told_all_blocks(opened: Callable[..., Llama]) -> None:
     llm = opened("qwen35", PromptCache(ram_bytes=64 << 20))
-    with EventPublisher(llm, ANY, replay=ANY, block_size=SIZE, interval=0.02, topic="kv@a@b") as publisher:
-        first = Subscriber(publisher.endpoint, publisher.replay, "kv@")
+    with EventPublisher(llm, ANY, block_size=SIZE, interval=0.02, topic="kv@a@b") as publisher:
+        first = Subscriber(publisher.endpoint, "kv@")
         ask(llm, tokens(1, 64))
+        first.until(lambda: knows(first, 1))
         ask(llm, tokens(2, 64))
-        first.until(lambda: router_knows(first, 2))
-        late = Subscriber(publisher.endpoint, publisher.replay, "kv@")
-        late.ask_again(0)
-        assert router_knows(late, 2)
-        assert first.topics == {"kv@a@b"}
+        late = Subscriber(publisher.endpoint, "kv@")
+        late.until(lambda: knows(late, 2))
+        first.until(lambda: knows(first, 2))
+        assert first.topics == late.topics == {"kv@a@b"}
         first.close()
         late.close()
     publisher.close()  # again does no harm
 
 
-def router_knows(router: Subscriber, conversations: int) -> bool:
+def knows(router: Subscriber, conversations: int) -> bool:
     return len({tuple(path[:8]) for paths in router.paths().values() for path in paths}) == conversations
-
-
-def test_reset_publishes_all_blocks_again(
-    opened: Callable[..., Llama], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("llamahybrid.events.publisher.RESET_MESSAGES", 3)
-    llm = opened("qwen35", PromptCache(ram_bytes=64 << 20))
-    with EventPublisher(llm, ANY, replay=ANY, block_size=SIZE, interval=0.02) as publisher:
-        first = Subscriber(publisher.endpoint, publisher.replay)
-        for seed in range(1, 9):
-            ask(llm, tokens(seed, 24))
-            first.until(lambda seed=seed: router_knows(first, seed))  # type: ignore[misc]
-        late = Subscriber(publisher.endpoint, publisher.replay)
-        late.ask_again(0)
-
-        def agree() -> bool:
-            """The second one may have been told more than the first one has read."""
-            late.receive(0.0)
-            return late.paths() == first.paths()
-
-        first.until(agree)
-        first.close()
-        late.close()

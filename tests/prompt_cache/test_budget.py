@@ -12,11 +12,13 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from llamahybrid.prompt_cache import Costs, LiveView, PromptCache, room
+from llamahybrid.prompt_cache import Costs, LiveView, PromptCache, room, store
 from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.nodes import ENTRY_BYTES, NODE_BYTES
 from tests.lab.fake_engine import FakeEngine
 from tests.lab.integrity import check_integrity
+
+from .stores import DEADLINE
 
 SIZE = 100_000
 ROOM = 30_000
@@ -181,6 +183,46 @@ def test_a_request_beside_a_budget_that_shrinks_does_not_evict_all(monkeypatch: 
     assert len(kept) > 10
     assert all(before == after for before, after in kept)
     assert cache.stats().entries == 0
+
+
+def test_evictions_for_a_large_buffer_let_others_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = PromptCache(1 << 20)
+    for first in range(40):
+        fill(cache, [first, 1, 2], 3, size=20_000)
+    left: list[int] = []
+    monkeypatch.setattr(room.time, "sleep", lambda _: left.append(cache.stats().entries))
+    monkeypatch.setattr(room, "SLICE_SECONDS", 0.0)
+    large = cache.buffer(500_000)
+    assert cache.stats().bytes_ram <= 1 << 20
+    assert len(set(left)) > 10
+    segment = cache.segment_buffer(view([1, 2], needs_attention=True), 500_000)
+    assert segment is not None
+    assert cache.stats().bytes_ram <= 1 << 20
+    assert large.nbytes == segment.nbytes == 500_000
+
+
+@pytest.mark.parametrize("what", ["buffer", "segment_buffer", "admit"])
+def test_a_request_does_not_wait_while_memory_is_found_for_another(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, waits = PromptCache(1 << 20), []
+    make = room.new_buffer if what != "admit" else store.owned
+
+    def made(size: object) -> object:
+        other = threading.Thread(target=cache.stats, daemon=True)
+        other.start()
+        other.join(DEADLINE)
+        waits.append(other.is_alive())
+        return make(size)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(room, "new_buffer", made)
+    monkeypatch.setattr(store, "owned", made)
+    if what == "admit":
+        assert cache.admit(view([1, 2]), 2, np.zeros(2 * SIZE, np.uint8)[:SIZE])
+    else:
+        here = (view([1, 2]), SIZE) if what == "segment_buffer" else (SIZE,)
+        assert getattr(cache, what)(*here).nbytes == SIZE
+    assert waits == [False]
 
 
 def test_pins_do_not_survive_clear() -> None:

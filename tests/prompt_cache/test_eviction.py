@@ -95,7 +95,7 @@ class Lru:
         """Nothing is learned; the tree keeps the order of use."""
 
     def victim(self, tree: Tree, path: Match | None, keep: Collection[Entry]) -> eviction.Victim | None:
-        free = (e for e in tree.oldest_entries() if not e.pins and not e.user_pinned and e not in keep)
+        free = (e for e in tree.entries() if not e.in_use and not e.user_pinned and e not in keep)
         entry = next(free, None)
         return bare_tail(tree, path, entry) or entry
 

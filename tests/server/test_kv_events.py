@@ -14,10 +14,10 @@ from tests.lab.waiting import free_port
 
 
 def test_a_router_hears_of_conversations(tiny_model: Callable[..., Path]) -> None:
-    at, again = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
-    told = {"kv_events": at, "kv_events_replay": again, "kv_events_topic": "kv@here@tiny", "kv_block_size": 4}
+    at = f"tcp://127.0.0.1:{free_port()}"
+    told = {"kv_events": at, "kv_events_topic": "kv@here@tiny", "kv_block_size": 4}
     with serving(tiny_model("qwen35"), model=told) as server, server.client() as client:
-        router = Subscriber(at, again, "kv@here@")
+        router = Subscriber(at, "kv@here@")
         asked = {"prompt": "What is a crow, and where does it live?", "max_tokens": 8}
         assert client.post("/v1/completions", json=asked).status_code == 200
         router.until(lambda: router.paths().get("GPU"))

@@ -1,1 +1,0 @@
-"""KV events for routers, in the format of vLLM (`llamahybrid.events.publisher`)."""
