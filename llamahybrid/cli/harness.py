@@ -108,7 +108,7 @@ def bench(
         float, typer.Option(min=0, help="time for all of it: conversations are shortened to fit; 0: no limit")
     ] = 5,
 ) -> None:
-    """Tokens decoded over the least possible, time to first token, throughput, restart, memory, saves.
+    """Tokens decoded over the least possible, time to first token, throughput, memory.
 
     Ctrl-C ends it with the results so far (exit status 130); --json is written after each part.
     """

@@ -18,7 +18,7 @@ from llamahybrid.harness.collecting import LATE, Collector, left_out
 from llamahybrid.harness.figures import judged, workload_figures
 from llamahybrid.harness.plan import Cost, Plan, Speed, longest_scale, measured
 from llamahybrid.harness.report import Report, Verdict, WorkloadFigures
-from llamahybrid.harness.runner import RequestResult, WorkloadRunner, suits
+from llamahybrid.harness.runner import RequestResult, WorkloadRunner, unsuited
 from llamahybrid.harness.targets.base import ModelFile, Session, Shape, Target
 from llamahybrid.harness.workloads.chats import CHAT_AGENTS, CHAT_WORKLOADS
 from llamahybrid.harness.workloads.multi_user import AGENTS, CROWDS, four_users
@@ -175,12 +175,11 @@ class Check:
                 yield left_out(workload.name, why, workload.bound)
                 continue
             with target.open(model, Shape(workload.n_ctx, workload.clients)) as session:
-                if suits(session, workload):
+                why_not = unsuited(session, workload)
+                if why_not is None:
                     yield self._played(session, workload, f"{name}: {workload.name}", plan)
                 elif self.workloads is not WORKLOADS:
-                    chats = workload.template
-                    why = "there is no chat template" if chats else "the target takes no token ids"
-                    yield left_out(workload.name, why, workload.bound)
+                    yield left_out(workload.name, why_not, workload.bound)
 
     def _probes(
         self, target: Target, model: ModelFile | None, name: str, plan: Plan
@@ -242,7 +241,7 @@ class Check:
             self.progress(f"{name}: measuring the model's speed", self._steps, self._of)
             with target.open(model, directed.SHAPE) as session:
                 speed = measured(session)
-                suited = [each for each in self.workloads if suits(session, each)]
+                suited = [each for each in self.workloads if unsuited(session, each) is None]
             self._scales[key] = speed, longest_scale(suited, speed, share * (1 - MEMORY_SHARE))
         speed, scale = self._scales[key]
         return Plan(scale, speed, until, until + COMPARING * share, MEMORY_SHARE * share)

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 from llamahybrid.errors import ReportError
 from llamahybrid.files import write_json
 
-FORMAT = 3
+FORMAT = 4
 """Of the JSON; a reader takes no other."""
 
 Sameness: TypeAlias = Literal["same", "tie", "different", "unknown"]
@@ -72,20 +72,6 @@ class RequestFigures:
 
 
 @dataclass(frozen=True)
-class Saving:
-    """Cost of saving a conversation's state in memory and of restoring it; medians."""
-
-    __pydantic_config__: ClassVar = _STRICT
-    bytes: int
-    save: float
-    """Seconds."""
-    restore: float
-    """Seconds, from the bytes to a state that can be decoded from."""
-    memcpy: float
-    """Seconds for a copy of as many bytes, alternating with the others."""
-
-
-@dataclass(frozen=True)
 class Times:
     """Measurements of `llamahybrid bench`, over its rounds."""
 
@@ -96,7 +82,6 @@ class Times:
     """Answers' tokens of all clients over wall time, median over rounds."""
     resident: int | None = None
     """Growth of the process in bytes a conversation, largest round."""
-    saving: Saving | None = None
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,6 @@ from llamahybrid.engine import bindings
 from llamahybrid.harness.conversation import Request
 from llamahybrid.harness.counters import DecodeCounter
 from llamahybrid.harness.report import Sameness
-from llamahybrid.harness.targets import saving
 from llamahybrid.harness.targets.base import STATE_TOKENS, Reply
 from llamahybrid.harness.targets.reference import compare, fresh_context, last_row, pieces_of
 from llamahybrid.harness.workloads.speech import Vocabulary
@@ -270,11 +269,6 @@ class Child:
     def library(self) -> str:
         """Return the path of the loaded libllama; empty: unknown."""
         return str(getattr(llama_cpp.llama_cpp._lib, "_name", ""))
-
-    def saving(self, tokens: Sequence[int]) -> dict[str, Any] | None:
-        """Measure as `Session.saving`."""
-        found = saving.measured(self.llm, self._kind, tokens)
-        return None if found is None else asdict(found)
 
 
 def _count(told: Any) -> int | None:
