@@ -66,7 +66,7 @@ def test_page_loads_nothing_and_runs_nothing_of_what_was_said() -> None:
 def test_page_begins_with_the_verdicts_and_names_faults() -> None:
     text = " ".join(Elements(html(hostile_report())).text.split())
     order = [
-        "1 of 3 targets without a fault; 2 with faults.",
+        "1 of 3 targets without a fault; 1 with faults; 1 did not run to the end.",
         "answers differ from a context that reused nothing",
         "1 of 2 hazards of the native memory hit it: x.",
         "Faults (2)",

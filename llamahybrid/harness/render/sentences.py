@@ -106,18 +106,15 @@ def headline(report: Report) -> str:
         return "; ".join(filter(None, (f"{_number(len(report.targets), 'target')} measured", stopped))) + "."
     counted = Counter(outcome(target) for target in report.targets)
     good = f"{counted['ok']} of {_number(len(report.targets), 'target')} without a fault"
-    bad = f"{counted['bad']} with faults" if counted["bad"] else ""
-    slow = sum(_only_slow(target) for target in report.targets)
+    faults = [{each.name for each in verdicts(t) if each.outcome == "bad"} for t in report.targets]
+    with_faults, slow = sum(map(bool, faults)), faults.count({"reuse"})
+    bad = f"{with_faults} with faults" if with_faults else ""
     if slow:
-        bad += f", {'all' if slow == counted['bad'] else slow} of them only by decoding more than necessary"
+        bad += f", {'all' if slow == with_faults else slow} of them only by decoding more than necessary"
+    died = sum(target.error is not None for target in report.targets)
+    not_run = f"{died} did not run to the end" if died else ""
     untold = f"{counted['cannot tell']} cannot be judged" if counted["cannot tell"] else ""
-    return "; ".join(filter(None, (good, bad, untold, stopped))) + "."
-
-
-def _only_slow(target: TargetFigures) -> bool:
-    """Tell whether nothing is bad but the number of decoded tokens."""
-    names = {verdict.name for verdict in verdicts(target) if verdict.outcome == "bad"}
-    return target.error is None and names == {"reuse"}
+    return "; ".join(filter(None, (good, bad, not_run, untold, stopped))) + "."
 
 
 def of_target(target: TargetFigures) -> list[Sentence]:

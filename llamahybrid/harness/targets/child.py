@@ -25,6 +25,7 @@ from typing import Any, TextIO
 import llama_cpp
 import xxhash
 
+from llamahybrid.capi.gguf import quiet
 from llamahybrid.configuration import own_cache
 from llamahybrid.engine import bindings
 from llamahybrid.harness.conversation import Request
@@ -97,7 +98,10 @@ class Child:
         self._keeps_rows = True
 
     def open(self, kind: str, model: str, options: Mapping[str, Any], n_ctx: int, parallel: int) -> Any:
-        """Open a model in place of the current one; return its properties."""
+        """Open a model in place of the current one; return its properties.
+
+        Raises ValueError with llama.cpp's reason.
+        """
         self.close()
         self._kind, self._keeps_rows = kind, True
         several = kind == "ours" and parallel > 1
@@ -105,7 +109,12 @@ class Child:
         if kind == "ours":  # not the cache of LLAMAHYBRID_RAM, which is shared
             more["prompt_cache"] = own_cache()
         self._parallel = parallel if several else 1
-        self.llm = maker(kind)(model_path=model, **{"verbose": False, **options, **more, "n_ctx": n_ctx})
+        with quiet() as said:
+            try:
+                options = {"verbose": False, **options, **more, "n_ctx": n_ctx}
+                self.llm = maker(kind)(model_path=model, **options)
+            except ValueError as error:
+                raise ValueError(f"{error}: {' | '.join(said[-3:])}") from error
         self._completes = kind in ("stock+ram", "stock+disk")
         if kind == "stock+ram":
             self.llm.set_cache(llama_cpp.LlamaRAMCache())

@@ -167,7 +167,10 @@ class LocalTarget(Target):
     """`stock`, `stock+ram`, `stock+disk`, `ours`, `class:FILE:NAME`."""
 
     def __init__(self, name: str, kind: str, lib: Path | None = None) -> None:
+        """Raises EngineError if there is no libllama in `lib`."""
         super().__init__(name, kind)
+        if lib is not None:
+            loading(lib)
         self._lib = lib
         self.library = ""
         """Path of the loaded libllama, once a session was open."""
