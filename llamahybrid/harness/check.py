@@ -169,11 +169,12 @@ class Check:
         for workload in self.workloads:
             if workload.template and model is not None and not model.chats:
                 continue
-            self._step(f"{name}: {workload.name}")
             if not plan.fits(workload):
+                self._steps += 1
                 why = f"{LATE}; it takes about {plan.seconds(workload):.0f} s"
                 yield left_out(workload.name, why, workload.bound)
                 continue
+            self._step(f"{name}: {workload.name}")
             with target.open(model, Shape(workload.n_ctx, workload.clients)) as session:
                 why_not = unsuited(session, workload)
                 if why_not is None:
@@ -186,18 +187,20 @@ class Check:
     ) -> Iterator[WorkloadFigures]:
         bad: set[str] = set()
         for probe in directed.PROBES:
-            self._step(f"{name}: {probe.about}")
             if plan.over and not bad:
+                self._steps += 1
                 yield left_out(probe.workload.name, LATE)
                 continue
+            self._step(f"{name}: {probe.about}")
             with target.open(model, directed.SHAPE) as session:
                 done = directed.run(session, probe, bad, plan.script_scale)
             bad |= {verdict.name for verdict in done.verdicts if verdict.outcome == "bad"}
             yield done
-        self._step(f"{name}: memory")
         if plan.over:
+            self._steps += 1
             yield left_out(directed.MEMORY, LATE)
             return
+        self._step(f"{name}: memory")
         share = 1.0
         if plan.speed is not None and plan.memory_seconds is not None:
             share = min(1.0, plan.memory_seconds / plan.speed.seconds(MEMORY_COST))

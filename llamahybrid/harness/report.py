@@ -29,6 +29,9 @@ Outcome: TypeAlias = Literal["ok", "bad", "cannot tell"]
 PROBE = "probe: "
 """In the names of directed probes, which measure nothing."""
 
+NOT_RUN = "it did not run: "
+"""Prefix of the detail of a workload that did not run."""
+
 _STRICT: dict[str, Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
 
@@ -106,6 +109,11 @@ class WorkloadFigures:
     """Length of messages and answers, as a share of the full one; see `harness.plan`."""
     times: Times | None = None
 
+    @property
+    def ran(self) -> bool:
+        """False: it did not run, for the reason in its verdict."""
+        return not any(verdict.name == "runs" for verdict in self.verdicts)
+
 
 @dataclass(frozen=True)
 class TargetFigures:
@@ -134,7 +142,7 @@ class Report:
     models: tuple[str, ...]
     targets: tuple[TargetFigures, ...]
     complete: bool = True
-    """False: the run was stopped, or out of time."""
+    """False: the run was stopped before its end."""
     format: int = FORMAT
 
     @classmethod

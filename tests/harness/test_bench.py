@@ -86,6 +86,7 @@ def test_bench_without_time_left_is_complete_and_says_what_did_not_run() -> None
     report = run.run()
     assert report.complete, "exit status 130 is of Ctrl-C"
     (found,) = report.targets
+    assert found.error == "nothing ran: the time was over (see --minutes)"
     assert {SHORT.name, "2 clients at once"} <= {each.workload for each in found.workloads}
     for each in found.workloads:
         (verdict,) = each.verdicts

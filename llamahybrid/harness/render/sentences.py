@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from llamahybrid.harness.report import (
+    NOT_RUN,
     PROBE,
     Outcome,
     Report,
@@ -16,8 +17,6 @@ from llamahybrid.harness.report import (
 )
 
 _WORST_FIRST: Sequence[Outcome] = ("bad", "cannot tell", "ok")
-NOT_RUN = "it did not run: "
-"""Prefix of the detail of a workload that did not run."""
 HAZARD = "hazard:"
 """Prefix of the names of native hazards."""
 
@@ -95,15 +94,15 @@ def outcome(target: TargetFigures) -> Outcome:
 
 def tabled(target: TargetFigures) -> list[WorkloadFigures]:
     """Return the workloads of tables: those that ran, and of directed probes the bad ones."""
-    ran = [w for w in target.workloads if not any(verdict.name == "runs" for verdict in w.verdicts)]
+    ran = [w for w in target.workloads if w.ran]
     return [w for w in ran if PROBE not in w.workload or overall(w.verdicts) == "bad"]
 
 
 def headline(report: Report) -> str:
     """Return the whole report in one sentence."""
-    stopped = "" if report.complete else "the run was stopped, or out of time, before its end"
+    stopped = "" if report.complete else "the run was stopped before its end; so far: "
     if not any(target.error or verdicts(target) for target in report.targets):
-        return "; ".join(filter(None, (f"{_number(len(report.targets), 'target')} measured", stopped))) + "."
+        return f"{stopped}{_number(len(report.targets), 'target')} measured."
     counted = Counter(outcome(target) for target in report.targets)
     good = f"{counted['ok']} of {_number(len(report.targets), 'target')} without a fault"
     faults = [{each.name for each in verdicts(t) if each.outcome == "bad"} for t in report.targets]
@@ -114,7 +113,7 @@ def headline(report: Report) -> str:
     died = sum(target.error is not None for target in report.targets)
     not_run = f"{died} did not run to the end" if died else ""
     untold = f"{counted['cannot tell']} cannot be judged" if counted["cannot tell"] else ""
-    return "; ".join(filter(None, (good, bad, not_run, untold, stopped))) + "."
+    return stopped + "; ".join(filter(None, (good, bad, not_run, untold))) + "."
 
 
 def of_target(target: TargetFigures) -> list[Sentence]:
