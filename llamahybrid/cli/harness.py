@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,7 +16,6 @@ from llamahybrid.engine.process import Progress, display
 from llamahybrid.files import require_writable, write_so_far
 
 if TYPE_CHECKING:
-    from llamahybrid.harness.hazards.runner import Result
     from llamahybrid.harness.report import Report, Verdict
     from llamahybrid.harness.targets.base import Target
 
@@ -147,12 +146,8 @@ def hazards(
 
     with running(json) as told:
         probes = [find(name) for name in probe or ()] or PROBES
-
-        def done(results: Sequence[Result]) -> None:
-            told(results[-1].probe.id, len(results) - 1, len(probes))
-
         settings = {"gpu_layers": n_gpu_layers, "rpc": rpc, "jobs": jobs, "seconds": timeout}
-        report = harness.report(probes, library(lib), done, arch=arch, **settings)
+        report = harness.report(probes, library(lib), told, arch=arch, **settings)
     finish(report, json)
 
 

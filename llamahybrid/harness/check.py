@@ -21,7 +21,7 @@ from llamahybrid.harness.report import Report, Verdict, WorkloadFigures
 from llamahybrid.harness.runner import RequestResult, WorkloadRunner, unsuited
 from llamahybrid.harness.targets.base import ModelFile, Session, Shape, Target
 from llamahybrid.harness.workloads.chats import CHAT_AGENTS, CHAT_WORKLOADS
-from llamahybrid.harness.workloads.multi_user import AGENTS, CROWDS, four_users
+from llamahybrid.harness.workloads.multi_user import CROWDS, four_users, sub_agents
 from llamahybrid.harness.workloads.tokens import TOKEN_WORKLOADS, Workload, long_prompt, thinking_stripped
 
 PARALLEL_BOUND = 1.5
@@ -35,7 +35,7 @@ PARALLEL = (
 WORKLOADS: tuple[Workload, ...] = (
     *(w for w in TOKEN_WORKLOADS if w.start is not long_prompt),
     *CROWDS,
-    *AGENTS,
+    Workload("sub-agents", sub_agents),
     *CHAT_WORKLOADS,
     *CHAT_AGENTS,
     *PARALLEL,
