@@ -134,6 +134,15 @@ def shown(made: Report, width: int = 80) -> str:
     return console.export_text()
 
 
+def test_headline_tells_how_much_of_a_check_ran() -> None:
+    late = workload("late", requests=(), verdicts=(verdict("runs", "cannot tell", "it did not run: late"),))
+    made = report(target("ours", workload(), late, late), target("stock", error="it died"))
+    said = " ".join(shown(made).split())
+    assert (
+        "1 of 2 targets without a fault in the 2 of 4 workloads that ran; 1 did not run to the end." in said
+    )
+
+
 def test_terminal_shows_whole_names_in_80_columns() -> None:
     names = [f"qwen35: {each.name}" for each in WORKLOADS]  # as with several models
     every = [workload(name, least=123_456, decoded=234_567) for name in names]

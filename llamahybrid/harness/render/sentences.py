@@ -105,6 +105,9 @@ def headline(report: Report) -> str:
         return f"{stopped}{_number(len(report.targets), 'target')} measured."
     counted = Counter(outcome(target) for target in report.targets)
     good = f"{counted['ok']} of {_number(len(report.targets), 'target')} without a fault"
+    ran = [w.ran for target in report.targets for w in target.workloads]
+    if not all(ran):
+        good += f" in the {sum(ran):,} of {_number(len(ran), 'workload')} that ran"
     faults = [{each.name for each in verdicts(t) if each.outcome == "bad"} for t in report.targets]
     with_faults, slow = sum(map(bool, faults)), faults.count({"reuse"})
     bad = f"{with_faults} with faults" if with_faults else ""
