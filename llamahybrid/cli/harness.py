@@ -23,21 +23,21 @@ Model = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="GGUF f
 Models = Annotated[
     list[Path] | None,
     typer.Option(
-        "--model", exists=True, dir_okay=False, help="GGUF file; repeatable; default: tiny ones it makes"
+        "--model",
+        exists=True,
+        dir_okay=False,
+        help="GGUF file; repeatable; default: tiny models, made for the run",
     ),
 ]
-On = Annotated[
-    list[str],
-    typer.Option(
-        "--on",
-        help="stock, stock+ram, stock+disk, ours, class:FILE.py:NAME (each may have @LIB), server:PATH, "
-        "or a URL; LABEL= before it names it; repeatable; default of check: ours, of bench: stock, stock+ram "
-        "and ours",
-    ),
-]
-Lib = Annotated[
-    Path | None, typer.Option(exists=True, help="a libllama, or its folder, for those that are Python")
-]
+_ON = typer.Option(
+    "--on",
+    help="target: stock, stock+ram, stock+disk, ours, class:FILE.py:NAME (each may have @LIB), server:PATH, "
+    "or a URL; LABEL= before it names it; repeatable; default of check: ours, of bench: stock, stock+ram "
+    "and ours",
+)
+On = Annotated[list[str], _ON]
+SomeOn = Annotated[list[str] | None, _ON]
+Lib = Annotated[Path | None, typer.Option(exists=True, help="libllama, or its folder, of targets in Python")]
 Json = Annotated[Path | None, typer.Option("--json", help="write the report here")]
 Layers = Annotated[int, typer.Option(help="layers on the GPU; -1: all")]
 
@@ -46,13 +46,15 @@ MINUTES = 5.0
 
 
 def check(
-    on: On | None = None,
+    on: SomeOn = None,
     model: Models = None,
     lib: Lib = None,
     json: Json = None,
     workload: Annotated[list[str] | None, typer.Option(help="only this one; repeatable")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="the directed probes alone")] = False,
-    hazards: Annotated[bool, typer.Option(help="libllama's hazards, too, where there is one")] = False,
+    hazards: Annotated[
+        bool, typer.Option(help="also the hazards of the libllama of targets in Python")
+    ] = False,
     server_option: Annotated[
         list[str] | None, typer.Option(help="argument for llama-server; repeatable")
     ] = None,
@@ -93,7 +95,7 @@ def check(
 
 def bench(
     model: Model,
-    on: On | None = None,
+    on: SomeOn = None,
     lib: Lib = None,
     rounds: Annotated[int, typer.Option(min=1, help="times are medians of so many")] = 3,
     clients: Annotated[

@@ -171,8 +171,8 @@ class Check:
                 continue
             if not plan.fits(workload):
                 self._steps += 1
-                why = f"{LATE}; it takes about {plan.seconds(workload):.0f} s"
-                yield left_out(workload.name, why, workload.bound)
+                needed = f"it needs about {plan.seconds(workload):.0f} s, more than is left (see --minutes)"
+                yield left_out(workload.name, LATE if plan.over else needed, workload.bound)
                 continue
             self._step(f"{name}: {workload.name}")
             with target.open(model, Shape(workload.n_ctx, workload.clients)) as session:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from llamahybrid import __version__, llama, tiny
@@ -34,6 +35,13 @@ def test_version_prints_both_packages() -> None:
         result.output
         == f"llamahybrid {__version__}\nllama-cpp-python {metadata.version('llama_cpp_python')}\n"
     )
+
+
+@pytest.mark.parametrize("command", ["check", "bench", "hazards", "compare", "report", "record", "replay"])
+def test_help_explains_every_option(command: str) -> None:
+    root = typer.main.get_command(app)
+    found = root.get_command(typer.Context(root), command)  # type: ignore[attr-defined]
+    assert not [each.name for each in found.params if not getattr(each, "help", None)]
 
 
 def test_tiny_writes_a_model(tmp_path: Path, tiny_model: TinyModel) -> None:

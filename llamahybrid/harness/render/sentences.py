@@ -137,8 +137,9 @@ def _summed(target: TargetFigures, name: str) -> Sentence:
     counted = [pair for pair in found if pair[1].outcome == result]
     text = described(name, result)
     if name == "runs":
-        text = f"{_number(len(found), 'workload')} did not run: {found[0][1].detail.removeprefix(NOT_RUN)}"
-        return Sentence(result, _ended(text))
+        why = found[0][1].detail.removeprefix(NOT_RUN)
+        first = ". First: " if any(verdict.detail != found[0][1].detail for _, verdict in found) else ": "
+        return Sentence(result, _ended(f"{_number(len(found), 'workload')} did not run{first}{why}"))
     if result == "cannot tell" and len(counted) < len(found):  # ok in the other workloads
         text = (
             f"{described(name, 'ok')} in {len(found) - len(counted)} of {_number(len(found), 'workload')}; "
