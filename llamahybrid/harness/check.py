@@ -46,7 +46,8 @@ def workloads_called(names: Sequence[str]) -> tuple[Workload, ...]:
     """Return the workloads of these names, all without names. Raises ValueError for an unknown one."""
     known = {each.name: each for each in WORKLOADS}
     if unknown := [name for name in names if name not in known]:
-        raise ValueError(f"no workload called {', '.join(unknown)}; there are: {', '.join(known)}")
+        every = ", ".join(map(repr, known))
+        raise ValueError(f"no workload called {', '.join(map(repr, unknown))}; there are: {every}")
     return tuple(known[name] for name in names) if names else WORKLOADS
 
 

@@ -53,6 +53,8 @@ def maker(kind: str) -> Callable[..., Any]:
         module = importlib.util.module_from_spec(spec)
         sys.modules["target"] = module
         spec.loader.exec_module(module)
+        if not hasattr(module, name):
+            raise ImportError(f"there is no {name} in {path}")
         made: Callable[..., Any] = getattr(module, name)
         return made
     stock: Callable[..., Any] = llama_cpp.Llama

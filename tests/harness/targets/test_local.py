@@ -117,6 +117,8 @@ def test_sampled_answer_is_compared_by_its_logits(stock: LocalTarget, model: Mod
 
 
 DYING = """
+import os
+import sys
 import llama_cpp
 
 class Dies(llama_cpp.Llama):
@@ -133,7 +135,12 @@ class Refuses(llama_cpp.Llama):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("Dies", "exit status 7: CUDA error: out of memory"), ("Refuses", "not today")]
+    ("name", "said"),
+    [
+        ("Dies", "exit status 7: CUDA error: out of memory"),
+        ("Refuses", "not today"),
+        ("Misspelled", "there is no Misspelled in "),
+    ],
 )
 def test_target_that_dies_is_reported(name: str, said: str, model: ModelFile, tmp_path: Path) -> None:
     (tmp_path / "dying.py").write_text(DYING)
