@@ -14,7 +14,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
@@ -73,6 +73,11 @@ class Recipe:
     def options_here() -> tuple[tuple[str, str], ...]:
         """The environment variables that shape a build."""
         return tuple((name, os.environ[name]) for name in sorted(_NAMES.split()) if os.environ.get(name))
+
+    @property
+    def pip_cache(self) -> Path:
+        """A cache folder for pip of this recipe alone: pip's key of a built wheel has no CMAKE_ARGS."""
+        return sdist.cache_dir() / "pip" / short_name(asdict(self))
 
     def runs_here(self) -> bool:
         """Tell whether its builds run on this machine: another CPU may lack instructions."""
