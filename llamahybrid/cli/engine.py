@@ -60,7 +60,7 @@ def build(
         reason = choice.mismatch(built, site)
     if reason:
         typer.echo(f"`import llamahybrid` does not take it by itself: {reason}", err=True)
-    typer.echo(built.libraries)
+    typer.echo(os.fsencode(built.libraries))  # for $(...), whatever the bytes of the name
 
 
 @engine.command("list")
