@@ -13,7 +13,7 @@ from rich.console import Console
 from llamahybrid.children import ended_in_order
 from llamahybrid.cli.console import errors_shown
 from llamahybrid.engine.process import Progress, display
-from llamahybrid.files import require_writable, without_home, write_so_far
+from llamahybrid.files import require_writable, write_so_far
 
 if TYPE_CHECKING:
     from llamahybrid.harness.hazards.runner import Result
@@ -133,10 +133,6 @@ def hazards(
     arch: Annotated[str | None, typer.Option(help="run every probe on this architecture")] = None,
     probe: Annotated[list[str] | None, typer.Option(help="run only this one; repeatable")] = None,
     json: Json = None,
-    junit: Annotated[Path | None, typer.Option(help="write a JUnit report here")] = None,
-    expect: Annotated[
-        str | None, typer.Option(help="stock: fail where the pinned stock build differs")
-    ] = None,
     n_gpu_layers: Layers = 0,
     rpc: Annotated[str, typer.Option(metavar="HOST:PORT,...", help="RPC servers that hold layers")] = "",
     jobs: Annotated[int, typer.Option(min=1, help="probes at a time")] = 2,
@@ -150,29 +146,22 @@ def hazards(
     from llamahybrid.harness.hazards.catalogue import PROBES, find
     from llamahybrid.harness.hazards.runner import library
 
-    if expect not in (None, "stock") or (expect and arch):
-        raise typer.BadParameter("--expect is stock, without --arch: only that table is known")
-    with running(json, junit) as told:
+    with running(json) as told:
         probes = [find(name) for name in probe or ()] or PROBES
 
         def done(results: Sequence[Result]) -> None:
             told(results[-1].probe.id, len(results) - 1, len(probes))
 
         settings = {"gpu_layers": n_gpu_layers, "rpc": rpc, "jobs": jobs, "seconds": timeout}
-        report, results = harness.report(probes, library(lib), done, arch=arch, **settings)
-    finish(report, json, junit, judge=expect is None)
-    if expect is not None:
-        found = harness.surprises(results)
-        typer.echo("\n".join(found) or "as known of stock llama-cpp-python 0.3.36")
-        if found:
-            raise typer.Exit(1)
+        report = harness.report(probes, library(lib), done, arch=arch, **settings)
+    finish(report, json)
 
 
 @contextmanager
-def running(*files: Path | None) -> Iterator[Progress]:
-    """Show progress and errors of a run that writes these files at its end."""
+def running(json: Path | None) -> Iterator[Progress]:
+    """Show progress and errors of a run that writes this file at its end."""
     with ended_in_order(), errors_shown(ValueError, OSError):
-        require_writable(*files)
+        require_writable(json)
         with display() as told:
             yield told
 
@@ -182,27 +171,20 @@ def so_far(json: Path | None) -> Callable[[Report], None]:
     return lambda report: write_so_far(json, report.write) if json is not None else None
 
 
-def finish(report: Report, json: Path | None, junit: Path | None = None, judge: bool = True) -> None:
-    """Print and write a report; exit with 130 if it is not complete, 1 if `judge` and a target is bad."""
-    from llamahybrid.harness.render import junit as xml
+def finish(report: Report, json: Path | None) -> None:
+    """Print and write a report; exit with 130 if it is not complete, 1 if a target is bad."""
     from llamahybrid.harness.render.sentences import outcome
     from llamahybrid.harness.render.terminal import show
 
-    unwritten: OSError | None = None
-    try:
-        if json is not None:
-            report.write(json)
-        if junit is not None:
-            junit.write_text(without_home(xml.junit(report)), encoding="utf-8")
-    except OSError as error:
-        unwritten = error
-    show(report, Console())
     with errors_shown(OSError):
-        if unwritten is not None:  # raised last, so that the results are shown
-            raise unwritten
+        try:
+            if json is not None:
+                report.write(json)
+        finally:  # a full disk does not lose the run
+            show(report, Console())
     if not report.complete:
         raise typer.Exit(130)
-    if judge and any(outcome(each) == "bad" for each in report.targets):
+    if any(outcome(each) == "bad" for each in report.targets):
         raise typer.Exit(1)
 
 
