@@ -1,7 +1,8 @@
-# `make demo` and `make test` set up everything they need, on a fresh machine too; `make` lists the targets.
+# `make demo` and `make test` set up everything but the packages that README names; `make` lists the targets.
+# After `make clean`:
 #
-#   make test PYTHON=python3.12           another Python
-#   CMAKE_ARGS=-DGGML_CUDA=on make venv   another build of llama.cpp (after `make clean`)
+#   make venv PYTHON=python3.12           another Python
+#   CMAKE_ARGS=-DGGML_CUDA=on make venv   another build of llama.cpp
 
 PYTHON ?= python3
 TIME   ?= 300

@@ -84,7 +84,7 @@ def check(
         given = model or ()
         needed = bool(given) or any(each.needs_model for each in targets)
         with models(given, n_gpu_layers, make=needed, threads=threads) as files:
-            found = _hazards(lib) if hazards else (lambda _: ())
+            found = _hazards if hazards else (lambda _: ())
             if minutes is None and (model or not any(each.needs_model for each in targets)):
                 minutes = MINUTES
             run = Check(targets, files, chosen, found, told, minutes or None)
@@ -188,9 +188,9 @@ def finish(report: Report, json: Path | None) -> None:
         raise typer.Exit(1)
 
 
-def _hazards(lib: Path | None) -> Callable[[Target], tuple[Verdict, ...]]:
-    """Return a function for the hazards of a target's libllama; servers have none here."""
+def _hazards(target: Target) -> tuple[Verdict, ...]:
+    """Return the verdicts on the hazards of a target's libllama; servers have none here."""
     from llamahybrid.harness.hazard_verdicts import verdicts
     from llamahybrid.harness.targets.local import LocalTarget
 
-    return lambda each: verdicts(each.library) if isinstance(each, LocalTarget) and each.library else ()
+    return verdicts(target.library) if isinstance(target, LocalTarget) and target.library else ()

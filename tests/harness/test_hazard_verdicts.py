@@ -124,13 +124,6 @@ def test_stopped_run_reports_what_it_found(finding: Callable[..., None], tmp_pat
     assert [each.name for each in report.targets[0].hazards] == [f"hazard:{NAMES[0]}"]
 
 
-def test_unwritable_report_never_loses_the_run(finding: Callable[..., None]) -> None:
-    finding(Verdict.WRONG)
-    code, said = hazards("--json", "/dev/full")
-    assert (code, said.splitlines()[-1].startswith("error: ")) == (1, True)
-    assert "2 of 2 hazards" in said
-
-
 def test_names_are_whole_at_80_columns(finding: Callable[..., None]) -> None:
     finding(Verdict.WRONG)
     done = CliRunner().invoke(app, ["hazards"], env={"COLUMNS": "80"})
