@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -27,7 +26,6 @@ logger = logging.getLogger("llamahybrid")
 _LLAMA, _MTMD = "LLAMA_CPP_LIB_PATH", "MTMD_CPP_LIB"
 _MODULE = "llama_cpp._ctypes_extensions"
 
-_lock = threading.RLock()
 _request: str | None = None
 """The value of ``LLAMAHYBRID_ENGINE``: a failure is an error; empty: stock is the fallback; None: llama_cpp
 searches by itself."""
@@ -149,13 +147,12 @@ def _wrap(module: ModuleType) -> None:
     @functools.wraps(load)
     def load_shared_library(lib_base_name: str, base_path: Path) -> Any:
         nonlocal beside
-        with _lock:
-            if lib_base_name == "llama":
-                beside, library = _load_first(load, base_path)
-                return library
-            # the folder of libllama is used for libmtmd and libggml, too
-            own = beside is None or lib_base_name not in ("mtmd", "ggml")
-            return load(lib_base_name, base_path if own else beside)
+        if lib_base_name == "llama":
+            beside, library = _load_first(load, base_path)
+            return library
+        # the folder of libllama is used for libmtmd and libggml, too
+        own = beside is None or lib_base_name not in ("mtmd", "ggml")
+        return load(lib_base_name, base_path if own else beside)
 
     load_shared_library.llamahybrid = True  # type: ignore[attr-defined]
     module.load_shared_library = load_shared_library  # type: ignore[attr-defined]
