@@ -63,7 +63,7 @@ def resolve(request: str) -> Path | None:
     """The folder of libraries that a value of ``LLAMAHYBRID_ENGINE`` names; None: nothing was built.
 
     Raises:
-        EngineError: there is no such engine, or it is damaged.
+        EngineError: there is no such engine.
     """
     return next(iter(_candidates(request)), None)
 
@@ -97,7 +97,6 @@ def _candidates(request: str) -> Sequence[Path]:
             f"LLAMAHYBRID_ENGINE={request} has no lib{' and no lib'.join(lacking)}; it takes stock, patched "
             "or a folder of libraries (`llamahybrid engine list` shows those that were built)"
         )
-    _check(folder)
     return [folder]
 
 
@@ -164,6 +163,8 @@ def _load_first(load: Callable[[str, Path], Any], own: Path) -> tuple[Path | Non
     try:
         for folder in () if _request is None else _candidates(_request):
             try:
+                if _request not in ("", "stock", "patched"):
+                    _check(folder)
                 return folder, load("llama", folder)
             except (OSError, RuntimeError) as error:
                 _failures[folder] = str(error)

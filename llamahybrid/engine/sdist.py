@@ -36,12 +36,6 @@ class Pin:
         """The archive's file name."""
         return f"{self.folder}.tar.gz"
 
-    @property
-    def requirement(self) -> str:
-        """The line for pip; without a sha256 any content is accepted."""
-        line = f"llama-cpp-python=={self.version}"
-        return f"{line} --hash=sha256:{self.sha256}" if self.sha256 else line
-
 
 PIN = Pin("0.3.36", "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e")
 """The release that the test suite runs on, source of vocabularies and chat templates. An engine is built from
@@ -160,7 +154,8 @@ def download(folder: Path, pin: Pin) -> Path:
     (backend / "__init__.py").touch()
     (backend / "build.py").write_text(_BACKEND.format(version=pin.version))
     pinned = folder / "requirements.txt"
-    pinned.write_text(f"{pin.requirement}\n")
+    known = f" --hash=sha256:{pin.sha256}" if pin.sha256 else ""
+    pinned.write_text(f"llama-cpp-python=={pin.version}{known}\n")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
     command += ["--require-hashes"] if pin.sha256 else []
     command += ["--no-binary", ":all:", "--no-build-isolation", "--dest", str(folder), "-r", str(pinned)]
