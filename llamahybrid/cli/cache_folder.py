@@ -95,18 +95,22 @@ class CacheFolder:
 
     def check(self, one: Found) -> RecordError | None:
         """Read a whole record and return its damage; None: sound, or unreadable now (printed and counted)."""
-        try:
-            header = self.rows.read(one.item.key).head.header
-        except RecordGone:
-            return RecordGone("its file is gone")
-        except RecordError as error:
-            return error
-        except (OSError, MemoryError) as error:
-            self.unread += 1
-            typer.echo(f"{one.name}: {error or 'no memory for it'}", err=True)
-            return None
-        named = header.digest == path_digest(one.namespace, one.tokens)
-        return None if named else RecordError("a record lies under the name of another")
+        for attempt in range(2):  # a read error may be transient
+            try:
+                header = self.rows.read(one.item.key).head.header
+                if header.digest != path_digest(one.namespace, one.tokens):
+                    raise RecordError("a record lies under the name of another")
+                return None
+            except RecordGone:
+                return RecordGone("its file is gone")
+            except RecordError as error:
+                if attempt:
+                    return error
+            except (OSError, MemoryError) as error:
+                self.unread += 1
+                typer.echo(f"{one.name}: {error or 'no memory for it'}", err=True)
+                return None
+        return None
 
     def remove(self, one: Found | bytes) -> bool:
         """Remove a record; False if the disk refuses."""

@@ -13,7 +13,7 @@ from rich.console import Console
 from llamahybrid.children import ended_in_order
 from llamahybrid.cli.console import errors_shown
 from llamahybrid.engine.process import Progress, display
-from llamahybrid.files import require_writable, write_so_far
+from llamahybrid.files import require_writable, without_home, write_so_far
 
 if TYPE_CHECKING:
     from llamahybrid.harness.hazards.runner import Result
@@ -84,7 +84,7 @@ def check(
         given = model or ()
         needed = bool(given) or any(each.needs_model for each in targets)
         with models(given, n_gpu_layers, make=needed, threads=threads) as files:
-            found = _hazards if hazards else (lambda _: ())
+            found = _hazards(lib) if hazards else (lambda _: ())
             if minutes is None and (model or not any(each.needs_model for each in targets)):
                 minutes = MINUTES
             run = Check(targets, files, chosen, found, told, minutes or None)
@@ -133,6 +133,10 @@ def hazards(
     arch: Annotated[str | None, typer.Option(help="run every probe on this architecture")] = None,
     probe: Annotated[list[str] | None, typer.Option(help="run only this one; repeatable")] = None,
     json: Json = None,
+    junit: Annotated[Path | None, typer.Option(help="write a JUnit report here")] = None,
+    expect: Annotated[
+        str | None, typer.Option(help="stock: fail where the pinned stock build differs")
+    ] = None,
     n_gpu_layers: Layers = 0,
     rpc: Annotated[str, typer.Option(metavar="HOST:PORT,...", help="RPC servers that hold layers")] = "",
     jobs: Annotated[int, typer.Option(min=1, help="probes at a time")] = 2,
@@ -146,22 +150,29 @@ def hazards(
     from llamahybrid.harness.hazards.catalogue import PROBES, find
     from llamahybrid.harness.hazards.runner import library
 
-    with running(json) as told:
+    if expect not in (None, "stock") or (expect and arch):
+        raise typer.BadParameter("--expect is stock, without --arch: only that table is known")
+    with running(json, junit) as told:
         probes = [find(name) for name in probe or ()] or PROBES
 
         def done(results: Sequence[Result]) -> None:
             told(results[-1].probe.id, len(results) - 1, len(probes))
 
         settings = {"gpu_layers": n_gpu_layers, "rpc": rpc, "jobs": jobs, "seconds": timeout}
-        report = harness.report(probes, library(lib), done, arch=arch, **settings)
-    finish(report, json)
+        report, results = harness.report(probes, library(lib), done, arch=arch, **settings)
+    finish(report, json, junit, judge=expect is None)
+    if expect is not None:
+        found = harness.surprises(results)
+        typer.echo("\n".join(found) or "as known of stock llama-cpp-python 0.3.36")
+        if found:
+            raise typer.Exit(1)
 
 
 @contextmanager
-def running(json: Path | None) -> Iterator[Progress]:
-    """Show progress and errors of a run that writes this file at its end."""
+def running(*files: Path | None) -> Iterator[Progress]:
+    """Show progress and errors of a run that writes these files at its end."""
     with ended_in_order(), errors_shown(ValueError, OSError):
-        require_writable(json)
+        require_writable(*files)
         with display() as told:
             yield told
 
@@ -171,26 +182,33 @@ def so_far(json: Path | None) -> Callable[[Report], None]:
     return lambda report: write_so_far(json, report.write) if json is not None else None
 
 
-def finish(report: Report, json: Path | None) -> None:
-    """Print and write a report; exit with 130 if it is not complete, 1 if a target is bad."""
+def finish(report: Report, json: Path | None, junit: Path | None = None, judge: bool = True) -> None:
+    """Print and write a report; exit with 130 if it is not complete, 1 if `judge` and a target is bad."""
+    from llamahybrid.harness.render import junit as xml
     from llamahybrid.harness.render.sentences import outcome
     from llamahybrid.harness.render.terminal import show
 
+    unwritten: OSError | None = None
+    try:
+        if json is not None:
+            report.write(json)
+        if junit is not None:
+            junit.write_text(without_home(xml.junit(report)), encoding="utf-8")
+    except OSError as error:
+        unwritten = error
+    show(report, Console())
     with errors_shown(OSError):
-        try:
-            if json is not None:
-                report.write(json)
-        finally:  # a full disk does not lose the run
-            show(report, Console())
+        if unwritten is not None:  # raised last, so that the results are shown
+            raise unwritten
     if not report.complete:
         raise typer.Exit(130)
-    if any(outcome(each) == "bad" for each in report.targets):
+    if judge and any(outcome(each) == "bad" for each in report.targets):
         raise typer.Exit(1)
 
 
-def _hazards(target: Target) -> tuple[Verdict, ...]:
-    """Return the verdicts on the hazards of a target's libllama; servers have none here."""
+def _hazards(lib: Path | None) -> Callable[[Target], tuple[Verdict, ...]]:
+    """Return a function for the hazards of a target's libllama; servers have none here."""
     from llamahybrid.harness.hazard_verdicts import verdicts
     from llamahybrid.harness.targets.local import LocalTarget
 
-    return verdicts(target.library) if isinstance(target, LocalTarget) and target.library else ()
+    return lambda each: verdicts(each.library) if isinstance(each, LocalTarget) and each.library else ()

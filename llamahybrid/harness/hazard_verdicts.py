@@ -66,7 +66,7 @@ def report(
     under_test: Library,
     done: Callable[[Sequence[Result]], None] = lambda results: None,
     **settings: Any,
-) -> Report:
+) -> tuple[Report, list[Result]]:
     """Run probes on a library, with the settings of `run`.
 
     `done` is called with the results so far after each.
@@ -84,4 +84,13 @@ def report(
         run(probes, under_test, done=add, **settings)
     order = [probe.id for probe in probes]
     results.sort(key=lambda each: order.index(each.probe.id))
-    return report_of(results, under_test, complete=len(results) == len(probes))
+    return report_of(results, under_test, complete=len(results) == len(probes)), results
+
+
+def surprises(results: Sequence[Result]) -> list[str]:
+    """Return a line for each verdict that is not the known one of stock llama-cpp-python 0.3.36."""
+    return [
+        f"{result.probe.id}: {result.outcome.verdict.value}, stock is known as {known.value}"
+        for result in results
+        if result.outcome.verdict != (known := result.probe.known[result.model].stock)
+    ]

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -90,13 +91,14 @@ def test_rpc_server_warns_on_a_public_address(monkeypatch: pytest.MonkeyPatch) -
     assert asked == [("127.0.0.1", 50052, 2, None), ("0.0.0.0", 7, None, None)]
 
 
-def test_hazards_fails_on_stock_and_writes_its_report(tmp_path: Path) -> None:
-    file = tmp_path / "a.json"
+def test_hazards_fails_on_stock_and_writes_its_reports(tmp_path: Path) -> None:
+    files = tmp_path / "a.json", tmp_path / "a.xml"
     chosen = ["--probe", "rollback-one-batch", "--probe", "rollback-twice"]
-    result = run("hazards", "--lib", stock(), "--json", file, *chosen)
+    result = run("hazards", "--lib", stock(), "--json", files[0], "--junit", files[1], *chosen)
     assert result.exit_code == 1
-    (target,) = json.loads(file.read_text())["targets"]
+    (target,) = json.loads(files[0].read_text())["targets"]
     assert [each["name"] for each in target["hazards"]] == [f"hazard:{name}" for name in chosen[1::2]]
+    assert ET.fromstring(files[1].read_text()).get("failures") == "1"
 
 
 def test_hazards_refuses_unknown_libraries_and_probes(tmp_path: Path) -> None:
@@ -108,6 +110,8 @@ def test_hazards_refuses_unknown_libraries_and_probes(tmp_path: Path) -> None:
     assert "rollback-twice" in result.output
     for command in ("check", "hazards"):
         assert run(command, "--lib", tmp_path / "none").exit_code == 2
+    assert run("hazards", "--expect", "patched").exit_code == 2
+    assert run("hazards", "--expect", "stock", "--arch", "llama").exit_code == 2
 
 
 @pytest.mark.parametrize(
