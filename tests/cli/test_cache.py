@@ -118,11 +118,6 @@ def test_show_preview_has_texts(folder: Path, tiny_model: Any) -> None:
     assert spelt.decode(errors="replace").strip() not in run("show", "--dir", folder).output
 
 
-def test_verify_passes_a_sound_folder(folder: Path) -> None:
-    result = run("verify", "--dir", folder)
-    assert (result.exit_code, result.output.strip()) == (0, "9 records are sound, 0 damaged")
-
-
 def test_verify_finds_and_removes_damaged_records(folder: Path) -> None:
     victim, name = victim_of(folder)
     raw = bytearray(victim.read_bytes())
@@ -136,7 +131,8 @@ def test_verify_finds_and_removes_damaged_records(folder: Path) -> None:
     assert run("verify", "--remove", "--dir", folder).exit_code == 0
     assert len(keys(folder)) == 8
     assert not victim.exists()
-    assert run("verify", "--dir", folder).exit_code == 0
+    result = run("verify", "--dir", folder)
+    assert (result.exit_code, result.output.strip()) == (0, "8 records are sound, 0 damaged")
 
 
 def test_verify_finds_records_without_a_path(folder: Path) -> None:
@@ -164,11 +160,6 @@ def test_prune_by_size_removes_the_oldest_records(folder: Path) -> None:
     assert "records removed" in result.output
     output = run("list", "--dir", folder).output
     assert ("aaaa" in output, "bbbb" in output) == (True, False)
-
-
-def test_prune_by_model_removes_records_of_that_model(folder: Path) -> None:
-    assert "6 records removed" in run("prune", "--model", "aaaa", "--dir", folder).output
-    assert len(keys(folder)) == 3
 
 
 @pytest.mark.parametrize(

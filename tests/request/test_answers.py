@@ -445,3 +445,23 @@ def test_a_first_request_that_never_comes_in_holds_up_no_other(several):
     made = llm.create_chat_completion(MESSAGES, n=3, seed=40)
     assert [choice["index"] for choice in made["choices"]] == [0, 1, 2]
     assert sorted(said) == [40, 41, 42]
+
+
+def test_completion_after_the_end_of_several_answers_is_none_of_them(several, alone):
+    """A chat format of one's own keeps the context of an answer, for a thread of its own, say."""
+    llm, kept = several(n_parallel=2), []
+    registry = llama_cpp.llama_chat_format.LlamaChatCompletionHandlerRegistry()
+
+    def handler(**_):
+        kept.append(contextvars.copy_context())
+        raise LookupError("mine")
+
+    registry.register_chat_completion_handler("keeps", handler)
+    llm.chat_format = "keeps"
+    try:
+        with pytest.raises(LookupError, match="mine"):
+            llm.create_chat_completion(MESSAGES, n=2, seed=50, **ASKED)
+    finally:
+        registry.unregister_chat_handler("keeps")
+    made = kept[0].run(llm.create_completion, PROMPT, seed=40, **ASKED)
+    assert made["choices"] == alone("qwen35", PROMPT, n=1)[0]
