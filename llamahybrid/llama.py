@@ -160,7 +160,6 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     n_tokens = upstream_attribute("n_tokens")
     scores = upstream_attribute("scores")
     _sampler = upstream_attribute("sampler")
-    _mirostat_mu = upstream_attribute("mirostat_mu")
     _requires_eval = upstream_attribute("requires_eval")
     _logits_all = upstream_attribute("logits_all")
     _seed = upstream_seed()
@@ -356,7 +355,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         """
         if self._vectors is not None:
             return embedded_beside(self._vectors, self.requests, self.tokenize, *args, **kwargs)
-        return embedded(super().embed, llama_cpp.Llama.pooling_type(self), *args, **kwargs)
+        alone = self.embeds and llama_cpp.Llama.pooling_type(self) == llama_cpp.LLAMA_POOLING_TYPE_NONE
+        return embedded(super().embed, alone, *args, **kwargs)
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Decode tokens behind the `n_tokens` present, in batches of at most `n_batch`.
