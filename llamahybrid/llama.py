@@ -21,7 +21,7 @@ from llamahybrid.client.answer import answer
 from llamahybrid.client.answers import answer_count, answers
 from llamahybrid.client.attributes import upstream_attribute, upstream_seed
 from llamahybrid.client.chat_template import let_templates_fill_lists
-from llamahybrid.client.chat_way import ChatWay
+from llamahybrid.client.chat_way import chat_answer
 from llamahybrid.client.completion import arguments, decode_ahead, generate, keeps_rows
 from llamahybrid.client.embedding import embedded, embedded_beside
 from llamahybrid.client.extras import NO_EXTRAS, Extras, current_extras
@@ -336,9 +336,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         thinking, and for a continuation where the chat format is no template. A chat handler that decodes by
         itself has the model to itself: its answers come one by one.
         """
-        template = chat_template_kwargs or {}
-        way = ChatWay(template, thinking_budget, thinking_budget_message, continue_final_message)
-        create, options = partial(way.answer, self), _CHAT(*args, **kwargs)
+        ours = (chat_template_kwargs or {}, thinking_budget, thinking_budget_message, continue_final_message)
+        create, options = partial(chat_answer, self, *ours), _CHAT(*args, **kwargs)
         if (count := answer_count(n)) == 1:
             made = create(**options)
             return self.requests.stream(made) if isinstance(made, Iterator) else made
