@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from os import getpid
 from typing import Any
@@ -87,7 +87,7 @@ def _may_complete(stop: bytes, piece: bytes) -> bool:
 def generate(
     llm: Any,
     request: Request,
-    tokens: Sequence[int] | Iterator[int],
+    tokens: Iterable[int],
     options: dict[str, Any],
     samplers: Samplers | None = None,
 ) -> Tokens:
@@ -98,8 +98,8 @@ def generate(
     reset = options.pop("reset", True)
     asked = {name: options.get(name, default) for name, default in _SAMPLING.items()}
     sampler: RowSampler = llm._init_sampler(**asked)  # as upstream: a wrong argument costs no prefill
+    prompt: Any = tokens if isinstance(tokens, (Sequence, np.ndarray)) else list(tokens)
     try:
-        prompt = list(tokens) if isinstance(tokens, Iterator) else tokens  # as upstream
         requests.begin(request, reset)
         request.prompt = _placed_by(llm, request, prompt, reset)
         rest: list[int] = []

@@ -62,12 +62,12 @@ def test_refused_tokens_change_nothing(open_model, more, error):
 
 
 @pytest.mark.parametrize("cls", [Llama, llama_cpp.Llama])
-@pytest.mark.parametrize("wrong", [{"temp": "hot"}, {"top_k": 2.5}, {"grammar": "no grammar"}])
-def test_wrong_arguments_of_the_sampler_cost_no_prefill(open_model, cls, wrong):
+@pytest.mark.parametrize("wrong", [{"temp": "hot"}, {"top_k": 2.5}, {"grammar": "no grammar"}, {"tokens": 5}])
+def test_wrong_arguments_change_nothing(open_model, cls, wrong):
     llm = open_model(cls=cls)
     llm.eval(OTHER)
     with pytest.raises((TypeError, AttributeError, ctypes.ArgumentError)):
-        next(llm.generate(PROMPT, **wrong))
+        next(llm.generate(**{"tokens": PROMPT, **wrong}))
     assert llm._input_ids.tolist() == OTHER
 
 
