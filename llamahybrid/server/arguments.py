@@ -11,11 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from llamahybrid.client import json_schema
-from llamahybrid.client.chat_prompt import Prompt
-from llamahybrid.client.chat_prompt import chat_prompt as render
-from llamahybrid.client.chat_way import continuation_of
-from llamahybrid.client.continuation import Continuing
-from llamahybrid.client.model_markers import markers_of
+from llamahybrid.client.chat_template import Prompt
+from llamahybrid.client.chat_template import chat_prompt as render
+from llamahybrid.client.chat_way import Continuing, continuation_of
+from llamahybrid.client.template_probe import markers_of
 from llamahybrid.llama import Llama
 from llamahybrid.server.bodies import CacheOptions, ChatCompletionRequest, CompletionRequest
 from llamahybrid.server.errors import bad, require_tokens
