@@ -28,7 +28,7 @@ from llamahybrid.server.bodies import (
     EmbeddingRequest,
 )
 from llamahybrid.server.errors import bad, later, require_tokens
-from llamahybrid.server.loading import TokenText
+from llamahybrid.server.prompts import TokenText
 from llamahybrid.server.request_fields import require_known
 from llamahybrid.server.service import Service
 
