@@ -103,15 +103,27 @@ class ServedLlama(Llama):
         """Tokenize as upstream, a text with many control tokens piece by piece."""
         begins = {marker[:1] for marker, _ in self._markers} if len(text) > PIECE_BYTES else ()
         if sum(map(text.count, begins)) <= FEW_MARKERS or type(self.tokenizer_) is not LlamaTokenizer:
-            return list(super().tokenize(text, add_bos, special))
-        ends = super().tokenize(b"", add_bos, special)  # BOS and EOS, as this vocabulary adds them
-        made: list[int] = ends[:1] if ends and self._model.add_bos_token() else []
+            whole: list[int] = super().tokenize(text, add_bos, special)
+            return whole
+        ends: list[int] = super().tokenize(b"", add_bos, special)  # BOS and EOS, as this vocabulary adds them
+        made = ends[:1] if ends and self._model.add_bos_token() else []
         after = ends[len(made) :]
         start = 0
         for end in (*self._cuts(text, special), len(text)):
             made += super().tokenize(text[start:end], False, special)
             start = end
         return made + after
+
+    def detokenize(
+        self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
+    ) -> bytes:
+        """Return the bytes of tokens as upstream, which copies the text once more at each token."""
+        whole = super().detokenize
+        if len(tokens) <= FEW_MARKERS or type(self.tokenizer_) is not LlamaTokenizer:
+            return bytes(whole(tokens, prev_tokens, special))
+        pieces = {token: whole([token], None, special) for token in set(tokens)}
+        text = b"".join(map(pieces.__getitem__, tokens))
+        return text[tokens[0] == self.token_bos() and text[:1] == b" " :]
 
     @cached_property
     def _markers(self) -> list[tuple[bytes, int]]:

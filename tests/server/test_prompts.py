@@ -114,3 +114,5 @@ def test_tokens_of_pieces_are_upstreams(
             for add_bos, special in ((True, True), (False, True), (True, False)):
                 expected = llama_cpp.Llama.tokenize(llm, text, add_bos, special)
                 assert llm.tokenize(text, add_bos, special=special) == expected, text
+                text = llama_cpp.Llama.detokenize(llm, expected, special=special)
+                assert llm.detokenize(expected, special=special) == text
