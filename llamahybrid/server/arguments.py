@@ -18,9 +18,9 @@ from llamahybrid.client.template_probe import markers_of
 from llamahybrid.llama import Llama
 from llamahybrid.server.bodies import CacheOptions, ChatCompletionRequest, CompletionRequest
 from llamahybrid.server.errors import bad, require_tokens
-from llamahybrid.server.loading import PromptRules, prompt_rules
 from llamahybrid.server.messages import require_readable, with_mappings, with_thoughts
 from llamahybrid.server.options import ReadingOptions, SamplingOptions, TemplateOptions, template_kwargs
+from llamahybrid.server.prompts import PromptRules, prompt_rules
 from llamahybrid.server.thinking import ContinuationOptions, ThinkingOptions, goes_on
 
 Logits = npt.NDArray[np.single]
