@@ -27,15 +27,14 @@ HARDENING = ("reuse", "hardening")
 
 def releases() -> tuple[str, ...]:
     """The releases with patches, oldest first; empty if the package lacks the patches."""
-    found = (path.parent.name for place in _places() for path in place.glob("*/series"))
-    return tuple(sorted(found, key=order))
+    return tuple(sorted((path.parent.name for path in _home().glob("*/series")), key=order))
 
 
 def release(installed: str | None) -> str:
     """The release whose patches fit an installed version (0.3.36+cu124, say): its own, else the newest."""
     known = releases()
     own = (installed or "").partition("+")[0]
-    return own if own in known else "".join(known[-1:])
+    return own if own in known or not known else known[-1]
 
 
 def order(version: str) -> tuple[int, ...]:
@@ -49,11 +48,11 @@ def folder(version: str) -> Path:
     Raises:
         EngineError: there are none.
     """
-    for place in _places():
-        if version and (place / version / "series").is_file():
-            return place / version
-    if version and releases():
-        raise EngineError(f"no patches for llama-cpp-python {version}; there are for {', '.join(releases())}")
+    known = releases()
+    if version in known:
+        return _home() / version
+    if known:
+        raise EngineError(f"no patches for llama-cpp-python {version}; there are for {', '.join(known)}")
     raise EngineError(f"the patch series is missing from {_PACKAGE}; install llamahybrid again")
 
 
@@ -117,7 +116,7 @@ def environment(tree: Path) -> dict[str, str]:
     return {**kept, **alone, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
 
 
-def _places() -> tuple[Path, ...]:
+def _home() -> Path:
     """The folder of all series, in an installed package or in a checkout."""
-    places = (_PACKAGE / "patches", _PACKAGE.parent / "patches")
-    return tuple(place for place in places if any(place.glob("*/series")))[:1]
+    inside = _PACKAGE / "patches"
+    return inside if inside.is_dir() else _PACKAGE.parent / "patches"
