@@ -1,7 +1,8 @@
-# `make demo` and `make test` set up everything they need, on a fresh machine too; `make` lists the targets.
+# `make demo` and `make test` set up everything but the packages that README names; `make` lists the targets.
+# After `make clean`:
 #
-#   make test PYTHON=python3.12           another Python
-#   CMAKE_ARGS=-DGGML_CUDA=on make venv   another build of llama.cpp (after `make clean`)
+#   make venv PYTHON=python3.12           another Python
+#   CMAKE_ARGS=-DGGML_CUDA=on make venv   another build of llama.cpp
 
 PYTHON ?= python3
 TIME   ?= 300
@@ -82,7 +83,7 @@ bench: venv ## one client beside stock, and the gain of drafts
 gpu: venv ## with all layers on the GPU: hazards, campaigns, speed; benchmarks/results/gpu-*.json (skipped without a GPU)
 	$(BIN)/python -m benchmarks.gpu --seconds $(TIME)
 
-clean: ## remove what the other targets made here (pip's cache keeps the built wheel)
+clean: ## remove what the other targets made here (the cache folder keeps the built wheel)
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -f llamahybrid/_shim.* native/_shim.*
 
@@ -91,11 +92,13 @@ clean: ## remove what the other targets made here (pip's cache keeps the built w
 	$(BIN)/python -m pip install --quiet "platformdirs>=4" "filelock>=3.25"
 	touch $@
 
-# Each stamp is newer than all it was made from, so a second run does nothing.
+# Each stamp is newer than all it was made from, so a second run does nothing. pip's cache of built wheels does not
+# know CMAKE_ARGS, compiler and CPU, so each build has a cache of its own.
 .venv/.engine: .venv/.created llamahybrid/engine/sdist.py
-	$(BIN)/python -c "from llamahybrid.engine.sdist import PIN; print(PIN.requirement)" > .venv/engine.txt
-	$(BIN)/python -m pip install --no-deps --no-binary llama-cpp-python --require-hashes \
-		$(if $(CMAKE_ARGS),--no-cache-dir) -r .venv/engine.txt
+	$(BIN)/python -c "from llamahybrid.engine import sdist; print(sdist.fetch().as_uri())" > .venv/engine.txt
+	$(BIN)/python -c "from llamahybrid.engine.recipe import Recipe; print(Recipe.here().pip_cache)" > .venv/cache.txt
+	$(BIN)/python -m pip install --no-deps --cache-dir "$$(cat .venv/cache.txt)" \
+		"llama-cpp-python @ $$(cat .venv/engine.txt)"
 	touch $@
 
 .venv/.installed: .venv/.engine pyproject.toml $(SHIM)

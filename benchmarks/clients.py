@@ -7,6 +7,8 @@ alone   milliseconds a token of a streamed completion and of a `generate` loop, 
 first   time to the first token of a chat of 3,500 tokens whose thinking is stripped; beside both
 chats   clients with a common system prompt whose chats lose their thinking, sizes drawn; beside llama-server
 long    a cold prompt of 4,000 tokens beside three answers; beside llama-server
+away    first token of a chat of 3,500 tokens whose model had made way for another, opening included; beside
+        llama-server's router, and a process for each model (ollama's way; llama-server's)
 
 Run: python -m benchmarks.clients [PART ...] [--rounds N] [--clients 4 8] [--threads N] [--json FILE]
 The file is written part by part. Exits with 1 where a target is missed.
@@ -27,7 +29,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import date
 from itertools import islice
@@ -120,6 +122,10 @@ PARTS: dict[str, tuple[tuple[str, ...], tuple[Target, ...]]] = {
             Target("beside / alone", "ours", None, most=1.15),
         ),
     ),
+    "away": (
+        ("served", "router", "new process"),
+        tuple(Target("first token, s", "served", over, most=0.5) for over in ("router", "new process")),
+    ),
 }
 
 
@@ -164,25 +170,39 @@ class Subject:
 
     @contextmanager
     def opened(self) -> Iterator[Stream]:
-        if self.name == "llama-server":
-            assert self.program is not None, "it was built"
-            size = ("-np", str(self.slots), "-c", str(self.slots * CONTEXT), "-t", str(self.threads))
-            with LlamaServer(self.program, self.model, *size) as theirs:
-                asked = {"return_tokens": True, "cache_prompt": True}
-                yield posted(f"{theirs.url}/completion", "n_predict", asked, lambda e: e.get("tokens", ()))
-        elif self.name == "served":
-            numbers = {"n_parallel": self.slots, "n_ctx": CONTEXT, **self.counts}
-            with tempfile.NamedTemporaryFile() as log:
-                given = (str(word) for name, n in numbers.items() for word in (f"--{name}", n))
-                server = ServerProcess(self.model, Path(log.name), *given)
+        if self.name in ("stock", "ours"):
+            with closing(self.in_process()) as llm:
+                yield streamed(llm)
+        else:
+            with self.serving("model") as (stream,):
+                yield stream
+
+    @contextmanager
+    def serving(self, *names: str) -> Iterator[list[Stream]]:
+        """Streams of the models of a server, of which one is open at a time."""
+        with tempfile.TemporaryDirectory() as folder:
+            files = [Path(folder, f"{name}.gguf") for name in names]
+            for file in files:
+                file.symlink_to(self.model)
+            if self.name == "served":
+                size = {"n_parallel": self.slots, "n_ctx": CONTEXT, **self.counts}
+                models = [{"model": str(file), **size} for file in files]
+                server = ServerProcess({"models": models, "models_bytes": 1}, Path(folder, "log"))
+                url = f"http://127.0.0.1:{server.port}/v1/completions"
                 try:
-                    yield posted(f"http://127.0.0.1:{server.port}/v1/completions", "max_tokens", {}, said)
+                    yield [posted(url, "max_tokens", {"model": file.name}, said) for file in files]
                 finally:
                     server.process.kill()
                     server.process.wait()
-        else:
-            with closing(self.in_process()) as llm:
-                yield streamed(llm)
+                return
+            assert self.program is not None, "it was built"
+            router, asked = len(files) > 1, {"return_tokens": True, "cache_prompt": True}
+            options = ["-np", str(self.slots), "-c", str(self.slots * CONTEXT), "-t", str(self.threads)]
+            options += ["--models-max", "1"] if router else []
+            with LlamaServer(self.program, Path(folder) if router else files[0], *options) as theirs:
+                url = f"{theirs.url}/completion"
+                each = [{**asked, "model": name} for name in names]
+                yield [posted(url, "n_predict", more, lambda e: e.get("tokens", ())) for more in each]
 
 
 def said(chunk: Any) -> Iterator[int]:
@@ -315,12 +335,30 @@ def long(stream: Stream, seed: int) -> Result:
     }
 
 
+def away(subject: Subject, seed: int) -> Result:
+    """A chat; an answer of another model, for which the chat's is closed; the chat's next turn."""
+    chance = random.Random(f"away/{seed}")
+    history = words(chance, CHAT, CHAT + 1)
+
+    def anew(prompt: list[int], n: int) -> Iterator[int]:
+        with subject.opened() as stream:
+            yield from stream(prompt, n)
+
+    both = nullcontext([anew, anew]) if subject.name == "new process" else subject.serving("a", "b")
+    with both as (chat, other):
+        history += list(chat(history, 60))
+        list(other(words(chance, 30, 31), 4))
+        return {"first token, s": timed(chat(history + words(chance, 10, 60), 4))[1][0]}
+
+
 def measured(subject: Subject, part: str, seed: int) -> Result:
     """Return the measures of one subject of one part for one round."""
     silence()
     if part == "alone":
         with closing(subject.in_process()) as llm:
             return alone(llm, seed)
+    if part == "away":
+        return away(subject, seed)
     with subject.opened() as stream:
         if part == "chats":
             return chats(stream, subject.slots, seed)
@@ -368,7 +406,9 @@ def main(arguments: argparse.Namespace) -> int:
 
     write(complete=False)  # fails before the measurements if the folder is missing
     with tempfile.TemporaryDirectory() as folder:
-        if arguments.program is None and any("llama-server" in PARTS[part][0] for part in parts):
+        if arguments.program is None and any(
+            {"llama-server", "router"} & {*PARTS[part][0]} for part in parts
+        ):
             with display() as progress:
                 arguments.program = server_build.make(progress).stock
         if arguments.model is None:

@@ -143,9 +143,9 @@ def in_ram(cache: PromptCache, view: LiveView) -> Iterator[Tokens]:
 
 def on_disk(cache: PromptCache, view: LiveView) -> Iterator[Tokens]:
     """Yield the paths of the records that the folder got last and from which a prompt can go on."""
-    places, _ = cache.disk.glance(LOOK_SECONDS, MOST_PATHS // 8) if cache.disk else ((), b"")
-    for namespace, tokens, place in places:
-        if namespace == view.namespace and any(i.is_checkpoint or view.attention_is_all for i in place.items):
+    placed, _ = cache.disk.glance(LOOK_SECONDS, MOST_PATHS // 8) if cache.disk else ((), b"")
+    for namespace, tokens, items in placed:
+        if namespace == view.namespace and any(i.is_checkpoint or view.attention_is_all for i in items):
             yield tokens
 
 

@@ -33,19 +33,18 @@ def write_so_far(path: Path, write: Callable[[Path], None]) -> None:
             write(path)
 
 
-def require_writable(*paths: Path | None) -> None:
+def require_writable(path: Path) -> None:
     """Raise OSError for a file that cannot be written, before a long run instead of after it."""
-    for path in paths:
-        if path is None or (path.exists() and not (path.is_file() or path.is_dir())):  # /dev/stdout
-            continue
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        folder = path.resolve().parent
-        try:
-            tempfile.TemporaryFile(dir=folder).close()
-        except OSError as error:
-            said = f"nothing can be written there: {error.strerror}"
-            raise OSError(error.errno, said, str(folder)) from error
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if path.exists() and not path.is_file():  # /dev/stdout
+        return
+    folder = path.resolve().parent
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        said = f"nothing can be written there: {error.strerror}"
+        raise OSError(error.errno, said, str(folder)) from error
 
 
 def without_home(data: Any) -> Any:

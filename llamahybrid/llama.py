@@ -8,7 +8,7 @@ vocabularies without a model, everything is upstream's.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,14 +17,14 @@ import llama_cpp
 from llama_cpp.llama_speculative import LlamaDraftModel
 
 from llamahybrid.capi.samplers import Samplers
-from llamahybrid.client.answer import answer
+from llamahybrid.client.answer import completion
 from llamahybrid.client.answers import answer_count, answers
 from llamahybrid.client.attributes import upstream_attribute, upstream_seed
 from llamahybrid.client.chat_template import let_templates_fill_lists
-from llamahybrid.client.chat_way import ChatWay
-from llamahybrid.client.completion import arguments, decode_ahead, generate, keeps_rows
+from llamahybrid.client.chat_way import chat_answer
+from llamahybrid.client.completion import arguments, decode_ahead, generate
 from llamahybrid.client.embedding import embedded, embedded_beside
-from llamahybrid.client.extras import NO_EXTRAS, Extras, current_extras
+from llamahybrid.client.extras import NO_EXTRAS, current_extras
 from llamahybrid.client.handle import RequestHandle, made_with, takes_salt
 from llamahybrid.client.native_calls import GuardedModel, NativeCalls, held
 from llamahybrid.client.requests import Requests
@@ -34,7 +34,6 @@ from llamahybrid.client.token_bytes import TokenBytes
 from llamahybrid.configuration import cache_for, current, wait_timeout
 from llamahybrid.core.assembly import ContextShape, Wish, assemble, filled_in, require_adapter, slots_for
 from llamahybrid.core.report import PromptProgress, RequestReport
-from llamahybrid.core.request import Request
 from llamahybrid.core.runner import Runner
 from llamahybrid.core.slot import Slot
 from llamahybrid.core.slots import Slots
@@ -46,7 +45,7 @@ from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache.base import Logits
 from llamahybrid.saved_state import load, save, user_cache
 from llamahybrid.signatures import as_of
-from llamahybrid.speculation.drafts import Drafts, asked_model
+from llamahybrid.speculation.drafts import asked_model
 
 _GENERATE = arguments(llama_cpp.Llama.generate)
 _COMPLETE = arguments(llama_cpp.Llama._create_completion)
@@ -81,7 +80,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     `on_request`: called with the `RequestReport` of each finished request. `on_progress`: called with the
     `PromptProgress` of a prompt after each batch; an exception ends the request. Neither may use the model.
 
-    `requests`, `slots`, `runner` and `drafts` are internal.
+    `requests`, `slots` and `runner` are internal.
     """
 
     @as_of(llama_cpp.Llama.__init__)
@@ -160,7 +159,6 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     n_tokens = upstream_attribute("n_tokens")
     scores = upstream_attribute("scores")
     _sampler = upstream_attribute("sampler")
-    _mirostat_mu = upstream_attribute("mirostat_mu")
     _requires_eval = upstream_attribute("requires_eval")
     _logits_all = upstream_attribute("logits_all")
     _seed = upstream_seed()
@@ -179,11 +177,6 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def n_parallel(self) -> int:
         """Number of slots."""
         return max(1, len(self.slots))
-
-    @property
-    def drafts(self) -> Drafts | None:
-        """The drafting between `generate` and the draft model; None without a prompt cache."""
-        return self.slots.all[0].drafts if self.slots.all else None
 
     @held
     @as_of(llama_cpp.Llama.n_ctx)
@@ -270,27 +263,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         extras, options = current_extras(), _COMPLETE(*args, **kwargs)
         if extras.schema is not None:
             options["grammar"] = extras.schema.instead_of(options.get("grammar"))
-        if self.requests.loop is None:
-            self.requests.refuse_salt()
-            if replace(extras, index=0, schema=None) != NO_EXTRAS:
-                raise LlamaHybridError("a model without a prompt cache has upstream's arguments alone")
-            return super()._create_completion(**options)  # type: ignore[no-any-return]
-
-        def make(extras: Extras, **more: Any) -> tuple[Request, Generator[Any, None, None]]:
-            request = self.requests.request(completing=True, rows=keeps_rows(self, options))
-            made = partial(answer, self, request, extras, options | more)
-            return request, self.requests.drive(request, made)
-
-        if (group := extras.group) is not None:
-            whole, alone = not options.get("stream"), replace(extras, group=None)
-            one = lambda i: make(replace(alone, index=i), seed=group.seeds[i])  # noqa: E731
-            if (items := group.items(extras.index, one, whole)) is not None:
-                return items  # type: ignore[no-any-return]
-        _, made = make(extras)
-        if options.get("stream"):
-            return made
-        with closing(made):  # here, since upstream drops it and would lose errors of `on_request`
-            return iter((next(made),))
+        if self.requests.loop is not None:
+            return completion(self, extras, options)
+        self.requests.refuse_salt()
+        if replace(extras, index=0, schema=None) != NO_EXTRAS:
+            raise LlamaHybridError("a model without a prompt cache has upstream's arguments alone")
+        return super()._create_completion(**options)  # type: ignore[no-any-return]
 
     @as_of(llama_cpp.Llama.create_completion)
     @takes_salt
@@ -337,9 +315,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         thinking, and for a continuation where the chat format is no template. A chat handler that decodes by
         itself has the model to itself: its answers come one by one.
         """
-        template = chat_template_kwargs or {}
-        way = ChatWay(template, thinking_budget, thinking_budget_message, continue_final_message)
-        create, options = partial(way.answer, self), _CHAT(*args, **kwargs)
+        ours = (chat_template_kwargs or {}, thinking_budget, thinking_budget_message, continue_final_message)
+        create, options = partial(chat_answer, self, *ours), _CHAT(*args, **kwargs)
         if (count := answer_count(n)) == 1:
             made = create(**options)
             return self.requests.stream(made) if isinstance(made, Iterator) else made
@@ -356,7 +333,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         """
         if self._vectors is not None:
             return embedded_beside(self._vectors, self.requests, self.tokenize, *args, **kwargs)
-        return embedded(super().embed, llama_cpp.Llama.pooling_type(self), *args, **kwargs)
+        alone = self.embeds and llama_cpp.Llama.pooling_type(self) == llama_cpp.LLAMA_POOLING_TYPE_NONE
+        return embedded(super().embed, alone, *args, **kwargs)
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Decode tokens behind the `n_tokens` present, in batches of at most `n_batch`.

@@ -194,6 +194,16 @@ def test_saved_state_continues_at_its_end(open_model, fresh, arch):
     assert other.last_request.cached == len(PROMPT)
 
 
+def test_a_state_has_the_seed_that_was_set_last(open_model):
+    llm = open_model()
+    llm.create_completion(PROMPT, seed=3, **ASKED)
+    llm.set_seed(7)
+    state = llm.save_state()
+    llm.set_seed(8)
+    llm.load_state(state)
+    assert (state.seed, llm._seed) == (7, 7)
+
+
 @pytest.mark.parametrize("arch", KINDS)
 def test_a_state_that_stock_saved_is_taken(open_model, fresh, arch):
     stock = open_model(arch, llama_cpp.Llama)

@@ -44,6 +44,7 @@ _SCALARS: dict[int, tuple[str, Any, Callable[[Any], Value]]] = {
     7: ("bool", ctypes.c_bool, bool),
     _STRING: ("str", _s, bytes.decode),
 }
+_WRITTEN = ((bool, 7), (int, 4), (float, 6), (str, _STRING))  # a bool is an int, too
 _LogCallback = ctypes.CFUNCTYPE(None, ctypes.c_int, _s, _p)
 _TensorCallback = ctypes.CFUNCTYPE(None, _p, _p)
 
@@ -148,17 +149,11 @@ class Gguf:
             self._set(key.encode(), value)
 
     def _set(self, key: bytes, value: Value) -> None:
-        # bool comes first: it is an int too
-        for python, suffix, native in (
-            (bool, "bool", ctypes.c_bool),
-            (int, "u32", ctypes.c_uint32),
-            (float, "f32", ctypes.c_float),
-        ):
-            if isinstance(value, python):
-                _native(f"gguf_set_val_{suffix}", None, _p, _s, native)(self._gguf, key, value)
-                return
-        if isinstance(value, str):
-            _native("gguf_set_val_str", None, _p, _s, _s)(self._gguf, key, value.encode())
+        kind = next((number for python, number in _WRITTEN if isinstance(value, python)), _ARRAY)
+        if kind != _ARRAY:
+            suffix, native, _ = _SCALARS[kind]
+            scalar = value.encode() if isinstance(value, str) else value
+            _native(f"gguf_set_val_{suffix}", None, _p, _s, native)(self._gguf, key, scalar)
         elif isinstance(value, list) and (not value or isinstance(value[0], str)):
             texts = (_s * len(value))(*(str(text).encode() for text in value))
             put = _native("gguf_set_arr_str", None, _p, _s, ctypes.POINTER(_s), _size)

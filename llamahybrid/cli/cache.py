@@ -55,7 +55,7 @@ def list_(folder: Folder = None, preview: Preview = None) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     if spell:
         table.add_column("text")  # may wrap, so that it alone is narrowed; its cells do not
-    for group in sorted(conversations(found), key=lambda group: max(one.item.written for one in group)):
+    for group in sorted(conversations(found), key=lambda group: max(one.written for one in group)):
         deepest = group[0]
         table.add_row(
             deepest.model[:NAME_LETTERS],
@@ -63,7 +63,7 @@ def list_(folder: Folder = None, preview: Preview = None) -> None:
             f"{deepest.item.end:,}",
             str(sum(one.item.is_checkpoint for one in group)),
             f"{sum(one.item.nbytes for one in group) / 2**20:.1f}",
-            age(max(one.item.written for one in group)),
+            age(max(one.written for one in group)),
             *([Text(spell(deepest.tokens), no_wrap=True, overflow="ellipsis")] if spell else []),
         )
     console = Console()
@@ -91,8 +91,8 @@ def show(
     stored = CacheFolder(folder)
     spell = _speller(preview) if preview else None
     found = stored.found()
-    places = {one.place: (one.namespace, one.tokens, one.place) for one in reversed(found)}
-    seen = outline_of_places(list(places.values()), found[0].item.key if found else b"", most)
+    placed = [(one.namespace, one.tokens, [one.item]) for one in reversed(found)]
+    seen = outline_of_places(placed, found[0].item.key if found else b"", most)
     console = Console()
     title = f"[bold]{escape(str(stored.rows.folder.parent))}[/]"
     console.print(f"{title}  {stored.nbytes / 2**20:,.1f} MiB{stored.troubles()}")
@@ -121,7 +121,7 @@ def verify(
     swept = 0
     if remove:
         for one, _ in wrong:
-            stored.remove(one)
+            stored.remove(one.item.key)
         for key in lost:
             stored.remove(key)
         swept = stored.tidy()
@@ -166,14 +166,14 @@ def prune(
 
     def named(one: Found) -> bool:
         """Tell whether a record is old, or of the model or the salt."""
-        old = older_than is not None and one.item.written < before
+        old = older_than is not None and one.written < before
         return old or (model is not None and one.namespace.startswith(model)) or one.salt == salt
 
     found = stored.found()
     size, most = sum(one.item.nbytes for one in found), math.inf if max_mib is None else max_mib * 2**20
     for one in found:
         if size > most or named(one):
-            removed, size = removed + stored.remove(one), size - one.item.nbytes
+            removed, size = removed + stored.remove(one.item.key), size - one.item.nbytes
     stored.tidy()
     typer.echo(f"{removed} records removed, {stored.nbytes / 2**20:,.1f} MiB left{stored.troubles()}")
     if stored.stuck:

@@ -14,13 +14,11 @@ from llamahybrid.configuration import default_folder
 from llamahybrid.errors import RecordError, RecordGone
 from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.block_store import BlockStore
-from llamahybrid.prompt_cache.blocks import Item, Place
+from llamahybrid.prompt_cache.blocks import Item
 from llamahybrid.prompt_cache.bytes_disk import SHARDS
 from llamahybrid.prompt_cache.disk import DiskRows
-from llamahybrid.prompt_cache.envelope import path_digest
 from llamahybrid.prompt_cache.folder import FOLDER
-from llamahybrid.prompt_cache.forgetting import sweep
-from llamahybrid.prompt_cache.nodes import tokens_of
+from llamahybrid.prompt_cache.nodes import ID_BYTES, tokens_of
 
 NAME_LETTERS = 8
 """Letters of a model's fingerprint that are shown."""
@@ -31,10 +29,11 @@ class Found:
     """A record of a folder."""
 
     item: Item
-    place: Place
     namespace: str
     ids: bytes
     """The tokens of the whole prefix, see `nodes.ids_of`."""
+    written: int
+    """When a checkpoint that needs it was written last, in seconds since 1970."""
 
     @property
     def tokens(self) -> Tokens:
@@ -80,26 +79,26 @@ class CacheFolder:
 
     def found(self) -> list[Found]:
         """All records, least recently used first."""
-        there = [
-            Found(item, place, path.namespace, path.ids)
-            for place, path in self.store.each()
-            for item in place.items
-        ]
-        used = {one.item.key: self.rows.last_used(one.item.key) for one in there}
-        return sorted((one for one in there if used[one.item.key]), key=lambda one: used[one.item.key])
+        stored = sorted(self.store.each(), key=lambda one: one.node.written)
+        sizes = self.rows.sizes(list({key for one in stored for key in one.keys}))
+        there = {
+            item.key: Found(item, one.namespace, one.ids[: ID_BYTES * item.end], one.node.written)
+            for one in stored
+            for item in one.items(sizes)
+        }
+        used = {key: self.rows.last_used(key) for key in there}
+        return sorted((one for key, one in there.items() if used[key]), key=lambda one: used[one.item.key])
 
     def lost(self, found: Sequence[Found]) -> list[bytes]:
         """Keys of records without a path."""
         known = {one.item.key for one in found}
-        return [key for key in self.rows.keys(b"r") if key not in known]
+        return [key for kind in (b"r", b"a") for key in self.rows.keys(kind) if key not in known]
 
     def check(self, one: Found) -> RecordError | None:
         """Read a whole record and return its damage; None: sound, or unreadable now (printed and counted)."""
         for attempt in range(2):  # a read error may be transient
             try:
-                header = self.rows.read(one.item.key).head.header
-                if header.digest != path_digest(one.namespace, one.tokens):
-                    raise RecordError("a record lies under the name of another")
+                self.store.read(one.namespace, one.tokens, one.item)
                 return None
             except RecordGone:
                 return RecordGone("its file is gone")
@@ -112,22 +111,19 @@ class CacheFolder:
                 return None
         return None
 
-    def remove(self, one: Found | bytes) -> bool:
+    def remove(self, key: bytes) -> bool:
         """Remove a record; False if the disk refuses."""
         try:
-            if isinstance(one, bytes):
-                self.rows.remove(one)
-            else:
-                self.store.unlink([one.item])
+            self.rows.remove(key)
         except OSError as error:
             self.stuck += 1
-            typer.echo(f"{name_of(one if isinstance(one, bytes) else one.item.key)}: {error}", err=True)
+            typer.echo(f"{name_of(key)}: {error}", err=True)
             return False
         return True
 
     def tidy(self) -> int:
         """Remove nodes without records, and files of killed processes; return the number of files."""
-        sweep(self.store)
+        self.store.remove_rows(self.store.unneeded())
         return sum(self.rows.sweep(shard) for shard in range(SHARDS))
 
     def troubles(self) -> str:

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from types import FrameType, ModuleType
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from llamahybrid.cli.dialogue import Dialogue, Step
-from llamahybrid.cli.prompt_bar import PromptBar
 from llamahybrid.client.handle import RequestHandle
-from llamahybrid.core.report import RequestReport
+from llamahybrid.core.report import PromptProgress, RequestReport
 from llamahybrid.errors import RequestCancelled
 from llamahybrid.llama import Llama
 
@@ -23,6 +23,9 @@ try:
     import readline
 except ImportError:  # not on every system
     readline = None
+
+LONG_TOKENS = 256
+"""Prompts with at most this many tokens to decode are too short for a bar."""
 
 _THINK, _THINK_END = "<think>", "</think>"
 _CONTROLS = {c: "\N{REPLACEMENT CHARACTER}" for c in (*range(32), *range(127, 160)) if chr(c) not in "\n\t"}
@@ -50,6 +53,34 @@ def without_thinking(text: str) -> str | None:
     if not end and text.lstrip().startswith(_THINK):
         return None
     return said.lstrip() if end else text
+
+
+class PromptBar:
+    """Progress and remaining time of a long prompt, until its answer begins; invisible without a terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar: Progress | None = None
+
+    def show(self, progress: PromptProgress) -> None:
+        """Update the bar."""
+        bar = self._bar
+        if bar is None:
+            if not self._console.is_terminal or progress.total - progress.processed <= LONG_TOKENS:
+                return
+            columns = (TextColumn("prompt"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            bar = self._bar = Progress(*columns, console=self._console, transient=True, auto_refresh=False)
+            bar.add_task("", total=progress.total, completed=progress.cached)
+            bar.start()
+        bar.update(bar.task_ids[0], completed=progress.processed, refresh=True)
+        if progress.processed >= progress.total:
+            self.end()
+
+    def end(self) -> None:
+        """Remove the bar."""
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            bar.stop()
 
 
 class TerminalChat:
@@ -143,7 +174,7 @@ class TerminalChat:
     def _answer(self) -> None:
         """Stream the answer to the last message, store it, and report."""
         finish, text, error = "", "", None
-        with self._bar, self._llm.request(on_progress=self._bar.show) as handle:
+        with self._llm.request(on_progress=self._bar.show) as handle:
             self._handle = handle
             if self._stopped:  # the signal came before the handle existed
                 handle.cancel()
@@ -162,6 +193,7 @@ class TerminalChat:
                 error = raised
             finally:
                 self._handle = None
+                self._bar.end()
             report = self._llm.last_request if handle.reports else None
         said = text if self._keep_thinking else without_thinking(text)
         if finish != "stop" and not said:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import io
 import os
 import signal
@@ -13,20 +12,6 @@ from contextlib import contextmanager
 from types import FrameType
 
 import typer
-
-_NEAREST = "llamahybrid-nearest"
-
-
-def _nearest(error: UnicodeError) -> tuple[bytes, int]:
-    """Encode surrogate escapes as the original bytes of a file name, other characters as `?`."""
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    letters = error.object[error.start : error.end]
-    found = (ord(each) - 0xDC00 if "\udc80" <= each <= "\udcff" else ord("?") for each in letters)
-    return bytes(found), error.end
-
-
-codecs.register_error(_NEAREST, _nearest)
 
 
 def prepare_streams() -> None:
@@ -41,7 +26,7 @@ def prepare_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # None: closed
-            stream.reconfigure(errors=_NEAREST)
+            stream.reconfigure(errors="backslashreplace")
 
 
 @contextmanager

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
+
+from pydantic import TypeAdapter, ValidationError
 
 from llamahybrid.files import write_whole
 
@@ -16,6 +19,12 @@ LARGEST_FILE = 64 << 20
 
 _AFTER = {"system": ("",), "user": ("", "system", "assistant"), "assistant": ("user",)}
 """The roles that a message of each role may follow; empty: it is the first one."""
+
+
+@dataclass(frozen=True)
+class _Message:
+    role: Literal["system", "user", "assistant"]
+    content: str
 
 
 def save(path: Path, messages: Sequence[Message]) -> None:
@@ -36,7 +45,7 @@ def save(path: Path, messages: Sequence[Message]) -> None:
 
 
 def read(path: Path) -> list[Message]:
-    """Read a chat from a JSON file: a list of messages, or an object with `messages`.
+    """Read a chat from a JSON file.
 
     Raises:
         ValueError: the file is not a chat; the message says why.
@@ -47,37 +56,18 @@ def read(path: Path) -> list[Message]:
     if path.stat().st_size > LARGEST_FILE:
         raise ValueError(f"larger than {LARGEST_FILE >> 20} MiB")
     try:
-        found: Any = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"not JSON: {error}") from error
-    if isinstance(found, dict):
-        found = found.get("messages")
-    if not isinstance(found, list):
-        raise ValueError("JSON, but not a list of messages")
+        found = TypeAdapter(list[_Message]).validate_json(path.read_bytes())
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        raise ValueError("".join(f"{part}: " for part in wrong["loc"]) + wrong["msg"]) from error
     messages, last = list[Message](), ""
     for number, message in enumerate(found, 1):
-        role, content = _parts(number, message)
-        if last not in _AFTER[role]:
+        if last not in _AFTER[message.role]:
             raise ValueError(
-                f"message {number} is {role!r} at the wrong place: a system message may come first, "
+                f"message {number} is {message.role!r} at the wrong place: a system message may come first, "
                 "then user and assistant take turns"
             )
-        if content or role != "system":
-            messages.append({"role": role, "content": content})
-        last = role
+        if message.content or message.role != "system":
+            messages.append({"role": message.role, "content": message.content})
+        last = message.role
     return messages
-
-
-def _parts(number: int, message: Any) -> tuple[str, str]:
-    role = message.get("role") if isinstance(message, dict) else None
-    content = message.get("content") if isinstance(message, dict) else None
-    if role not in ("system", "user", "assistant") or not isinstance(content, str):
-        raise ValueError(
-            f"message {number} is not a text of system, user or assistant, as in "
-            '{"role": "user", "content": "..."}'
-        )
-    try:
-        content.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ValueError(f"message {number} has half a character (a lone surrogate)") from error
-    return role, content

@@ -60,7 +60,7 @@ def build(
         reason = choice.mismatch(built, site)
     if reason:
         typer.echo(f"`import llamahybrid` does not take it by itself: {reason}", err=True)
-    typer.echo(built.libraries)
+    typer.echo(os.fsencode(built.libraries))  # for $(...), whatever the bytes of the name
 
 
 @engine.command("list")
@@ -74,12 +74,12 @@ def list_() -> None:
     with errors_shown():
         site = choice.InstalledBindings.here()
         reasons = [choice.mismatch(built, site) for built in engines]
-        best = next(iter(choice.compatible_engines(site)), None)
+    best = next((built for built, reason in zip(engines, reasons, strict=True) if not reason), None)
     for built, reason in zip(engines, reasons, strict=True):
         sets = ", ".join(dict.fromkeys(map(series.set_of, built.patches)))
         made = f"from {built.source}" if built.source else f"{len(built.patches)} patches ({sets})"
         options = "".join(f", {name}={value}" for name, value in built.recipe.options)
-        typer.echo(f"{'*' if built == best else ' '} {built.libraries}")
+        typer.echo(f"{'*' if built is best else ' '} {built.libraries}")
         typer.echo(f"    llama-cpp-python {built.version}, {made}{options}, {built.built}")
         if reason:
             typer.echo(f"    not taken by itself: {reason}")

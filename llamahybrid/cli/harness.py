@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,10 +13,9 @@ from rich.console import Console
 from llamahybrid.children import ended_in_order
 from llamahybrid.cli.console import errors_shown
 from llamahybrid.engine.process import Progress, display
-from llamahybrid.files import require_writable, without_home, write_so_far
+from llamahybrid.files import require_writable, write_so_far
 
 if TYPE_CHECKING:
-    from llamahybrid.harness.hazards.runner import Result
     from llamahybrid.harness.report import Report, Verdict
     from llamahybrid.harness.targets.base import Target
 
@@ -24,21 +23,21 @@ Model = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="GGUF f
 Models = Annotated[
     list[Path] | None,
     typer.Option(
-        "--model", exists=True, dir_okay=False, help="GGUF file; repeatable; default: tiny ones it makes"
+        "--model",
+        exists=True,
+        dir_okay=False,
+        help="GGUF file; repeatable; default: tiny models, made for the run",
     ),
 ]
-On = Annotated[
-    list[str],
-    typer.Option(
-        "--on",
-        help="stock, stock+ram, stock+disk, ours, class:FILE.py:NAME (each may have @LIB), server:PATH, "
-        "or a URL; LABEL= before it names it; repeatable; default of check: ours, of bench: stock, stock+ram "
-        "and ours",
-    ),
-]
-Lib = Annotated[
-    Path | None, typer.Option(exists=True, help="a libllama, or its folder, for those that are Python")
-]
+_ON = typer.Option(
+    "--on",
+    help="target: stock, stock+ram, stock+disk, ours, class:FILE.py:NAME (each may have @LIB), server:PATH, "
+    "or a URL; LABEL= before it names it; repeatable; default of check: ours, of bench: stock, stock+ram "
+    "and ours",
+)
+On = Annotated[list[str], _ON]
+SomeOn = Annotated[list[str] | None, _ON]
+Lib = Annotated[Path | None, typer.Option(exists=True, help="libllama, or its folder, of targets in Python")]
 Json = Annotated[Path | None, typer.Option("--json", help="write the report here")]
 Layers = Annotated[int, typer.Option(help="layers on the GPU; -1: all")]
 
@@ -47,13 +46,15 @@ MINUTES = 5.0
 
 
 def check(
-    on: On | None = None,
+    on: SomeOn = None,
     model: Models = None,
     lib: Lib = None,
     json: Json = None,
     workload: Annotated[list[str] | None, typer.Option(help="only this one; repeatable")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="the directed probes alone")] = False,
-    hazards: Annotated[bool, typer.Option(help="libllama's hazards, too, where there is one")] = False,
+    hazards: Annotated[
+        bool, typer.Option(help="also the hazards of the libllama of targets in Python")
+    ] = False,
     server_option: Annotated[
         list[str] | None, typer.Option(help="argument for llama-server; repeatable")
     ] = None,
@@ -84,10 +85,9 @@ def check(
         given = model or ()
         needed = bool(given) or any(each.needs_model for each in targets)
         with models(given, n_gpu_layers, make=needed, threads=threads) as files:
-            found = _hazards(lib) if hazards else (lambda _: ())
             if minutes is None and (model or not any(each.needs_model for each in targets)):
                 minutes = MINUTES
-            run = Check(targets, files, chosen, found, told, minutes or None)
+            run = Check(targets, files, chosen, _hazards if hazards else lambda _: (), told, minutes or None)
             run.found = so_far(json)
             report = run.run()
     finish(report, json)
@@ -95,7 +95,7 @@ def check(
 
 def bench(
     model: Model,
-    on: On | None = None,
+    on: SomeOn = None,
     lib: Lib = None,
     rounds: Annotated[int, typer.Option(min=1, help="times are medians of so many")] = 3,
     clients: Annotated[
@@ -108,7 +108,7 @@ def bench(
         float, typer.Option(min=0, help="time for all of it: conversations are shortened to fit; 0: no limit")
     ] = 5,
 ) -> None:
-    """Tokens decoded over the least possible, time to first token, throughput, restart, memory, saves.
+    """Tokens decoded over the least possible, time to first token, throughput, memory.
 
     Ctrl-C ends it with the results so far (exit status 130); --json is written after each part.
     """
@@ -133,10 +133,6 @@ def hazards(
     arch: Annotated[str | None, typer.Option(help="run every probe on this architecture")] = None,
     probe: Annotated[list[str] | None, typer.Option(help="run only this one; repeatable")] = None,
     json: Json = None,
-    junit: Annotated[Path | None, typer.Option(help="write a JUnit report here")] = None,
-    expect: Annotated[
-        str | None, typer.Option(help="stock: fail where the pinned stock build differs")
-    ] = None,
     n_gpu_layers: Layers = 0,
     rpc: Annotated[str, typer.Option(metavar="HOST:PORT,...", help="RPC servers that hold layers")] = "",
     jobs: Annotated[int, typer.Option(min=1, help="probes at a time")] = 2,
@@ -150,29 +146,19 @@ def hazards(
     from llamahybrid.harness.hazards.catalogue import PROBES, find
     from llamahybrid.harness.hazards.runner import library
 
-    if expect not in (None, "stock") or (expect and arch):
-        raise typer.BadParameter("--expect is stock, without --arch: only that table is known")
-    with running(json, junit) as told:
+    with running(json) as told:
         probes = [find(name) for name in probe or ()] or PROBES
-
-        def done(results: Sequence[Result]) -> None:
-            told(results[-1].probe.id, len(results) - 1, len(probes))
-
         settings = {"gpu_layers": n_gpu_layers, "rpc": rpc, "jobs": jobs, "seconds": timeout}
-        report, results = harness.report(probes, library(lib), done, arch=arch, **settings)
-    finish(report, json, junit, judge=expect is None)
-    if expect is not None:
-        found = harness.surprises(results)
-        typer.echo("\n".join(found) or "as known of stock llama-cpp-python 0.3.36")
-        if found:
-            raise typer.Exit(1)
+        report = harness.report(probes, library(lib), told, arch=arch, **settings)
+    finish(report, json)
 
 
 @contextmanager
-def running(*files: Path | None) -> Iterator[Progress]:
-    """Show progress and errors of a run that writes these files at its end."""
+def running(json: Path | None) -> Iterator[Progress]:
+    """Show progress and errors of a run that writes its report to `json` at its end."""
     with ended_in_order(), errors_shown(ValueError, OSError):
-        require_writable(*files)
+        if json is not None:
+            require_writable(json)
         with display() as told:
             yield told
 
@@ -182,33 +168,29 @@ def so_far(json: Path | None) -> Callable[[Report], None]:
     return lambda report: write_so_far(json, report.write) if json is not None else None
 
 
-def finish(report: Report, json: Path | None, junit: Path | None = None, judge: bool = True) -> None:
-    """Print and write a report; exit with 130 if it is not complete, 1 if `judge` and a target is bad."""
-    from llamahybrid.harness.render import junit as xml
+def finish(report: Report, json: Path | None) -> None:
+    """Write and print a report; exit with 130 if it is not complete, 1 if a target is bad.
+
+    An error of the file comes last: the results are printed first.
+    """
     from llamahybrid.harness.render.sentences import outcome
     from llamahybrid.harness.render.terminal import show
 
-    unwritten: OSError | None = None
-    try:
-        if json is not None:
-            report.write(json)
-        if junit is not None:
-            junit.write_text(without_home(xml.junit(report)), encoding="utf-8")
-    except OSError as error:
-        unwritten = error
-    show(report, Console())
     with errors_shown(OSError):
-        if unwritten is not None:  # raised last, so that the results are shown
-            raise unwritten
+        try:
+            if json is not None:
+                report.write(json)
+        finally:
+            show(report, Console())
     if not report.complete:
         raise typer.Exit(130)
-    if judge and any(outcome(each) == "bad" for each in report.targets):
+    if any(outcome(each) == "bad" for each in report.targets):
         raise typer.Exit(1)
 
 
-def _hazards(lib: Path | None) -> Callable[[Target], tuple[Verdict, ...]]:
-    """Return a function for the hazards of a target's libllama; servers have none here."""
+def _hazards(target: Target) -> tuple[Verdict, ...]:
+    """Return the hazards of a target's libllama; servers have none here."""
     from llamahybrid.harness.hazard_verdicts import verdicts
     from llamahybrid.harness.targets.local import LocalTarget
 
-    return lambda each: verdicts(each.library) if isinstance(each, LocalTarget) and each.library else ()
+    return verdicts(target.library) if isinstance(target, LocalTarget) and target.library else ()

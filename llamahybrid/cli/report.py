@@ -38,12 +38,11 @@ def report(
 def compare(
     old: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="the JSON report of before")],
     new: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="the one of now")],
-    strict: Annotated[bool, typer.Option(help="what NEW leaves out is worse, not only said")] = False,
+    strict: Annotated[bool, typer.Option(help="results that NEW lacks are worse, not only noted")] = False,
 ) -> None:
-    """Say what got better or worse beyond noise; exit status 1 where something got worse.
+    """Show verdicts and counts of tokens that got better or worse; exit status 1 where something got worse.
 
-    Verdicts and counts of tokens are exact. Times count only beside another target that did not change, over
-    eight workloads or more.
+    Times are not compared, because load differs from run to run: run `bench` on both builds instead.
     """
     from rich.console import Console
 

@@ -11,12 +11,15 @@ import inspect
 import time
 from codecs import utf_8_decode
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
 import llama_cpp
 
-from llamahybrid.client.completion import WAIT, Pauses
+from llamahybrid.client.completion import WAIT, Pauses, keeps_rows
 from llamahybrid.client.extras import Extras
 from llamahybrid.client.logprobs import (
     AnswerLogprobs,
@@ -41,10 +44,34 @@ _LEADS = ((2, 0b1100_0000), (3, 0b1110_0000), (4, 0b1111_0000))
 Chunk = dict[str, Any]
 
 
+def completion(llm: Any, extras: Extras, options: Mapping[str, Any]) -> Iterator[Any]:
+    """Make a completion with upstream's arguments, or its chunks, as one request.
+
+    One of a group's answers is decoded together with the others (see `answers.Group`).
+    """
+
+    def make(extras: Extras, **more: Any) -> tuple[Request, Generator[Any, None, None]]:
+        request = llm.requests.request(completing=True, rows=keeps_rows(llm, options))
+        made = partial(answer, llm, request, extras, {**options, **more})
+        return request, llm.requests.drive(request, made)
+
+    if (group := extras.group) is not None:
+        alone = replace(extras, group=None)
+        one = lambda i: make(replace(alone, index=i), seed=group.seeds[i])  # noqa: E731
+        items: Iterator[Any] | None = group.items(extras.index, one, whole=not options.get("stream"))
+        if items is not None:
+            return items
+    _, made = make(extras)
+    if options.get("stream"):
+        return made
+    with closing(made):  # here, since upstream drops it and would lose errors of `on_request`
+        return iter((next(made),))
+
+
 def answer(
     llm: Any, request: Request, extras: Extras, options: Mapping[str, Any]
 ) -> Generator[Any, None, None]:
-    """Make a completion with upstream's arguments, or its chunks. Raises upstream's errors."""
+    """Make the completion of a request, or its chunks. Raises upstream's errors."""
     options = _with_defaults(llm, extras, options)
     prompt, asked = _asked(llm, options)
     bounds, stream, bos_said = Bounds(llm, options, prompt), options["stream"], not len(options["prompt"])
@@ -60,12 +87,12 @@ def answer(
     odds = None
     if options["logprobs"] is not None and (stream or not options["echo"]):
         odds = AnswerLogprobs(llm, options["logprobs"], len(options["prompt"]), prompt)
-    completion: Chunk = {"id": f"cmpl-{uuid4()}", "object": "text_completion", "created": int(time.time())}
-    completion["model"] = llm.model_path if options["model"] is None else options["model"]
+    common: Chunk = {"id": f"cmpl-{uuid4()}", "object": "text_completion", "created": int(time.time())}
+    common["model"] = llm.model_path if options["model"] is None else options["model"]
 
     def with_choice(text: str, logprobs: Logprobs | None, finish_reason: str | None = None) -> Chunk:
         choice = {"text": text, "index": 0, "logprobs": logprobs, "finish_reason": finish_reason}
-        return {**completion, "choices": [choice]}
+        return {**common, "choices": [choice]}
 
     pieces, bos = token_bytes(llm, extras.spelt), llm.token_bos()
     said: list[int] = [bos] if bos_said else []  # as upstream's

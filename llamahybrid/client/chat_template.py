@@ -1,4 +1,4 @@
-"""Chat templates: variables that one request sets (`chat_template_kwargs`), and templates that fill lists."""
+"""Chat templates: the prompts they make, variables that a request sets, and templates that fill lists."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Collection, Mapping
 from copy import deepcopy
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -13,6 +14,9 @@ import jinja2
 import llama_cpp
 from jinja2 import meta
 from llama_cpp import llama_chat_format
+
+from llamahybrid.client.stand_in import StandIn
+from llamahybrid.errors import LlamaHybridError
 
 _CHAT = inspect.signature(llama_cpp.Llama.create_chat_completion).parameters
 _DEFAULTS = {name: each.default for name, each in _CHAT.items() if each.default is not each.empty}
@@ -109,3 +113,50 @@ def chat_with(llm: Any, given: Mapping[str, Any], **options: Any) -> Any:
     handler = llm.chat_handler or llm._chat_handlers.get(llm.chat_format)
     handler = handler or llama_chat_format.get_chat_completion_handler(llm.chat_format)
     return handler(llama=llm, **{**_DEFAULTS, **options}, **given)
+
+
+# -- prompts that are not decoded ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The input of a model."""
+
+    text: str
+    tokens: list[int]
+
+
+class _Made(Exception):
+    """The prompt of a chat format is complete."""
+
+    def __init__(self, prompt: Prompt) -> None:
+        self.prompt = prompt
+
+
+class _Prompting(StandIn):
+    """Stops a chat format where it completes its prompt."""
+
+    _text = ""
+
+    def tokenize(self, text: bytes, *args: Any, **kwargs: Any) -> list[int]:
+        self._text = text.decode("utf-8", "replace")
+        tokens: list[int] = self._llm.tokenize(text, *args, **kwargs)
+        return tokens
+
+    def create_completion(self, prompt: str | list[int], **_: Any) -> Any:
+        if isinstance(prompt, str):
+            prompt = self.tokenize(prompt.encode("utf-8"), special=True)
+        raise _Made(Prompt(self._text, prompt))
+
+
+def chat_prompt(llm: Any, template: Mapping[str, Any], **options: Any) -> Prompt:
+    """Return the prompt of `create_chat_completion(**options)`; `template`: variables of the chat template.
+
+    `llm` may be a `StandIn`. Raises LlamaHybridError for a chat format that makes no prompt, and errors of
+    formats at messages.
+    """
+    try:
+        chat_with(_Prompting(llm), template, **options)
+    except _Made as made:
+        return made.prompt
+    raise LlamaHybridError(f"the chat format {llm.chat_format!r} makes no prompt")

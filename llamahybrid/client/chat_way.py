@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,75 +10,130 @@ from typing import Any
 
 from llamahybrid.client.chat_template import chat_with, template_of
 from llamahybrid.client.completion import keeps_rows
-from llamahybrid.client.continuation import Continuation, Continuing
 from llamahybrid.client.extras import asking, current_extras
 from llamahybrid.client.json_schema import schema_grammar
-from llamahybrid.client.model_markers import markers_of
 from llamahybrid.client.stand_in import StandIn
-from llamahybrid.client.thought import Thinking
+from llamahybrid.client.template_probe import markers_of
+from llamahybrid.client.thought import Thinking, ThoughtMarkers
 
 Chunk = dict[str, Any]
 
 
+def chat_answer(
+    llm: Any,
+    template: Mapping[str, Any],
+    budget: int | None,
+    message: str,
+    continues: bool,
+    **options: Any,
+) -> Any:
+    """Return the completion of a chat, or its chunks; `options`: upstream's arguments.
+
+    `template`: variables of the chat template. `budget`: tokens of a thought; None, or less than 0: no bound;
+    `message`: text that a thought ends with where it is ended. `continues`: the answer goes on from the last
+    message. A chat handler of the program's own has the whole context. Raises ValueError for what cannot be
+    had.
+    """
+    loop, handler = llm.requests.loop, llm.chat_handler
+    begun = continuation_of(llm, options["messages"]) if continues else None
+    extras = replace(current_extras(), schema=schema_grammar(options))
+    thinking = _thinking(llm, begun, None if budget is None or budget < 0 else budget, message)
+    model, chosen = llm, None
+    if begun is not None:
+        model, options["messages"] = Continuing(llm, begun), options["messages"][:-1]
+    if loop is not None and handler is None and _chooses_tool(options):
+        model = chosen = ChosenCall(model)
+        if thinking is not None and thinking.budget is not None:
+            thinking = replace(thinking, hidden=True)
+            extras = replace(extras, spelt=extras.spelt | markers_of(llm).control)
+    if thinking is not None:
+        extras = replace(extras, thinking=thinking)
+    make = partial(chat_with, model, template, **options)
+    with asking(extras):
+        if loop is None or handler is None or loop.here:
+            made = make()
+        else:
+            made = llm.requests.whole(make, completing=True, rows=keeps_rows(llm, options))
+    return made if chosen is None else changed(made, chosen.told)
+
+
+def _thinking(llm: Any, begun: Continuation | None, budget: int | None, message: str) -> Thinking | None:
+    """The thinking of an answer; None where that of the context stays."""
+    think = markers_of(llm).think
+    if budget is not None and think is None:
+        raise ValueError("thinking_budget: the chat template of this model shows no thinking")
+    if think is None or (budget is None and llm.requests.loop is None):
+        return None
+    inside = begun.inside if begun is not None and (begun.said or begun.thought) else None
+    return Thinking(think, budget, message, inside)
+
+
+# -- an answer that goes on ------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
-class ChatWay:
-    """Variables of the chat template, and how the answer begins and thinks."""
+class Continuation:
+    """The beginning of an answer.
 
-    template: Mapping[str, Any]
-    budget: int | None = None
-    """Tokens of a thought; None, or less than 0: no bound."""
-    message: str = ""
-    """Text that a thought ends with where it is ended."""
-    continues: bool = False
-    """The answer goes on from the last message."""
+    The prompt is that of the messages before, then the thought and the text that are there, as the chat
+    template writes them: as the prompt of the answer that was cut off (llama-server's way, common/chat.cpp,
+    continue_final_message).
+    """
 
-    def answer(self, llm: Any, **options: Any) -> Any:
-        """Return the completion of a chat, or its chunks; `options`: upstream's arguments.
+    said: str
+    thought: str = ""
+    markers: ThoughtMarkers | None = None
+    """None: the thought is left out."""
 
-        A chat handler of the program's own has the whole context. Raises ValueError for what cannot be had.
-        """
-        loop, handler = llm.requests.loop, llm.chat_handler
-        begun = continuation_of(llm, options["messages"]) if self.continues else None
-        extras = replace(current_extras(), schema=schema_grammar(options))
-        thinking = self._thinking(llm, begun)
-        model, chosen = llm, None
-        if begun is not None:
-            model, options["messages"] = Continuing(llm, begun), options["messages"][:-1]
-        if loop is not None and handler is None and _chooses_tool(options):
-            model = chosen = ChosenCall(model)
-            if thinking is not None and thinking.budget is not None:
-                thinking = replace(thinking, hidden=True)
-                extras = replace(extras, spelt=extras.spelt | markers_of(llm).control)
-        if thinking is not None:
-            extras = replace(extras, thinking=thinking)
-        make = partial(chat_with, model, self.template, **options)
-        with asking(extras):
-            if loop is None or handler is None or loop.here:
-                made = make()
-            else:
-                made = llm.requests.whole(make, completing=True, rows=keeps_rows(llm, options))
-        return made if chosen is None else changed(made, chosen.told)
+    @property
+    def inside(self) -> bool:
+        """The answer goes on inside its thought."""
+        return bool(self.thought and not self.said and self.markers is not None)
 
-    def _thinking(self, llm: Any, begun: Continuation | None) -> Thinking | None:
-        """The thinking of the answer; None where that of the context stays."""
-        budget = None if self.budget is None or self.budget < 0 else self.budget
-        think = markers_of(llm).think
-        if budget is not None and think is None:
-            raise ValueError("thinking_budget: the chat template of this model shows no thinking")
-        if think is None or (budget is None and llm.requests.loop is None):
-            return None
-        inside = begun.inside if begun is not None and (begun.said or begun.thought) else None
-        return Thinking(think, budget, self.message, inside)
+    def after(self, prompt: str) -> str:
+        """The text that stands behind the prompt of the messages before."""
+        markers = self.markers
+        if markers is None:
+            return self.said
+        opened = prompt.rstrip().endswith(markers.begin)
+        if not self.thought:
+            return (markers.closing if opened else markers.bare) + self.said
+        begun = "" if opened else markers.begin + markers.lead
+        return f"{begun}{self.thought}{markers.closing if self.said else ''}{self.said}"
 
 
-def continuation_of(llm: Any, messages: Any) -> Continuation:
-    """The beginning of the answer that the last message has.
+class Continuing(StandIn):
+    """Stands for the `Llama` in a chat format, whose prompt has the beginning of the answer, too."""
+
+    def __init__(self, llm: Any, continuation: Continuation) -> None:
+        super().__init__(llm)
+        self._continuation = continuation
+
+    def tokenize(self, text: bytes, *args: Any, **kwargs: Any) -> list[int]:
+        """See `Llama.tokenize`."""
+        more = self._continuation.after(text.decode("utf-8", "replace"))
+        tokens: list[int] = self._llm.tokenize(text + more.encode("utf-8"), *args, **kwargs)
+        return tokens
+
+
+def continuation_of(llm: Any, messages: Sequence[Any]) -> Continuation:
+    """Return the beginning of the answer that the last message has.
 
     Raises ValueError where it has none, or the model's chat format is no template.
     """
     if template_of(llm) is None:
         raise ValueError(f"continue_final_message: the chat format {llm.chat_format!r} is no template")
-    return Continuation.of(messages, markers_of(llm).think)
+    last = messages[-1] if messages else {}
+    if last.get("role") != "assistant":
+        raise ValueError("continue_final_message: the last message is not the assistant's")
+    if last.get("tool_calls") or last.get("function_call"):
+        raise ValueError("continue_final_message: an answer that calls tools is over")
+    if len(messages) > 1 and messages[-2].get("role") == "assistant":
+        raise ValueError("continue_final_message: the last two messages are the assistant's")
+    content = last.get("content") or ""
+    if not isinstance(content, str):
+        content = "\n".join(part.get("text", "") for part in content)
+    return Continuation(content, last.get("reasoning_content") or "", markers_of(llm).think)
 
 
 # -- an answer that is a call of one tool ----------------------------------------------------------------

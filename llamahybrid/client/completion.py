@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from os import getpid
 from typing import Any
@@ -87,7 +87,7 @@ def _may_complete(stop: bytes, piece: bytes) -> bool:
 def generate(
     llm: Any,
     request: Request,
-    tokens: Sequence[int] | Iterator[int],
+    tokens: Iterable[int],
     options: dict[str, Any],
     samplers: Samplers | None = None,
 ) -> Tokens:
@@ -96,8 +96,10 @@ def generate(
     loop = requests.loop
     assert loop is not None, "upstream generates where there is none"
     reset = options.pop("reset", True)
+    asked = {name: options.get(name, default) for name, default in _SAMPLING.items()}
+    sampler: RowSampler = llm._init_sampler(**asked)  # as upstream: a wrong argument costs no prefill
+    prompt: Any = tokens if isinstance(tokens, (Sequence, np.ndarray)) else list(tokens)
     try:
-        prompt = list(tokens) if isinstance(tokens, Iterator) else tokens  # as upstream
         requests.begin(request, reset)
         request.prompt = _placed_by(llm, request, prompt, reset)
         rest: list[int] = []
@@ -114,8 +116,9 @@ def generate(
             requests.note(request)
     progress = request.progress
     assert progress is not None, "it has begun"
-    more = None if samplers is None else samplers.after(prompt)
-    inner = _answer(llm, request, options, rest, more)
+    if samplers is not None:
+        insert(llm, sampler, samplers.after(prompt), asked)
+    inner = _answer(llm, request, options, rest, sampler)
     sent: Sequence[int] | None = None
     try:
         while True:
@@ -176,7 +179,7 @@ def _placed_by(llm: Any, request: Request, prompt: Sequence[int], reset: bool) -
 
 
 def _answer(
-    llm: Any, request: Request, options: dict[str, Any], rest: list[int], more: Samplers | None
+    llm: Any, request: Request, options: dict[str, Any], rest: list[int], sampler: RowSampler
 ) -> Tokens:
     """Return the answer's tokens, sampled in the loop unless code of the caller takes part."""
     criteria = options.get("stopping_criteria")
@@ -190,11 +193,7 @@ def _answer(
         or llm.requests.loop.here
     )
     view = request.view
-    asked = {name: options.get(name, default) for name, default in _SAMPLING.items()}
-    sampler: RowSampler = llm._init_sampler(**asked)
     view.sampler = sampler
-    if more is not None:
-        insert(llm, sampler, more, asked)
     if request.limits is not None:
         sampler.limit(request.limits)
     if lock_step or sampler.calls_back:

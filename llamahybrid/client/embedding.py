@@ -15,20 +15,21 @@ from llamahybrid.memory.vectors import Vectors
 
 def embedded(
     embed: Callable[..., Any],
-    pooling: int,
+    alone: bool,
     input: str | Iterable[str],
     normalize: bool = False,
     truncate: bool = True,
     return_count: bool = False,
 ) -> Any:
-    """The result of `embed`, upstream's; without pooling, of one text after the other.
+    """The result of `embed`, upstream's; with `alone`, of one text after the other.
 
     Of a batch of several upstream takes the vectors of all but the first from an offset in tokens, where the
     offset is in numbers (llama_cpp/llama.py, Llama.embed: `pos += size`).
     """
-    if isinstance(input, str) or pooling != LLAMA_POOLING_TYPE_NONE:
-        return embed(input, normalize, truncate, return_count)
-    made = [embed(text, normalize, truncate, True) for text in input]
+    texts = list(input) if alone and not isinstance(input, str) else input
+    if not (alone and isinstance(texts, list) and texts):
+        return embed(texts, normalize, truncate, return_count)
+    made = [embed(text, normalize, truncate, True) for text in texts]
     vectors = [each for each, _ in made]
     return (vectors, sum(count for _, count in made)) if return_count else vectors
 

@@ -239,6 +239,7 @@ class Requests:
         if (handle := self.handle()) is not None:
             handle.add(request)
         request.prompt, request.whole, request.reader = request.view.ids(), True, self._here.mark
+        request.view.seed = self.next_seed()
         self._limit(request)
         context, inner = copy_context(), list[Request | None]()
 

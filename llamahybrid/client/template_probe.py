@@ -1,4 +1,4 @@
-"""Template probe: the markers of a model, out of prompts that its chat template makes.
+"""Template probe: the markers of a model, out of prompts that its chat template makes, found once.
 
 Nothing is known of models by name. The template formats a chat with a call in it, and one without; the
 difference is how a call is written. llama.cpp's common/chat-diff-analyzer.cpp does likewise.
@@ -7,9 +7,14 @@ difference is how a call is written. llama.cpp's common/chat-diff-analyzer.cpp d
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
+import llama_cpp
+from llama_cpp.llama_tokenizer import LlamaTokenizer
+
+from llamahybrid.client.chat_template import chat_prompt, template_of
 from llamahybrid.client.markers import CONTROL, PROBED_ID, CallMarkers, Channels, Markers
 from llamahybrid.client.thought import ThoughtMarkers
 
@@ -38,6 +43,48 @@ _EMPTY = re.compile(rf"([<\[]\w*think\w*[>\]])(\s*)([<\[]/\w*think\w*[>\]]\s*){_
 """An empty thought, as templates write it that leave thoughts out of an answer."""
 _OBJECT_END = re.compile(r'\A(?:\s*,\s*"\w+"\s*:\s*"[^"]*")*\s*\}\s*\]?')
 """Behind the arguments of a call that is an object: further fields, an id say, and its end."""
+
+_known: WeakKeyDictionary[Any, Markers] = WeakKeyDictionary()
+
+
+def markers_of(llm: Any) -> Markers:
+    """The markers of an open model. None has a chat format that is no template: it reads its own answers."""
+    if template_of(llm) is None:
+        return Markers()
+    found = _known.get(llm)
+    if found is None:
+
+        def render(messages: list[Any], tools: list[Any]) -> str:
+            return chat_prompt(llm, {}, messages=messages, tools=tools).text
+
+        found = _known[llm] = probe(render, lambda text: _spelt(llm, text), lambda text: _control(llm, text))
+    return found
+
+
+def begins_thinking(llm: Any, template: Mapping[str, Any]) -> bool:
+    """Prompts of a model end with what begins its thinking, with these variables of the template."""
+    think = markers_of(llm).think
+    if think is None:
+        return False
+    prompt = chat_prompt(llm, template, messages=[{"role": "user", "content": "Hi"}])
+    return prompt.text.rstrip().endswith(think.begin)
+
+
+def _spelt(llm: Any, text: str) -> bool:
+    """An answer that holds it has it in its text, where control tokens are spelt if that can be."""
+    tokens = llm.tokenize(text.encode("utf-8"), add_bos=False, special=True)
+    own = type(llm.tokenizer_) is LlamaTokenizer
+    return text in llm.detokenize(tokens, special=own).decode("utf-8", "replace")
+
+
+def _control(llm: Any, text: str) -> frozenset[int]:
+    """The control tokens of a text, which `detokenize` leaves out."""
+    vocab, tokens = llm._model.vocab, llm.tokenize(text.encode("utf-8"), add_bos=False, special=True)
+    control = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL
+    return frozenset(each for each in tokens if llama_cpp.llama_vocab_get_attr(vocab, each) & control)
+
+
+# -- calls -----------------------------------------------------------------------------------------------
 
 
 def probe(

@@ -73,11 +73,11 @@ def preempt(slot: Slot, request: Request) -> Tokens:
         ids = np.concatenate([progress.prompt, np.asarray(progress.said[: progress.decoded], np.int32)])
     else:
         # Shorten the view by the last token: upstream's code then decodes that token again, and does not
-        # sample from a row that is lost.
-        between = not request.entered  # else the caller processes the row of the last token
+        # sample from a row that is lost. Not where the caller processes that row, nor before a first token.
+        between = not request.entered and progress.generated > 0
         progress.sent = request.sent
         if not request.sent:
-            slot.view.shorten(progress.plan.total + max(0, progress.generated - between))
+            slot.view.shorten(progress.plan.total + progress.generated - between)
         _end_drafts(slot, progress, goes_on=between)
         ids = slot.view.ids()
     progress.drop_records()

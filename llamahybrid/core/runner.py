@@ -101,7 +101,7 @@ class Runner:
             wanted=needs_checkpoints,
             keeps_chats=profile.keeps_chats,
             keeps_end=keeps_end,
-            stores_late=profile.pager is not None and profile.pager.reads_whole,
+            stores_late=meter.reads_slowly or (profile.pager is not None and profile.pager.reads_whole),
         )
         progress = Progress(plan, schedule, started, plan_seconds, restore_seconds)
         self.checkpoints.carry_out(schedule.begin(tip), progress)
@@ -169,13 +169,13 @@ class Runner:
         A running answer has not stored its attention, and starts again from it where buffers are zeroed for
         another slot.
         """
+        if self.live.shared.slots > 1:
+            self.store_owed()
+
+    def store_owed(self) -> None:
+        """Store unstored attention that checkpoints need."""
         live = self.live
-        if (
-            live.shared.slots > 1
-            and live.n
-            and live.profile.keeps_chats
-            and not live.shared.touched_outside()
-        ):
+        if live.n and live.profile.keeps_chats and not live.shared.touched_outside():
             self.checkpoints.page_out(deep=True)
 
     def store_live(self) -> None:

@@ -105,8 +105,8 @@ class Schedule:
         `together()`: answers in the current batch.
         `wanted` False: memory that can be cut anywhere needs no checkpoints. `keeps_chats`: a tip is stored
         before it is given up (`before_tip_goes`). `keeps_end`: attention of memory that needs no checkpoints
-        is stored at the end of a request, for other processes. `stores_late`: attention is stored before the
-        live tokens go, and not at the end of each request.
+        is stored at the end of a request, for other processes. `stores_late`: attention is not stored at
+        the end of each request, but once no request waits, or before the live tokens go.
         """
         self._stores_late = stores_late
         self._keeps_chats = keeps_chats

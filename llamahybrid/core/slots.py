@@ -144,7 +144,7 @@ class Slots:
             slot.runner.store_attention()
 
     def store_owed(self, quiet: Callable[[], bool]) -> None:
-        """Store the attention of answers that ended while other requests waited, once `quiet()`."""
+        """Store the attention of answers that did not wait for it, once `quiet()`."""
         for slot in self.all:
             points = slot.runner.checkpoints
             pager = slot.live.profile.pager
@@ -152,7 +152,7 @@ class Slots:
             if points.owes_attention and not late and quiet():
                 points.owes_attention = False
                 try:
-                    slot.runner.store_attention()
+                    slot.runner.store_owed()
                 except Exception:  # of a request that is over
                     logger.exception("attention was not stored")
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -27,7 +26,6 @@ logger = logging.getLogger("llamahybrid")
 _LLAMA, _MTMD = "LLAMA_CPP_LIB_PATH", "MTMD_CPP_LIB"
 _MODULE = "llama_cpp._ctypes_extensions"
 
-_lock = threading.RLock()
 _request: str | None = None
 """The value of ``LLAMAHYBRID_ENGINE``: a failure is an error; empty: stock is the fallback; None: llama_cpp
 searches by itself."""
@@ -62,16 +60,28 @@ def activate() -> None:
 
 
 def resolve(request: str) -> Path | None:
-    """The folder of libraries that a value of ``LLAMAHYBRID_ENGINE`` names; None: stock.
+    """The folder of libraries that a value of ``LLAMAHYBRID_ENGINE`` names; None: nothing was built.
 
     Raises:
         EngineError: there is no such engine.
     """
+    return next(iter(_candidates(request)), None)
+
+
+def failures() -> dict[Path, str]:
+    """Folders that could not be loaded in this process, with the reasons."""
+    return dict(_failures)
+
+
+def _candidates(request: str) -> Sequence[Path]:
+    """The folders to load from, best first; empty: nothing was built. Raises EngineError."""
     if request == "stock":
-        return None
+        return [folder] if (folder := bindings.stock()) else []
     if request in ("", "patched"):
-        found = next(iter(_patched()), None)
-        if found is None and request:
+        from llamahybrid.engine.choice import compatible_engines
+
+        found = [engine.libraries for engine in compatible_engines()]
+        if request and not found:
             raise EngineError(
                 "LLAMAHYBRID_ENGINE=patched, but no patched engine that was built matches; run "
                 "`llamahybrid engine build` (`llamahybrid engine list` shows what there is and why it is not "
@@ -87,21 +97,6 @@ def resolve(request: str) -> Path | None:
             f"LLAMAHYBRID_ENGINE={request} has no lib{' and no lib'.join(lacking)}; it takes stock, patched "
             "or a folder of libraries (`llamahybrid engine list` shows those that were built)"
         )
-    return folder
-
-
-def failures() -> dict[Path, str]:
-    """Folders that could not be loaded in this process, with the reasons."""
-    return dict(_failures)
-
-
-def _candidates(request: str) -> Sequence[Path | None]:
-    """The folders to load from, best first; None: llama_cpp's own search. Raises EngineError."""
-    if not request:
-        return _patched(lambda reason: logger.warning("a patched engine is not loaded: %s", reason))
-    folder = bindings.stock() if request == "stock" else resolve(request)
-    if folder is not None and request not in ("stock", "patched"):
-        _check(folder)
     return [folder]
 
 
@@ -132,13 +127,6 @@ def _check(folder: Path) -> None:
         )
 
 
-def _patched(refused: Callable[[str], None] = lambda reason: None) -> Sequence[Path]:
-    """The libraries of every engine that may replace stock, best first."""
-    from llamahybrid.engine.choice import compatible_engines
-
-    return [engine.libraries for engine in compatible_engines(refused=refused)]
-
-
 # -- loading ---------------------------------------------------------------------------------------
 
 
@@ -158,13 +146,12 @@ def _wrap(module: ModuleType) -> None:
     @functools.wraps(load)
     def load_shared_library(lib_base_name: str, base_path: Path) -> Any:
         nonlocal beside
-        with _lock:
-            if lib_base_name == "llama":
-                beside, library = _load_first(load, base_path)
-                return library
-            # the folder of libllama is used for libmtmd and libggml, too
-            own = beside is None or lib_base_name not in ("mtmd", "ggml")
-            return load(lib_base_name, base_path if own else beside)
+        if lib_base_name == "llama":
+            beside, library = _load_first(load, base_path)
+            return library
+        # the folder of libllama is used for libmtmd and libggml, too
+        own = beside is None or lib_base_name not in ("mtmd", "ggml")
+        return load(lib_base_name, base_path if own else beside)
 
     load_shared_library.llamahybrid = True  # type: ignore[attr-defined]
     module.load_shared_library = load_shared_library  # type: ignore[attr-defined]
@@ -172,22 +159,20 @@ def _wrap(module: ModuleType) -> None:
 
 def _load_first(load: Callable[[str, Path], Any], own: Path) -> tuple[Path | None, Any]:
     """Load libllama from the first candidate that works; return its folder (None: `own`) and handle."""
-    candidates: Sequence[Path | None] = ()
     failed = []
     try:
-        candidates = () if _request is None else _candidates(_request)
+        for folder in () if _request is None else _candidates(_request):
+            try:
+                if _request not in ("", "stock", "patched"):
+                    _check(folder)
+                return folder, load("llama", folder)
+            except (OSError, RuntimeError) as error:
+                _failures[folder] = str(error)
+                failed.append(str(error))
     except EngineError as error:
         if _request:
             raise
         failed.append(str(error))
-    for folder in candidates:
-        if folder is None:
-            break
-        try:
-            return folder, load("llama", folder)
-        except (OSError, RuntimeError) as error:
-            _failures[folder] = str(error)
-            failed.append(str(error))
     reasons = "; ".join(failed)
     if failed and _request:
         raise EngineError(f"LLAMAHYBRID_ENGINE={_request} cannot be loaded: {reasons}")

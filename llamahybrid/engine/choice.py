@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from llamahybrid.engine import bindings, installed, libraries, series
 from llamahybrid.engine.installed import Engine
 from llamahybrid.engine.recipe import CMAKE_ARGS, Recipe
 from llamahybrid.engine.trust import untrusted
+
+logger = logging.getLogger("llamahybrid")
 
 
 @dataclass(frozen=True)
@@ -36,28 +38,20 @@ def mismatch(engine: Engine, site: InstalledBindings) -> str:
     return _incompatible(engine, site) or _unsafe(engine) or _lacks(engine, site)
 
 
-def compatible_engines(
-    site: InstalledBindings | None = None, refused: Callable[[str], None] = lambda reason: None
-) -> list[Engine]:
-    """The engines that may replace stock, best first: by equal build options, more backends, later build.
-
-    Args:
-        site: the installed llama-cpp-python; None: look.
-        refused: receives the reason for each engine that is damaged, or that others could have written.
-    """
+def compatible_engines() -> list[Engine]:
+    """The engines that replace stock, latest first; a damaged or foreign one is logged."""
     engines = installed.engines()
     if not engines:  # usual; looking at the installed package takes time
         return []
-    site = site or InstalledBindings.here()
-    matching = []
+    site, found = InstalledBindings.here(), list[Engine]()
     for engine in engines:
         if _incompatible(engine, site):
             continue
-        if reason := _unsafe(engine):
-            refused(reason)
+        if problem := _unsafe(engine):
+            logger.warning("a patched engine is not loaded: %s", problem)
         elif not _lacks(engine, site):
-            matching.append(engine)
-    return sorted(matching, key=_rank, reverse=True)  # stable: of equals, the latest comes first
+            found.append(engine)
+    return found
 
 
 def build_warning(site: InstalledBindings) -> str:
@@ -117,9 +111,3 @@ def _lacks(engine: Engine, site: InstalledBindings) -> str:
             f"{libraries.how_to_build(site.backends)} makes one that has; {own}"
         )
     return ""
-
-
-def _rank(engine: Engine) -> tuple[bool, int]:
-    wanted = Recipe.options_here()
-    equal = bool(wanted) and engine.recipe.options == wanted
-    return equal, len(libraries.backends(engine.libraries) or ())

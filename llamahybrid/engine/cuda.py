@@ -1,7 +1,7 @@
 """CMake options for a CUDA build: a toolkit with cuBLAS, and an architecture.
 
 A toolkit from a package manager may have the compiler without cuBLAS, which is then the Python package
-``nvidia-cublas``; a folder of links joins the two. The build needs no GPU and no driver.
+``nvidia-cublas``. The build needs no GPU and no driver.
 """
 
 from __future__ import annotations
@@ -15,9 +15,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from llamahybrid.engine import sdist, storage
-from llamahybrid.engine.recipe import short_name
-from llamahybrid.engine.trust import untrusted
 from llamahybrid.errors import EngineError
 
 _USUAL = Path("/usr/local/cuda")
@@ -98,13 +95,17 @@ def cmake_args(architecture: str | None = None) -> str:
         options.append(f"-DCMAKE_CUDA_ARCHITECTURES={chosen}")
     else:
         raise EngineError("there is no GPU to build for; name one, as `--cuda-arch 90` for an H100 or H200")
-    complete = (toolkit.root / "include" / "cublas_v2.h").exists() and toolkit.has("libcublas.so")
-    root = toolkit.root if complete else joined(toolkit, cublas(toolkit.release))
+    root = toolkit.root
+    options += [f"-DCUDAToolkit_ROOT={root}", f"-DCMAKE_CUDA_COMPILER={root / 'bin' / 'nvcc'}"]
     if not toolkit.has("libcuda.so"):
         options.append("-DGGML_CUDA_NO_VMM=on")  # virtual memory is all that links with the driver
-    options += [f"-DCUDAToolkit_ROOT={root}", f"-DCMAKE_CUDA_COMPILER={root / 'bin' / 'nvcc'}"]
-    if not complete:
-        options.append(f"-DCMAKE_CUDA_FLAGS=-I{root / 'include'}")
+    if not ((root / "include" / "cublas_v2.h").exists() and toolkit.has("libcublas.so")):
+        major = toolkit.release.partition(".")[0]
+        blas = cublas(toolkit.release)
+        for name in ("cublas", "cublasLt"):
+            options.append(f"-DCUDA_{name}_LIBRARY={blas / 'lib' / f'lib{name}.so.{major}'}")
+        # a system folder: the package may have headers of the toolkit, too, of another release
+        options.append(f"-DCMAKE_CUDA_FLAGS=-isystem={blas / 'include'}")
     return " ".join(options)
 
 
@@ -140,44 +141,3 @@ def cublas(release: str) -> Path:
     raise EngineError(
         f"the CUDA toolkit has no cuBLAS: install all of it, or `pip install '{package}=={release}.*'`"
     )
-
-
-def joined(toolkit: Toolkit, blas: Path) -> Path:
-    """Return a folder of links to a toolkit and to cuBLAS, created in the cache folder if absent.
-
-    Raises:
-        EngineError: another user could have written it.
-    """
-    home = sdist.cache_dir() / "cuda" / short_name([str(toolkit.root), toolkit.release, str(blas)])
-    if home.is_dir():
-        if problem := untrusted(home):
-            raise EngineError(f"{problem}, so the compiler in {home} may be anyone's; put that right")
-        return home
-    with storage.locked_build_dir(home) as scratch:
-        new = scratch / "toolkit"
-        for name in ("bin", "nvvm"):
-            _link(new / name, toolkit.root / name)
-        for part in (toolkit.root, blas):
-            for file in (part / "include").iterdir():
-                _link(new / "include" / file.name, file)
-        libraries = [file for folder in toolkit.folders for file in folder.iterdir()]
-        for file in (*libraries, *(blas / "lib").iterdir()):
-            _link(new / "lib64" / file.name, file)
-            bare = file.name.partition(".so.")[0] + ".so"
-            if ".so." in file.name:
-                _link(new / "lib64" / bare, file)  # the name that linkers search
-        # nvcc searches relative to itself
-        target = new / "targets" / f"{os.uname().machine}-linux"
-        _link(target / "lib", Path("../../lib64"))
-        _link(target / "include", Path("../../include"))
-        if not home.is_dir():
-            home.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(new, home)
-    return home
-
-
-def _link(at: Path, to: Path) -> None:
-    """Link to a file that exists: `untrusted` refuses a folder with links to nothing."""
-    at.parent.mkdir(parents=True, exist_ok=True)
-    if not at.is_symlink() and (at.parent / to).exists():
-        at.symlink_to(to)

@@ -45,25 +45,29 @@ def examine(load: Callable[[], Collection[str]], shim: bool, gpus: Gpus) -> list
     version = bindings.version()
     if version is None:
         return [Finding("llama-cpp-python", "not installed", "pip install 'llama-cpp-python>=0.3.36,<0.4'")]
-    site, engine, own = InstalledBindings.here(), None, list[Finding]()
+    site, engine = InstalledBindings.here(), None
     try:
         functions = load()
     except (ImportError, OSError, RuntimeError) as error:  # EngineError among them
         folder = bindings.loaded_from() or bindings.stock()
         found = [Finding("engine", f"cannot be loaded: {error}", _load_advice(str(error)))]
-        functions, use = libraries.optional(folder) if folder else (), "not loaded"
+        use = "not loaded"
     else:
         folder = bindings.loaded_from()
         engine = next((e for e in installed.engines() if e.libraries.resolve() == folder), None)
-        found = [_engine(folder, engine, site), *_foreign_libraries(folder), _mtmd(folder)]
-        own, use = _private_names(), ", ".join(gpus()) or "no GPU in use"
-    has = (f"{name}: {'yes' if name in functions else 'no'}" for name in upstream.OPTIONAL)
+        has = (f"{name}: {'yes' if name in functions else 'no'}" for name in upstream.OPTIONAL)
+        found = [
+            _engine(folder, engine, site),
+            *_foreign_libraries(folder),
+            _mtmd(folder),
+            Finding("optional functions", ", ".join(has)),
+            *_private_names(),
+        ]
+        use = ", ".join(gpus()) or "no GPU in use"
     return [
         _version(version),
         *found,
         _built(engine, site),
-        Finding("optional functions", ", ".join(has)),
-        *own,
         Finding("native shim", "present") if shim else _NO_SHIM,
         *_backends(folder, use),
     ]

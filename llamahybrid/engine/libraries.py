@@ -1,7 +1,7 @@
-"""Inspect a folder of libraries: its ggml backends, and the optional functions of its libllama.
+"""Inspect a folder of libraries: its ggml backends, and whether it can be loaded.
 
 A CUDA library cannot be loaded without a driver (``libcuda.so.1``), and many build machines have none, so
-the names of functions are searched in the file.
+backends are found by names of files, and of functions inside them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from pathlib import Path
 
 from llamahybrid.engine import installed
 from llamahybrid.errors import EngineError
-from llamahybrid.upstream import OPTIONAL
 
 # Tools that make wheels portable put copies beside the package, with a hash in their names.
 _SHARED = re.compile(r"(?:lib)?ggml-([a-z0-9_-]+?)(?:-[0-9a-f]{8,})?\.")
@@ -64,13 +63,6 @@ def how_to_build(names: Iterable[str]) -> str:
     """The command that builds an engine with these backends."""
     options = " ".join(f"-DGGML_{name.upper()}=on" for name in sorted(names) if name != "cpu")
     return f'`CMAKE_ARGS="{options}" llamahybrid engine build`' if options else "`llamahybrid engine build`"
-
-
-def optional(folder: Path) -> tuple[str, ...]:
-    """The functions of `upstream.OPTIONAL` in libllama; empty if it is unreadable."""
-    path = installed.library(folder, "llama")
-    names = _names(path, f"({'|'.join(OPTIONAL)})".encode()) if path else set()
-    return tuple(name for name in OPTIONAL if name in names)
 
 
 def require_loadable(folder: Path) -> None:

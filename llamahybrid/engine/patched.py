@@ -1,7 +1,11 @@
-"""Build the patched engine: the installed release's sdist with our series, or a checkout without patches."""
+"""Build the patched engine: the installed release's sdist with our series, or a checkout without patches.
+
+``CMAKE_ARGS`` (CUDA, Metal, Vulkan, BLAS, ...) and the compiler variables have their usual meaning.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
@@ -11,7 +15,7 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 
-from llamahybrid.engine import bindings, build, installed, libraries, sdist, series, storage
+from llamahybrid.engine import bindings, installed, libraries, process, sdist, series, storage
 from llamahybrid.engine.installed import Engine
 from llamahybrid.engine.process import Progress
 from llamahybrid.engine.recipe import CMAKE_ARGS, Recipe, short_name
@@ -19,6 +23,7 @@ from llamahybrid.errors import EngineError
 
 _LIBRARIES = "llama_cpp/lib/"
 LLAMA_CPP = "vendor/llama.cpp"
+WAITING = "Waiting for another build of the same"
 
 
 @storage.disk_errors()
@@ -51,13 +56,13 @@ def make(
     again = force or source is not None
     if not again and (engine := _complete(home)):
         return engine
-    with storage.locked_build_dir(home, lambda: progress(build.WAITING, 0, 0)) as scratch:
+    with storage.locked_build_dir(home, lambda: progress(WAITING, 0, 0)) as scratch:
         if not again and (engine := _complete(home)):  # another process built it
             return engine
         progress("Unpacking", 0, 0)
         tree = _tree(scratch / "tree", source, release, chosen)
         version = version_of(tree)
-        build.run(tree, scratch / "wheel", progress, home.parent / f"{home.name}.log", CMAKE_ARGS)
+        build_wheel(tree, scratch / "wheel", progress, home.parent / f"{home.name}.log")
         new = scratch / "engine"
         _extract(next((scratch / "wheel").glob("*.whl")), new / "lib")
         libraries.require_loadable(new / "lib")
@@ -72,6 +77,31 @@ def make(
         ).write()
         storage.install(new, home, scratch / "old")
     return installed.read(home)
+
+
+def build_wheel(source: Path, out: Path, progress: Progress, log: Path) -> None:
+    """`pip wheel` of a source tree into the new folder `out`; the log stays only on failure.
+
+    Raises:
+        EngineError: the build failed; the message names the log and ends with its last lines.
+    """
+    command = [sys.executable, "-m", "pip", "wheel", "--verbose", "--no-deps", "--wheel-dir", str(out)]
+    command += ["--no-cache-dir", str(source)]  # pip's cache of built wheels ignores CMAKE_ARGS
+    temporary = out.parent / "tmp"
+    temporary.mkdir()
+    process.run(
+        command,
+        progress,
+        log,
+        "llama-cpp-python did not build. It needs a C++ compiler (Debian: `apt install g++ cmake`) and "
+        "CMAKE_ARGS that fit this machine",
+        environment={
+            **os.environ,
+            "TMPDIR": str(temporary),
+            "CMAKE_ARGS": f"{CMAKE_ARGS} {os.environ.get('CMAKE_ARGS', '')}".strip(),  # the last one counts
+        },
+        made=lambda: any(out.glob("*.whl")),
+    )
 
 
 def key(recipe: Recipe, patches: dict[str, str], origin: str = "") -> str:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
@@ -27,9 +27,10 @@ library and opens no connection by itself; RDMA would depend on packages of the 
 
 _NAMES = """
     CMAKE_ARGS CMAKE_BUILD_TYPE CMAKE_GENERATOR CMAKE_PREFIX_PATH CMAKE_TOOLCHAIN_FILE SKBUILD_CMAKE_ARGS
-    SKBUILD_CMAKE_DEFINE FORCE_CMAKE CC CXX CFLAGS CXXFLAGS CPPFLAGS LDFLAGS CPATH LIBRARY_PATH ARCHFLAGS
-    MACOSX_DEPLOYMENT_TARGET SDKROOT CUDACXX CUDAARCHS CUDAFLAGS CUDAHOSTCXX CUDA_PATH CUDAToolkit_ROOT
-    NVCC_PREPEND_FLAGS NVCC_APPEND_FLAGS HIPCXX HIPFLAGS HIPARCHS ROCM_PATH MUSA_PATH VULKAN_SDK ONEAPI_ROOT
+    SKBUILD_CMAKE_DEFINE PIP_CONFIG_SETTINGS FORCE_CMAKE CC CXX CFLAGS CXXFLAGS CPPFLAGS LDFLAGS CPATH
+    LIBRARY_PATH ARCHFLAGS MACOSX_DEPLOYMENT_TARGET SDKROOT CUDACXX CUDAARCHS CUDAFLAGS CUDAHOSTCXX
+    CUDA_PATH CUDAToolkit_ROOT NVCC_PREPEND_FLAGS NVCC_APPEND_FLAGS HIPCXX HIPFLAGS HIPARCHS ROCM_PATH
+    MUSA_PATH VULKAN_SDK ONEAPI_ROOT
 """
 """Variables of a build's environment that make another engine; after a change of others, `--force` builds."""
 
@@ -73,6 +74,11 @@ class Recipe:
     def options_here() -> tuple[tuple[str, str], ...]:
         """The environment variables that shape a build."""
         return tuple((name, os.environ[name]) for name in sorted(_NAMES.split()) if os.environ.get(name))
+
+    @property
+    def pip_cache(self) -> Path:
+        """A cache folder for pip of this recipe alone: pip's key of a built wheel has no CMAKE_ARGS."""
+        return sdist.cache_dir() / "pip" / short_name(asdict(self))
 
     def runs_here(self) -> bool:
         """Tell whether its builds run on this machine: another CPU may lack instructions."""

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
 import zlib
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from llamahybrid.engine.storage import disk_errors, locked_build_dir, scratch
 from llamahybrid.errors import EngineError
@@ -36,12 +35,6 @@ class Pin:
     def archive(self) -> str:
         """The archive's file name."""
         return f"{self.folder}.tar.gz"
-
-    @property
-    def requirement(self) -> str:
-        """The line for pip; without a sha256 any content is accepted."""
-        line = f"llama-cpp-python=={self.version}"
-        return f"{line} --hash=sha256:{self.sha256}" if self.sha256 else line
 
 
 PIN = Pin("0.3.36", "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e")
@@ -109,58 +102,45 @@ def fetch(pin: Pin | None = None) -> Path:
 
 @disk_errors()
 def member(name: str) -> Path:
-    """Extract one file of the pinned sdist into the cache.
-
-    Args:
-        name: path inside the archive without its top folder, e.g. ``vendor/llama.cpp/include/llama.h``.
+    """Extract one file of the pinned sdist, ``vendor/llama.cpp/include/llama.h`` say, into the cache.
 
     Raises:
-        EngineError: the sdist is unavailable, or has no such file.
+        EngineError: the sdist is unavailable.
     """
-    inside = PurePosixPath(name)
-    if inside.is_absolute() or ".." in inside.parts:
-        raise EngineError(f"{name!r} is not a path inside {PIN.archive}")
-    path = cache_dir() / "sdist" / PIN.sha256[:16] / inside
-    if path.is_file():
-        return path
-    with tarfile.open(archive := fetch()) as packed, scratch(path.parent) as folder:
-        try:
-            stream = packed.extractfile(f"{PIN.folder}/{inside}")
-        except KeyError:
-            stream = None
-        if stream is None:
-            raise EngineError(f"{PIN.archive} holds no file {name!r}; list them with `tar tzf {archive}`")
-        with stream, (folder / inside.name).open("wb") as out:
-            shutil.copyfileobj(stream, out)
-        os.replace(folder / inside.name, path)
+    path = cache_dir() / "sdist" / PIN.sha256[:16] / name
+    if not path.is_file():
+        with _opened(fetch()) as archive, scratch(path.parent) as folder:
+            archive.extract(f"{PIN.folder}/{name}", folder)
+            os.replace(folder / PIN.folder / name, path)
     return path
 
 
 @disk_errors()
 def unpack(dest: Path, pin: Pin | None = None) -> Path:
-    """Extract a whole sdist (None: of `PIN`) to `dest`, without the top folder; all of it or nothing.
+    """Extract a whole sdist (None: of `PIN`) to the new folder `dest`, without the archive's top folder.
 
     Raises:
-        EngineError: `dest` exists and is not an empty folder, or the sdist is unavailable or invalid.
+        EngineError: the sdist is unavailable or invalid.
     """
-    if dest.exists() and not (dest.is_dir() and not any(dest.iterdir())):
-        raise EngineError(f"{dest} is in the way; remove it or name another folder")
     pin = pin or PIN
     path = fetch(pin)
     with scratch(dest.absolute().parent) as folder:
         try:
-            with tarfile.open(path) as archive:
-                # Python < 3.10.12 has no filter; there, only archives of a known hash are unpacked (`rebase`)
-                archive.extraction_filter = getattr(tarfile, "data_filter", lambda info, _: info)
+            with _opened(path) as archive:
                 archive.extractall(folder)
         except (tarfile.TarError, EOFError, zlib.error) as error:
             raise EngineError(f"{path} cannot be unpacked: {error}") from error
         if not (folder / pin.folder).is_dir():
             raise EngineError(f"{path} is no sdist of llama-cpp-python {pin.version}: no {pin.folder} in it")
-        if dest.exists():
-            dest.rmdir()
         os.replace(folder / pin.folder, dest)
     return dest
+
+
+def _opened(path: Path) -> tarfile.TarFile:
+    archive = tarfile.open(path)  # noqa: SIM115 (the caller closes it)
+    # Python < 3.10.12 has no filter; there, only archives of a known hash are unpacked (`rebase`)
+    archive.extraction_filter = getattr(tarfile, "data_filter", lambda info, _: info)
+    return archive
 
 
 def download(folder: Path, pin: Pin) -> Path:
@@ -174,7 +154,8 @@ def download(folder: Path, pin: Pin) -> Path:
     (backend / "__init__.py").touch()
     (backend / "build.py").write_text(_BACKEND.format(version=pin.version))
     pinned = folder / "requirements.txt"
-    pinned.write_text(f"{pin.requirement}\n")
+    known = f" --hash=sha256:{pin.sha256}" if pin.sha256 else ""
+    pinned.write_text(f"llama-cpp-python=={pin.version}{known}\n")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
     command += ["--require-hashes"] if pin.sha256 else []
     command += ["--no-binary", ":all:", "--no-build-isolation", "--dest", str(folder), "-r", str(pinned)]

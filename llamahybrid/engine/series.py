@@ -94,37 +94,24 @@ def apply(tree: Path, version: str, chosen: Sequence[str] | None = None) -> None
     """Apply a release's patches (of the sets `chosen`; None: all) to a llama.cpp source tree, in order.
 
     Raises:
-        EngineError: a patch does not apply, or there is neither `patch` nor `git` to apply it with.
+        EngineError: a patch does not apply, or git is missing.
     """
+    if not shutil.which("git"):
+        raise EngineError("applying the patches needs `git`; install it and try again")
     home = folder(version)
-    if shutil.which("patch"):
-        command = ["patch", "-p1", "--batch", "--forward", "--fuzz=0", "-i"]
-    elif shutil.which("git"):
-        command = ["git", "apply", "--whitespace=nowarn"]
-    else:
-        raise EngineError("applying the patches needs `patch` or `git`; install one of them and try again")
-    before = _leftovers(tree)
     for name in patches(version, chosen):
-        run = subprocess.run(
-            [*command, str(home / name)], cwd=tree, env=environment(tree), capture_output=True, text=True
-        )
+        command = ["git", "apply", "--whitespace=nowarn", str(home / name)]
+        run = subprocess.run(command, cwd=tree, env=environment(tree), capture_output=True, text=True)
         if run.returncode:
             raise EngineError(
                 f"{name} does not apply to {tree}: it is not the source that the series was made for\n"
                 f"{run.stdout}{run.stderr}".rstrip()
             )
-    for file in _leftovers(tree) - before:
-        file.unlink()
 
 
 def environment(tree: Path) -> dict[str, str]:
-    """The environment without variables that change the behaviour of `git` and `patch`."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("GIT_", "PATCH_"))
-        and name not in ("POSIXLY_CORRECT", "SIMPLE_BACKUP_SUFFIX", "VERSION_CONTROL")
-    }
+    """The environment without variables and files that change the behaviour of git."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     # in a repository above the tree git would silently skip files outside of it
     alone = {"GIT_CEILING_DIRECTORIES": str(tree.absolute().parent)}
     return {**kept, **alone, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
@@ -134,8 +121,3 @@ def _places() -> tuple[Path, ...]:
     """The folder of all series, in an installed package or in a checkout."""
     places = (_PACKAGE / "patches", _PACKAGE.parent / "patches")
     return tuple(place for place in places if any(place.glob("*/series")))[:1]
-
-
-def _leftovers(tree: Path) -> set[Path]:
-    """Backup files that `patch` writes when lines have moved."""
-    return set(tree.rglob("*.orig"))

@@ -1,4 +1,4 @@
-"""Targets side by side: tokens decoded, time to the first token, throughput, restart, memory, saving a state.
+"""Targets side by side: tokens decoded, time to the first token, throughput, memory.
 
 Targets alternate at each workload, in rounds, so that a slow phase of the machine slows all of them; times
 are medians over rounds. Token counts do not depend on the machine.
@@ -6,11 +6,9 @@ are medians over rounds. Token counts do not depend on the machine.
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
@@ -19,14 +17,12 @@ from llamahybrid.engine.process import Progress
 from llamahybrid.errors import LlamaHybridError
 from llamahybrid.harness import figures
 from llamahybrid.harness.collecting import LATE, Collector, left_out
-from llamahybrid.harness.conversation import Request
-from llamahybrid.harness.plan import Cost, Speed, cost_of, fitting
+from llamahybrid.harness.plan import Speed, cost_of, fitting
 from llamahybrid.harness.plan import measured as measured_speed
-from llamahybrid.harness.report import Report, RequestFigures, Saving, Times, WorkloadFigures
-from llamahybrid.harness.runner import WorkloadRunner, suits
+from llamahybrid.harness.report import Report, RequestFigures, Times, WorkloadFigures
+from llamahybrid.harness.runner import WorkloadRunner, unsuited
 from llamahybrid.harness.targets.base import ModelFile, Session, Shape, Target
 from llamahybrid.harness.workloads.multi_user import four_users
-from llamahybrid.harness.workloads.speech import Speech
 from llamahybrid.harness.workloads.tokens import (
     Workload,
     edit_middle,
@@ -36,13 +32,6 @@ from llamahybrid.harness.workloads.tokens import (
 )
 
 TURNS = 5
-RESTART_TOKENS = 2000
-SAVED_TOKENS = 2000
-SAVED = "a state saved and restored"
-"""The pseudo-workload that has `Times.saving` alone."""
-RESTARTING = ("ours",)
-"""Kinds of targets that keep conversations for the next process."""
-
 
 LONG_CHAT = partial(thinking_stripped, system=3500, turns=10, answer=60, thinking=30)
 USERS = partial(four_users, system=800, turns=4, answer=40, thinking=0)
@@ -72,12 +61,31 @@ class _Measured:
     ttfts: list[float] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
     grown: list[int] = field(default_factory=list)
-    savings: list[Saving] = field(default_factory=list)
     requests: tuple[RequestFigures, ...] = ()
     """Of the first round."""
     decoded: int | None = None
     least: int | None = None
     failed: bool = False
+
+    def play(self, session: Session, workload: Workload, scale: float) -> None:
+        """Measure another round. Raises TargetError."""
+        before = session.resident()
+        session.decoded()
+        began = time.perf_counter()
+        played = WorkloadRunner(session).converse(workload, scale)
+        seconds = time.perf_counter() - began
+        decoded, after = session.decoded(), session.resident()
+        counted = [each for each in played if each.number >= workload.measured_from]
+        self.ttfts += [each.reply.ttft for each in counted if each.reply.ttft is not None]
+        if made := sum(len(each.reply.tokens or ()) for each in played):
+            self.rates.append(made / seconds)
+        if before is not None and after is not None:
+            self.grown.append(max(0, after - before) // max(1, len({each.chat for each in played})))
+        if not self.requests:
+            found = figures.judged(session, workload.name, played, compare=False)
+            self.requests = tuple(each.figures for each in found)
+            total = decoded if workload.clients > 1 else None
+            self.least, self.decoded = figures.totals(workload.measured_from, found, total)
 
     def figures(self, workload: str, scale: float) -> WorkloadFigures:
         """Return the medians so far."""
@@ -85,21 +93,10 @@ class _Measured:
             median(self.ttfts) if self.ttfts else None,
             median(self.rates) if self.rates else None,
             max(self.grown, default=None),
-            _median(self.savings),
         )
         ratio = self.decoded / self.least if self.least and self.decoded is not None else None
         requests, least, decoded = self.requests, self.least, self.decoded
         return WorkloadFigures(workload, requests, least, decoded, ratio, scale=scale, times=times)
-
-
-def _median(found: Sequence[Saving]) -> Saving | None:
-    if not found:
-        return None
-    names = ("save", "restore", "memcpy")
-    return Saving(found[0].bytes, *(median(getattr(each, name) for each in found) for name in names))
-
-
-Step = Callable[[_Measured], None]
 
 
 @dataclass
@@ -130,29 +127,28 @@ class Bench:
 
     def _measure(self) -> None:
         until = None if self.minutes is None else time.monotonic() + 60 * self.minutes
-        steps = list(self._steps())
+        workloads = (*self.alone, *map(together, self.clients))
+        steps = [(w, target) for _ in range(self.rounds) for w in workloads for target in self.targets]
         every: dict[tuple[str, str], _Measured] = defaultdict(_Measured)
         if until is not None:
             self.progress("measuring the model's speed", 0, len(steps))
-            self._scale = self._fitting(until - time.monotonic())
-        for done, (name, target, step) in enumerate(steps):
+            self._scale = self._fitting(workloads, until - time.monotonic())
+        for done, (workload, target) in enumerate(steps):
             if until is not None and time.monotonic() > until:
-                for late, other, _ in steps[done:]:
-                    if (late, other.name) not in every:
-                        self._results.put(other, left_out(late, LATE))
+                for late, other in steps[done:]:
+                    if (late.name, other.name) not in every:
+                        self._results.put(other, left_out(late.name, LATE))
                 return
-            self.progress(f"{target.name}: {name}", done, len(steps))
-            measured = every[name, target.name]
+            self.progress(f"{target.name}: {workload.name}", done, len(steps))
+            measured = every[workload.name, target.name]
             if not measured.failed:
                 measured.failed = True
-                with self._results.errors(target, name):
-                    step(measured)
+                with self._results.errors(target, workload.name):
+                    self._results.put(target, self._play(target, workload, measured))
                     measured.failed = False
-                    if measured != _Measured():
-                        self._results.put(target, measured.figures(name, self._scale))
-            target.close()  # each step has a process of its own, so that memory is measured from its start
+            target.close()  # each workload has a process of its own: memory is measured from its start
 
-    def _fitting(self, seconds: float) -> float:
+    def _fitting(self, workloads: Sequence[Workload], seconds: float) -> float:
         """Return the longest scale that fits into `seconds`, by the first target that opens."""
         for target in self.targets:
             try:
@@ -162,89 +158,16 @@ class Bench:
                 continue
             finally:
                 target.close()
-            return fitting(partial(self._seconds, speed), seconds / self.rounds / len(self.targets))
+
+            def needed(scale: float, speed: Speed = speed) -> float:
+                return sum(speed.seconds(cost_of(each, scale)) for each in workloads)
+
+            return fitting(needed, seconds / self.rounds / len(self.targets))
         return 1.0
 
-    def _seconds(self, speed: Speed, scale: float) -> float:
-        """Return the seconds of a round on one target."""
-        workloads = [*self.alone, *map(together, self.clients)]
-        states = Cost(round((2 * RESTART_TOKENS + SAVED_TOKENS) * scale), 32)
-        return sum(map(speed.seconds, [*(cost_of(each, scale) for each in workloads), states]))
-
-    def _steps(self) -> Iterator[tuple[str, Target, Step]]:
-        for number in range(self.rounds):
-            for workload in (*self.alone, *map(together, self.clients)):
-                for target in self.targets:
-                    yield workload.name, target, partial(self._play, target, workload)
-            for target in self.targets:
-                if target.kind in RESTARTING:
-                    yield "restart, from disk", target, partial(self._restart, target, number)
-            for target in self.targets:
-                yield SAVED, target, partial(self._save, target, number)
-
-    def _play(self, target: Target, workload: Workload, measured: _Measured) -> None:
+    def _play(self, target: Target, workload: Workload, measured: _Measured) -> WorkloadFigures:
         with target.open(self.model, Shape(workload.n_ctx, workload.clients)) as session:
-            if suits(session, workload):
-                _play(session, workload, measured, self._scale)
-
-    def _restart(self, target: Target, number: int, measured: _Measured) -> None:
-        shape = Shape(4096)
-        with tempfile.TemporaryDirectory(prefix="llamahybrid-bench-") as folder, _kept_in(target, folder):
-            with target.open(self.model, shape) as session:
-                if session.vocabulary is None:
-                    return
-                speech = Speech(session.vocabulary, seed=number, scale=self._scale)
-                prompt = speech.message(RESTART_TOKENS, "system") + speech.message(40) + speech.reply()
-                answer = WorkloadRunner(session).ask(Request(16, prompt)).tokens or ()
-            target.close()
-            with target.open(self.model, shape) as session:
-                session.decoded()
-                after = WorkloadRunner(session).ask(
-                    Request(16, [*prompt, *answer, *speech.message(40), *speech.reply()])
-                )
-                measured.decoded = session.decoded()
-        if after.total is not None:
-            known = len(prompt) + max(0, len(answer) - 1)
-            measured.least = after.total - known + max(0, len(after.tokens or ()) - 1)
-        if after.ttft is not None:
-            measured.ttfts.append(after.ttft)
-
-    def _save(self, target: Target, number: int, measured: _Measured) -> None:
-        with target.open(self.model, Shape(SAVED_TOKENS + 96)) as session:
-            if session.vocabulary is None:
-                return
-            speech = Speech(session.vocabulary, seed=number, scale=self._scale)
-            saving = session.saving(speech.words(SAVED_TOKENS))
-            if saving is not None:
-                measured.savings.append(saving)
-
-
-@contextmanager
-def _kept_in(target: Target, folder: str) -> Iterator[None]:
-    """Let processes of the target keep conversations in a folder, and end them."""
-    target.kept_in = folder
-    try:
-        yield
-    finally:
-        target.kept_in = None
-        target.close()  # it would write into the folder after its removal
-
-
-def _play(session: Session, workload: Workload, measured: _Measured, scale: float) -> None:
-    before = session.resident()
-    session.decoded()
-    began = time.perf_counter()
-    played = WorkloadRunner(session).converse(workload, scale)
-    seconds = time.perf_counter() - began
-    decoded, after = session.decoded(), session.resident()
-    counted = [each for each in played if each.number >= workload.measured_from]
-    measured.ttfts += [each.reply.ttft for each in counted if each.reply.ttft is not None]
-    if made := sum(len(each.reply.tokens or ()) for each in played):
-        measured.rates.append(made / seconds)
-    if before is not None and after is not None:
-        measured.grown.append(max(0, after - before) // max(1, len({each.chat for each in played})))
-    if not measured.requests:
-        found = figures.judged(session, workload.name, played, compare=False)
-        measured.requests = tuple(each.figures for each in found)
-        total = decoded if workload.clients > 1 else None
-        measured.least, measured.decoded = figures.totals(workload.measured_from, found, total)
+            if why := unsuited(session, workload):
+                return left_out(workload.name, why)
+            measured.play(session, workload, self._scale)
+            return measured.figures(workload.name, self._scale)

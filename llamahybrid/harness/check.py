@@ -18,10 +18,10 @@ from llamahybrid.harness.collecting import LATE, Collector, left_out
 from llamahybrid.harness.figures import judged, workload_figures
 from llamahybrid.harness.plan import Cost, Plan, Speed, longest_scale, measured
 from llamahybrid.harness.report import Report, Verdict, WorkloadFigures
-from llamahybrid.harness.runner import RequestResult, WorkloadRunner, suits
+from llamahybrid.harness.runner import RequestResult, WorkloadRunner, unsuited
 from llamahybrid.harness.targets.base import ModelFile, Session, Shape, Target
 from llamahybrid.harness.workloads.chats import CHAT_AGENTS, CHAT_WORKLOADS
-from llamahybrid.harness.workloads.multi_user import AGENTS, CROWDS, four_users
+from llamahybrid.harness.workloads.multi_user import CROWDS, four_users, sub_agents
 from llamahybrid.harness.workloads.tokens import TOKEN_WORKLOADS, Workload, long_prompt, thinking_stripped
 
 PARALLEL_BOUND = 1.5
@@ -35,7 +35,7 @@ PARALLEL = (
 WORKLOADS: tuple[Workload, ...] = (
     *(w for w in TOKEN_WORKLOADS if w.start is not long_prompt),
     *CROWDS,
-    *AGENTS,
+    Workload("sub-agents", sub_agents),
     *CHAT_WORKLOADS,
     *CHAT_AGENTS,
     *PARALLEL,
@@ -46,7 +46,8 @@ def workloads_called(names: Sequence[str]) -> tuple[Workload, ...]:
     """Return the workloads of these names, all without names. Raises ValueError for an unknown one."""
     known = {each.name: each for each in WORKLOADS}
     if unknown := [name for name in names if name not in known]:
-        raise ValueError(f"no workload called {', '.join(unknown)}; there are: {', '.join(known)}")
+        every = ", ".join(map(repr, known))
+        raise ValueError(f"no workload called {', '.join(map(repr, unknown))}; there are: {every}")
     return tuple(known[name] for name in names) if names else WORKLOADS
 
 
@@ -169,36 +170,38 @@ class Check:
         for workload in self.workloads:
             if workload.template and model is not None and not model.chats:
                 continue
-            self._step(f"{name}: {workload.name}")
             if not plan.fits(workload):
-                why = f"{LATE}; it takes about {plan.seconds(workload):.0f} s"
-                yield left_out(workload.name, why, workload.bound)
+                self._steps += 1
+                needed = f"it needs about {plan.seconds(workload):.0f} s, more than is left (see --minutes)"
+                yield left_out(workload.name, LATE if plan.over else needed, workload.bound)
                 continue
+            self._step(f"{name}: {workload.name}")
             with target.open(model, Shape(workload.n_ctx, workload.clients)) as session:
-                if suits(session, workload):
+                why_not = unsuited(session, workload)
+                if why_not is None:
                     yield self._played(session, workload, f"{name}: {workload.name}", plan)
                 elif self.workloads is not WORKLOADS:
-                    chats = workload.template
-                    why = "there is no chat template" if chats else "the target takes no token ids"
-                    yield left_out(workload.name, why, workload.bound)
+                    yield left_out(workload.name, why_not, workload.bound)
 
     def _probes(
         self, target: Target, model: ModelFile | None, name: str, plan: Plan
     ) -> Iterator[WorkloadFigures]:
         bad: set[str] = set()
         for probe in directed.PROBES:
-            self._step(f"{name}: {probe.about}")
             if plan.over and not bad:
+                self._steps += 1
                 yield left_out(probe.workload.name, LATE)
                 continue
+            self._step(f"{name}: {probe.about}")
             with target.open(model, directed.SHAPE) as session:
                 done = directed.run(session, probe, bad, plan.script_scale)
             bad |= {verdict.name for verdict in done.verdicts if verdict.outcome == "bad"}
             yield done
-        self._step(f"{name}: memory")
         if plan.over:
+            self._steps += 1
             yield left_out(directed.MEMORY, LATE)
             return
+        self._step(f"{name}: memory")
         share = 1.0
         if plan.speed is not None and plan.memory_seconds is not None:
             share = min(1.0, plan.memory_seconds / plan.speed.seconds(MEMORY_COST))
@@ -242,7 +245,7 @@ class Check:
             self.progress(f"{name}: measuring the model's speed", self._steps, self._of)
             with target.open(model, directed.SHAPE) as session:
                 speed = measured(session)
-                suited = [each for each in self.workloads if suits(session, each)]
+                suited = [each for each in self.workloads if unsuited(session, each) is None]
             self._scales[key] = speed, longest_scale(suited, speed, share * (1 - MEMORY_SHARE))
         speed, scale = self._scales[key]
         return Plan(scale, speed, until, until + COMPARING * share, MEMORY_SHARE * share)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from llamahybrid.errors import LlamaHybridError
-from llamahybrid.harness.report import Report, TargetFigures, Verdict, WorkloadFigures
+from llamahybrid.harness.report import NOT_RUN, Report, TargetFigures, Verdict, WorkloadFigures
 from llamahybrid.harness.targets.base import ModelFile, Target
 
 QUICKLY = 1.0
@@ -19,7 +19,7 @@ LATE = "the time was over (see --minutes)"
 
 def left_out(name: str, why: str, bound: float | None = None) -> WorkloadFigures:
     """Return the figures of a workload that did not run."""
-    verdict = Verdict("runs", "cannot tell", f"it did not run: {why}")
+    verdict = Verdict("runs", "cannot tell", f"{NOT_RUN}{why}")
     return WorkloadFigures(name, bound=bound, verdicts=(verdict,))
 
 
@@ -80,6 +80,7 @@ class Collector:
         """Call `steps` and return the report.
 
         KeyboardInterrupt and SystemExit end the steps and the targets' processes, and give the report so far.
+        A target on which nothing ran to the end of the steps has an error.
         """
         try:
             steps()
@@ -87,4 +88,8 @@ class Collector:
             for target in self.targets:
                 target.close(QUICKLY)
             return self.report(complete=False)
+        for name, figures in self._workloads.items():
+            why = [each.verdicts[0].detail.removeprefix(NOT_RUN) for each in figures.values() if not each.ran]
+            if why and len(why) == len(figures):
+                self._errors[name].append(f"nothing ran: {why[0]}")
         return self.report(complete=True)

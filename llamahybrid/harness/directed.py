@@ -16,7 +16,7 @@ from llamahybrid.harness import figures
 from llamahybrid.harness.conversation import Conversation, Request
 from llamahybrid.harness.figures import UNKNOWN_BEFORE, Judged
 from llamahybrid.harness.report import PROBE, Outcome, Verdict, WorkloadFigures
-from llamahybrid.harness.runner import WorkloadRunner
+from llamahybrid.harness.runner import NO_TOKENS, WorkloadRunner
 from llamahybrid.harness.targets.base import Session, Shape
 from llamahybrid.harness.workloads.speech import Speech
 from llamahybrid.harness.workloads.tokens import Workload
@@ -207,7 +207,7 @@ def run(session: Session, probe: Probe, bad: Set[str], scale: float = 1.0) -> Wo
 
 def _unsuited(session: Session, probe: Probe) -> Judgement | None:
     if probe.ids and not session.takes_tokens:
-        return "cannot tell", "the target takes no token ids"
+        return "cannot tell", NO_TOKENS
     if probe.script is salted and session.salts is False:
         return "cannot tell", "the target has no salts"
     return None

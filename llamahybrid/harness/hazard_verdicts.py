@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from llamahybrid.engine.process import Progress
 from llamahybrid.files import without_home
 from llamahybrid.harness.hazards.case import Probe
 from llamahybrid.harness.hazards.catalogue import PROBES
@@ -47,8 +48,29 @@ def verdict(result: Result, patches: frozenset[str] | None) -> Verdict:
     return Verdict(f"hazard:{probe.id}", outcome, detail)
 
 
-def report_of(results: Sequence[Result], under_test: Library, complete: bool = True) -> Report:
-    """Return the report on a library; failed probes, and a lack of any that applies, are its error."""
+def report(
+    probes: Sequence[Probe],
+    under_test: Library,
+    progress: Progress = lambda text, done, of: None,
+    **settings: Any,
+) -> Report:
+    """Run probes on a library, with the settings of `run`.
+
+    Failed probes, and a lack of any that applies, are the library's error in the report. KeyboardInterrupt
+    and SystemExit end the run: the report is not `complete`.
+
+    Raises UnknownArchitecture if there is no tiny model of `arch`.
+    """
+    results: list[Result] = []
+
+    def add(result: Result) -> None:
+        results.append(result)
+        progress(result.probe.id, len(results) - 1, len(probes))
+
+    with suppress(KeyboardInterrupt, SystemExit):
+        run(probes, under_test, done=add, **settings)
+    order = [probe.id for probe in probes]
+    results.sort(key=lambda each: order.index(each.probe.id))
     failed = [result.probe.id for result in results if result.outcome.verdict is Found.FAILED]
     error = f"{len(failed)} probes failed: {', '.join(failed)}" if failed else None
     if results and all(result.outcome.verdict is Found.NOT_APPLICABLE for result in results):
@@ -58,39 +80,4 @@ def report_of(results: Sequence[Result], under_test: Library, complete: bool = T
     versions = {"library": path, "system": under_test.system}
     models = dict.fromkeys(result.model for result in results)
     target = TargetFigures("libllama", "libllama", versions, hazards=found, error=error)
-    return Report.now([target], models, complete, {"library": path})
-
-
-def report(
-    probes: Sequence[Probe],
-    under_test: Library,
-    done: Callable[[Sequence[Result]], None] = lambda results: None,
-    **settings: Any,
-) -> tuple[Report, list[Result]]:
-    """Run probes on a library, with the settings of `run`.
-
-    `done` is called with the results so far after each.
-
-    KeyboardInterrupt and SystemExit end the run: the report is not `complete`.
-    Raises UnknownArchitecture if there is no tiny model of `arch`.
-    """
-    results: list[Result] = []
-
-    def add(result: Result) -> None:
-        results.append(result)
-        done(results)
-
-    with suppress(KeyboardInterrupt, SystemExit):
-        run(probes, under_test, done=add, **settings)
-    order = [probe.id for probe in probes]
-    results.sort(key=lambda each: order.index(each.probe.id))
-    return report_of(results, under_test, complete=len(results) == len(probes)), results
-
-
-def surprises(results: Sequence[Result]) -> list[str]:
-    """Return a line for each verdict that is not the known one of stock llama-cpp-python 0.3.36."""
-    return [
-        f"{result.probe.id}: {result.outcome.verdict.value}, stock is known as {known.value}"
-        for result in results
-        if result.outcome.verdict != (known := result.probe.known[result.model].stock)
-    ]
+    return Report.now([target], models, len(results) == len(probes), {"library": path})

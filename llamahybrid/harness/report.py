@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 from llamahybrid.errors import ReportError
 from llamahybrid.files import write_json
 
-FORMAT = 3
+FORMAT = 4
 """Of the JSON; a reader takes no other."""
 
 Sameness: TypeAlias = Literal["same", "tie", "different", "unknown"]
@@ -28,6 +28,9 @@ Outcome: TypeAlias = Literal["ok", "bad", "cannot tell"]
 
 PROBE = "probe: "
 """In the names of directed probes, which measure nothing."""
+
+NOT_RUN = "it did not run: "
+"""Prefix of the detail of a workload that did not run."""
 
 _STRICT: dict[str, Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
@@ -72,20 +75,6 @@ class RequestFigures:
 
 
 @dataclass(frozen=True)
-class Saving:
-    """Cost of saving a conversation's state in memory and of restoring it; medians."""
-
-    __pydantic_config__: ClassVar = _STRICT
-    bytes: int
-    save: float
-    """Seconds."""
-    restore: float
-    """Seconds, from the bytes to a state that can be decoded from."""
-    memcpy: float
-    """Seconds for a copy of as many bytes, alternating with the others."""
-
-
-@dataclass(frozen=True)
 class Times:
     """Measurements of `llamahybrid bench`, over its rounds."""
 
@@ -96,7 +85,6 @@ class Times:
     """Answers' tokens of all clients over wall time, median over rounds."""
     resident: int | None = None
     """Growth of the process in bytes a conversation, largest round."""
-    saving: Saving | None = None
 
 
 @dataclass(frozen=True)
@@ -120,6 +108,11 @@ class WorkloadFigures:
     scale: float = 1.0
     """Length of messages and answers, as a share of the full one; see `harness.plan`."""
     times: Times | None = None
+
+    @property
+    def ran(self) -> bool:
+        """False: it did not run, for the reason in its verdict."""
+        return not any(verdict.name == "runs" for verdict in self.verdicts)
 
 
 @dataclass(frozen=True)
@@ -149,7 +142,7 @@ class Report:
     models: tuple[str, ...]
     targets: tuple[TargetFigures, ...]
     complete: bool = True
-    """False: the run was stopped, or out of time."""
+    """False: the run was stopped before its end."""
     format: int = FORMAT
 
     @classmethod

@@ -1,7 +1,7 @@
 """Changes for the better or worse from one report to another.
 
 Verdicts and token counts are exact: each change of a verdict counts, and each change of a count beyond
-`GRAIN`. Times are not; `llamahybrid.harness.drift` judges them.
+`GRAIN`. Times are not compared: between two runs the load of a machine changes more than a build does.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypeVar
 
-from llamahybrid.harness.drift import drifts
 from llamahybrid.harness.report import (
     PROBE,
     Outcome,
@@ -73,9 +72,6 @@ def _changes(old: Report, new: Report, missing: Kind) -> Iterator[Change]:
             else:
                 yield from _at(where, _workload(before, after, missing))
         yield from _at(name, _verdicts(was.hazards, now.hazards, missing))
-    for drift in drifts(old, new):
-        # A smaller factor may be an earlier first token or a slower rest: a note.
-        yield Change("worse" if drift.factor > 1 else "note", drift.target, drift.text)
 
 
 def _paired(old: Mapping[str, _T], new: Mapping[str, _T]) -> Iterator[tuple[str, _T | None, _T | None]]:

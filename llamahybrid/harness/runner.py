@@ -50,9 +50,14 @@ class RequestResult:
 Told = Callable[[RequestResult], None]
 
 
-def suits(session: Session, workload: Workload) -> bool:
-    """Tell whether the session takes the workload's requests."""
-    return session.takes_chats if workload.template else session.takes_tokens
+NO_TOKENS = "the target takes no token ids"
+
+
+def unsuited(session: Session, workload: Workload) -> str | None:
+    """Return the reason why a session does not take a workload's requests; None: it does."""
+    if workload.template:
+        return None if session.takes_chats else "there is no chat template"
+    return None if session.takes_tokens else NO_TOKENS
 
 
 class WorkloadRunner:

@@ -32,6 +32,9 @@ NO_TIME = 1e-6
 BAND = 1.5
 """Factor by which the fastest sample must differ from a published cost to replace it."""
 
+SLOW_READ = 0.02
+"""Seconds of reading attention at an answer's end from which its reader would notice the wait."""
+
 FADE_SECONDS = 60.0
 """Half-life of the cost of a restore since the last one. Otherwise a machine that was busy during the first
 few restores would never try another one on short chats."""
@@ -56,6 +59,7 @@ class CostMeter:
         self._segment: deque[float] = deque(maxlen=WINDOW)
         self._restored = time.monotonic()
         self._read: deque[float] = deque(maxlen=WINDOW)
+        self._reading: deque[float] = deque(maxlen=WINDOW)
         self._read_at = time.monotonic()
         self._told: tuple[float, Costs] | None = None
         """The last result of `costs`, and the half-lives before it; None after a new measurement."""
@@ -93,6 +97,7 @@ class CostMeter:
     def read(self, seconds: float, tokens: int) -> None:
         """Note the duration of reading a whole sequence of `tokens`."""
         self._read.append(seconds / max(1, tokens))
+        self._reading.append(seconds)
         self._read_at = time.monotonic()
 
     @property
@@ -103,6 +108,12 @@ class CostMeter:
         """
         times = (time.monotonic() - self._read_at) // FADE_SECONDS
         return min(self._read) * 0.5**times if len(self._read) >= FEW else 0.0
+
+    @property
+    def reads_slowly(self) -> bool:
+        """Reading attention takes `SLOW_READ` here, whatever its range: on a GPU without flash attention V
+        is read row by row (src/llama-kv-cache.cpp, state_write_data)."""
+        return len(self._reading) >= FEW and min(self._reading) >= SLOW_READ
 
     def costs(self) -> Costs:
         """Return the costs measured so far."""

@@ -184,7 +184,7 @@ def open_segment(segment: Segment, namespace: str, path: Tokens) -> Bytes:
 
 
 class Splitter:
-    """Splits sealed segments of one layout, without a context."""
+    """Cuts and joins sealed segments of one layout, without a context."""
 
     def __init__(self, layout: SegmentLayout) -> None:
         self._layout = layout
@@ -204,3 +204,14 @@ class Splitter:
             seal_segment(first, name, path[:at], segment.start),
             seal_segment(second, name, path, at),
         )
+
+    def join(self, segments: Sequence[Segment], path: Tokens) -> Segment:
+        """Return one segment for adjoining ones of `path`, the tokens before the end of the last one.
+
+        Raises SnapshotError when one of them is damaged.
+        """
+        name = header_of(segments[0].record[:HEADER_BYTES].tobytes()).namespace
+        payloads = [open_segment(segment, name, path[: segment.end]) for segment in segments]
+        record = new_buffer(HEADER_BYTES + self._layout.size(len(path) - segments[0].start))
+        self._layout.join(payloads, record[HEADER_BYTES:])
+        return seal_segment(record, name, path, segments[0].start)

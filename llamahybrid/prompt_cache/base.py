@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -53,8 +53,14 @@ class Segment:
         return self.record.nbytes
 
 
-Splitter: TypeAlias = Callable[[Segment, Tokens, int], tuple[Segment, Segment]]
-"""(segment, path, at): the segments of [start, at) and [at, end); `path`: the tokens [0, end)."""
+class Splitter(Protocol):
+    """Cuts and joins segments of one layout; raises ValueError for a damaged one."""
+
+    def __call__(self, segment: Segment, path: Tokens, at: int) -> tuple[Segment, Segment]:
+        """Return the segments of [start, at) and [at, end). `path`: the tokens [0, end)."""
+
+    def join(self, segments: Sequence[Segment], path: Tokens) -> Segment:
+        """Return one segment for adjoining ones. `path`: the tokens before the end of the last one."""
 
 
 def part_of(segment: Segment, path: Tokens, start: int, end: int, split: Splitter | None) -> Segment | None:

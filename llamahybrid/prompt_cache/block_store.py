@@ -1,44 +1,46 @@
-"""Records by token path over any store of rows: look-up, storing, the order in which things go,
-forgetting.
-"""
+"""Records by token path over any store of rows: look-up, storing, the order in which things go."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeAlias
 
-from llamahybrid.prompt_cache.base import Tokens
+from llamahybrid.errors import RecordError
+from llamahybrid.prompt_cache.base import Range, Tokens
 from llamahybrid.prompt_cache.blocks import (
     BLOCK,
     BLOCK_BYTES,
-    MOST_LEADS,
+    MOST_NEXT,
     NO_PARENT,
     Item,
-    Kind,
-    Lead,
     Node,
-    Place,
-    Reach,
+    Prefix,
     Why,
     chain,
     digest_of,
-    root_of,
     shared,
-    whole_blocks,
+    spans,
 )
+from llamahybrid.prompt_cache.envelope import path_digest
 from llamahybrid.prompt_cache.nodes import ID_BYTES, ids_of, token_at
 from llamahybrid.prompt_cache.records import Record
 from llamahybrid.prompt_cache.seen import Seen
 
 MOST_FOLLOWERS = 2
-BATCH = 1000
+BATCH = 500
 """Rows that are read at once."""
 
+FIRST = 8
+"""Nodes of a path that are read at first: most prompts that are not known end among them."""
+
 Values: TypeAlias = "dict[bytes, bytes | None]"
-Known: TypeAlias = "dict[bytes, tuple[bytes, bytes] | None]"
-"""Parents and texts of blocks by their hashes; None for a missing or damaged one."""
+Known: TypeAlias = "dict[bytes, Node | None]"
+"""Nodes by their hashes; None for a missing or damaged one."""
+Places: TypeAlias = "dict[bytes, tuple[Range, Node | None]]"
+"""By the key of a record: tokens of attention; of a checkpoint its end, twice, and its node."""
 
 
 class Busy(OSError):
@@ -67,12 +69,12 @@ class Rows:
     def release(self) -> None:
         """A thread that used it ends."""
 
-    def get(self, keys: Sequence[bytes], *, all_: bool = True) -> list[bytes | None]:
-        """Values of rows; None for a missing one. `all_` False: the first missing one may be the last."""
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Values of rows; None for a missing one."""
         raise NotImplementedError
 
-    def has(self, keys: Sequence[bytes]) -> set[bytes]:
-        """Keys of records that are there."""
+    def sizes(self, keys: Sequence[bytes]) -> dict[bytes, int]:
+        """Keys of records that are there, with their bytes."""
         raise NotImplementedError
 
     def keys(self, kind: bytes) -> Iterator[bytes]:
@@ -126,15 +128,28 @@ class Rows:
         """Erase the traces of removed rows."""
 
 
-@dataclass
-class Path:
-    """The whole path of a place."""
+@dataclass(frozen=True)
+class Stored:
+    """A checkpoint as the rows have it; its records may be gone."""
 
     namespace: str
     ids: bytes
-    """Its token ids."""
-    blocks: list[bytes]
-    """Hashes of its nodes, the deepest first, the root among them."""
+    """The token ids of its prefix."""
+    node: Node
+    hashes: tuple[bytes, ...]
+    """Of the nodes of its path, the root first, its own last."""
+
+    @property
+    def keys(self) -> list[bytes]:
+        """Keys of the records that it may have: of its checkpoint, and of attention."""
+        return [b"r" + self.hashes[-1], *(b"a" + hash_ for hash_ in self.hashes[1:])]
+
+    def items(self, sizes: dict[bytes, int]) -> list[Item]:
+        """Its records. `sizes`: those that are there, see `Rows.sizes`."""
+        end = len(self.ids) // ID_BYTES
+        places = zip(self.keys, [(end, end), *spans(end)], strict=True)
+        items = [Item(key, *span, sizes[key]) for key, span in places if key in sizes]
+        return [replace(item, node=self.node) if item.is_checkpoint else item for item in items]
 
 
 class BlockStore:
@@ -148,160 +163,137 @@ class BlockStore:
     def look(self, namespace: str, tokens: Tokens) -> Seen:
         """Look a prompt up; all tokens are compared."""
         ids = ids_of(tokens)
-        hashes = chain(root_of(namespace), ids)
-        nodes = self._nodes(hashes, ids)
+        path = chain(namespace, ids[: len(ids) - len(ids) % BLOCK_BYTES])
+        nodes = self._nodes(path)
         if not nodes:
             return Seen(len(tokens))
-        ends = {
-            digest_of(hashes[k], ids[BLOCK_BYTES * k : BLOCK_BYTES * k + ID_BYTES * offset]): (k, offset)
-            for k, node in enumerate(nodes)
-            for offset in node.offsets()
-            if BLOCK * k + offset <= len(tokens)
-        }
-        behind, last = self._behind(hashes[len(nodes) - 1], nodes[-1]), BLOCK * (len(nodes) - 1)
-        alike = {following: last + shared(text, ids[ID_BYTES * last :]) for following, text in behind.items()}
-        passing: dict[tuple[bytes, int], int] = {}
+        places = self._checkpoints(path, nodes, ids)
+        for prefix, span in zip(path[1 : len(nodes)], spans(len(tokens)), strict=False):
+            places[b"a" + prefix.hash] = span, None
+        last, rest = BLOCK * (len(nodes) - 1), ids[BLOCK_BYTES * (len(nodes) - 1) :]
+        following = self._following(nodes[-1], path[len(nodes) - 1].hash)
+        for hash_, node in following.items():
+            if n := shared(node.text, rest):
+                places.setdefault(b"a" + hash_, ((last, last + n), node))
+        sizes = self.rows.sizes([*places])
+        items = [Item(key, *places[key][0], n_bytes, places[key][1]) for key, n_bytes in sizes.items()]
+        items.sort(key=lambda item: (item.end, item.is_checkpoint))
+        texts = [node.text for node in following.values()]
+        common = max([0, *(item.end - last for item in items), *(shared(text, rest) for text in texts)])
+        at = ID_BYTES * common
+        followers = {token_at(text[at:]) for text in texts if text[:at] == rest[:at] and text[at:]}
+        return Seen(len(tokens), last + common, tuple(sorted(followers))[:MOST_FOLLOWERS], tuple(items))
+
+    def _checkpoints(self, path: Sequence[Prefix], nodes: Sequence[Node], ids: bytes) -> Places:
+        """Checkpoints on a path, and the attention that ends at them."""
+        ends: dict[bytes, tuple[int, Prefix]] = {}
         for k, node in enumerate(nodes):
-            for lead in node.leads:
-                end = alike.get(lead.next, BLOCK * k) if node is nodes[-1] else BLOCK * k
-                if lead.digest not in ends and lead.start < min(lead.end, end):
-                    passing[lead.digest, lead.start] = end
-        places = self.places([*ends, *dict.fromkeys(digest for digest, _ in passing)])
-        items: list[Item] = []
-        borrowed: list[Reach] = []
-        for digest, (k, offset) in ends.items():
-            place, tail = places.get(digest), ids[BLOCK_BYTES * k :][: ID_BYTES * offset]
-            if place is not None and (place.block, place.tail) == (hashes[k], tail):
-                items += place.items
-                borrowed += place.borrowed
-        through = [
-            Reach(item, end)
-            for (digest, start), end in passing.items()
-            for item in (places[digest].items if digest in places else ())
-            if not item.is_checkpoint and item.start == start
-        ]
-        there = self.rows.has([i.key for i in (*items, *(r.item for r in (*borrowed, *through)))])
-        items = sorted((i for i in items if i.key in there), key=lambda i: (i.end, i.kind))
-        length = max([last, *alike.values(), *(i.end for i in items)])
-        followers = {
-            token_at(behind[following], length - last)
-            for following, end in alike.items()
-            if end == length and len(behind[following]) > ID_BYTES * (length - last)
+            for end in (BLOCK * k + offset for offset in node.offsets()):
+                if ID_BYTES * end <= len(ids):
+                    prefix = Prefix.behind(path[k].hash, ids[BLOCK_BYTES * k : ID_BYTES * end])
+                    ends[prefix.hash] = end, prefix
+        places: Places = {}
+        for hash_, node in self.nodes([*ends]).items():
+            end, prefix = ends[hash_]
+            if prefix.is_of(node):
+                places[b"r" + hash_] = (end, end), node
+                places[b"a" + hash_] = spans(end)[-1], None
+        return places
+
+    def _following(self, node: Node, hash_: bytes) -> dict[bytes, Node]:
+        """The nodes behind one, as far as it names them and their rows are right, by hash."""
+        found = self.nodes(node.next).items()
+        return {
+            key: each
+            for key, each in found
+            if Prefix.behind(hash_, each.text) == (each.parent, each.text, key)
         }
-        return Seen(
-            len(tokens),
-            length,
-            tuple(sorted(followers))[:MOST_FOLLOWERS],
-            tuple(items),
-            tuple(r for r in borrowed if r.item.key in there),
-            tuple(r for r in through if r.item.key in there),
-        )
 
-    def _nodes(self, hashes: Sequence[bytes], ids: bytes) -> list[Node]:
+    def _nodes(self, path: Sequence[Prefix]) -> list[Node]:
         """The nodes along a path up to the first that is unknown."""
-        nodes: list[Node] = []
-        for k, raw in enumerate(self.rows.get([b"n" + h for h in hashes], all_=False)):
-            node = Node.unpack(raw)
-            if node is None or (k and node.text != ids[BLOCK_BYTES * (k - 1) : BLOCK_BYTES * k]):
-                break
-            nodes.append(node)
-        return nodes
+        found: list[Node] = []
+        for some in (path[:FIRST], path[FIRST:]):
+            rows = self.rows.get([b"n" + prefix.hash for prefix in some])
+            for prefix, raw in zip(some, rows, strict=True):
+                node = Node.unpack(raw)
+                if node is None or not prefix.is_of(node):
+                    return found
+                found.append(node)
+        return found
 
-    def _behind(self, hash_: bytes, node: Node) -> dict[bytes, bytes]:
-        """Token ids behind a node, as far as the leads to the next block tell, by `Lead.next`."""
-        texts: dict[bytes, bytes] = {}
-        blocks = list(dict.fromkeys(lead.next for lead in node.leads if lead.next != lead.digest))
-        for following, raw in zip(blocks, self.rows.get([b"n" + each for each in blocks]), strict=True):
-            child = Node.unpack(raw)
-            if child is not None and child.parent == hash_:
-                texts[following] = child.text
-        tails = self.places([lead.digest for lead in node.leads if lead.next == lead.digest])
-        return texts | {digest: place.tail for digest, place in tails.items() if place.block == hash_}
+    def read(self, namespace: str, tokens: Tokens, item: Item) -> Record:
+        """Read a record of a path. Raises RecordError for a damaged one and for another's, RecordGone."""
+        record, path = self.rows.read(item.key), item.tokens(tokens)
+        header = record.head.header
+        of_path = header.digest == path_digest(namespace, path)
+        if not of_path or (header.start, header.end) != (item.start, len(path)):
+            raise RecordError("a record lies under the name of another")
+        return record
 
-    def places(self, digests: Sequence[bytes]) -> dict[bytes, Place]:
-        """The places of these digests that are there."""
-        found = zip(digests, self.rows.get([b"p" + d for d in digests]), strict=True)
-        places = ((digest, Place.unpack(digest, raw)) for digest, raw in found)
-        return {digest: place for digest, place in places if place is not None}
+    def nodes(self, hashes: Sequence[bytes]) -> dict[bytes, Node]:
+        """The nodes of these hashes that are there."""
+        found = zip(hashes, self.rows.get([b"n" + hash_ for hash_ in hashes]), strict=True)
+        nodes = ((hash_, Node.unpack(raw)) for hash_, raw in found)
+        return {hash_: node for hash_, node in nodes if node is not None}
 
-    def path_of(self, place: Place, known: Known | None = None) -> Path | None:
-        """The path of a place; None where a block of it is gone or damaged.
+    def newest(self) -> Iterator[Stored]:
+        """All checkpoints, the newest first where an order is known; a path is read as it is asked for."""
+        known: Known = {}
+        for hash_, raw in self.rows.rows(b"n"):
+            known.setdefault(hash_, Node.unpack(raw))
+            if (stored := self._stored(hash_, known)) is not None:
+                yield stored
 
-        `known`: blocks that were read already, and are not read again.
+    def each(self) -> Iterator[Stored]:
+        """All checkpoints, in no order. All rows are read once."""
+        known: Known = {hash_: Node.unpack(raw) for hash_, raw in self.rows.rows(b"n")}
+        found = (self._stored(hash_, known) for hash_ in list(known))
+        return (stored for stored in found if stored is not None)
+
+    def _stored(self, hash_: bytes, known: Known) -> Stored | None:
+        """The checkpoint at a node; None where there is none, or where its path is gone or damaged.
+
+        `known`: nodes that were read already, and are not read again.
         """
-        known = {} if known is None else known
-        texts, hashes, hash_ = [place.tail], list[bytes](), place.block
-        while True:
+        own, hashes, texts = known[hash_], list[bytes](), list[bytes]()
+        if own is None or own.why is None:
+            return None
+        while hash_ != NO_PARENT:
             if hash_ not in known:
-                known[hash_] = _sound(hash_, self.rows.get([b"n" + hash_])[0])
-            block = known[hash_]
-            if block is None:
+                known[hash_] = self.nodes([hash_]).get(hash_)
+            node = known[hash_]
+            if node is None or digest_of(node.parent, node.text) != hash_:  # no circle has such hashes
                 return None
             hashes.append(hash_)
-            hash_, text = block
-            if hash_ == NO_PARENT:
-                ids = b"".join(reversed(texts))
-                namespace = text.decode("utf-8", "replace")
-                return Path(namespace, ids, hashes) if len(ids) == ID_BYTES * place.end else None
-            texts.append(text)
-
-    def each(self) -> Iterator[tuple[Place, Path]]:
-        """All places with their paths, in no order. All rows are read once."""
-        known: Known = {hash_: _sound(hash_, raw) for hash_, raw in self.rows.rows(b"n")}
-        for digest, raw in self.rows.rows(b"p"):
-            place = Place.unpack(digest, raw)
-            if place is not None and (path := self.path_of(place, known)) is not None:
-                yield place, path
+            texts.append(node.text)
+            hash_ = node.parent
+        *ids, namespace = texts
+        if any(len(text) != BLOCK_BYTES for text in ids[1:]):
+            return None
+        return Stored(namespace.decode("utf-8", "replace"), b"".join(ids[::-1]), own, tuple(hashes[::-1]))
 
     # -- storing -----------------------------------------------------------------------------------
 
-    def link(self, namespace: str, tokens: Tokens, new: Item, borrowed: Sequence[Reach] = ()) -> None:
-        """Make a written record known at the end of `tokens`.
-
-        `borrowed`: attention of other paths that a checkpoint needs.
-        """
-        ids, last = ids_of(tokens), whole_blocks(len(tokens))
-        hashes = chain(root_of(namespace), ids[: BLOCK_BYTES * last])
-        tail = ids[BLOCK_BYTES * last :]
+    def link(self, namespace: str, tokens: Tokens, why: Why, *, logits: bool) -> None:
+        """Make a checkpoint known at the end of `tokens`, before its records are written."""
+        path = chain(namespace, ids_of(tokens))
 
         def change(rows: Values) -> Values:
-            old = Place.unpack(new.digest, rows[b"p" + new.digest])
-            if old is None or (old.block, old.tail) != (hashes[-1], tail):
-                old = Place(hashes[-1], new.end, tail, ())
-            kept = (i for i in old.items if i.key != new.key and not _replaces(new, i))
-            place = replace(old, items=(*kept, new), borrowed=tuple(borrowed) or old.borrowed)
-            nodes = {h: Node.unpack(rows[b"n" + h]) for h in hashes}
-            rows[b"p" + new.digest] = place.pack()
-            following, begun = new.digest, True
-            for k in range(last, -1, -1):
-                text = ids[BLOCK_BYTES * (k - 1) : BLOCK_BYTES * k] if k else namespace.encode()
-                parent = hashes[k - 1] if k else NO_PARENT
-                node = nodes[hashes[k]] or Node(parent, text=text)
+            for k, (parent, text, hash_) in enumerate(path):
+                node = Node.unpack(rows[b"n" + hash_]) or Node(parent, text)
                 node = replace(node, parent=parent, text=text)  # heals a damaged row
-                if k == last:
-                    node = replace(node, ends=node.ends | 1 << (new.end - 1) % BLOCK)
-                rows[b"n" + hashes[k]] = _led(node, following, new, begun=begun, end=BLOCK * k).pack()
-                begun, following = nodes[hashes[k]] is None, hashes[k]
+                if k == len(path) - 1:
+                    node = replace(node, why=why, logits=logits, written=int(time.time()))
+                elif path[k + 1].hash not in node.next:
+                    node = replace(node, next=(path[k + 1].hash, *node.next)[:MOST_NEXT])
+                if k == len(path) - 2:
+                    node = replace(node, ends=node.ends | 1 << (len(tokens) - 1) % BLOCK)
+                rows[b"n" + hash_] = node.pack()
             return rows
 
-        self.rows.update([b"p" + new.digest, *(b"n" + h for h in hashes)], change)
+        self.rows.update([b"n" + prefix.hash for prefix in path], change)
 
-    def unlink(self, items: Iterable[Item]) -> None:
-        """Remove records, and what places say of them."""
-        for item in items:
-            self.rows.remove(item.key)
-            key = b"p" + item.digest
-
-            def change(rows: Values, key: bytes = key, item: Item = item) -> Values:
-                place = Place.unpack(item.digest, rows[key])
-                if place is None:
-                    return {key: None}
-                kept = tuple(i for i in place.items if i.key != item.key)
-                return {key: replace(place, items=kept).pack() if kept else None}
-
-            self.rows.update([key], change)
-
-    # -- order of eviction -------------------------------------------------------------------------
+    # -- what goes ---------------------------------------------------------------------------------
 
     def used(self, namespace: str, tokens: Tokens, seen: Seen) -> None:
         """A path was used: its records, and then all that leads to them, go last.
@@ -309,41 +301,48 @@ class BlockStore:
         Of the path itself the shallow checkpoints go first, since a conversation goes on at its end; the end
         of its first message and branch points go after them, attention after all checkpoints that need it.
         """
-        hashes = chain(root_of(namespace), ids_of(tokens))
         items = sorted(seen.items, key=_order)
-        others = [r.item for r in (*seen.borrowed, *seen.through)]
-        keys = dict.fromkeys(i.key for i in (*items, *others))
-        digests = dict.fromkeys(i.digest for i in (*items, *others))
-        self.rows.touch([*keys, *(b"p" + d for d in digests), *(b"n" + h for h in reversed(hashes))])
+        rows = [b"n" + prefix.hash for prefix in reversed(chain(namespace, ids_of(tokens)))]
+        ends = (b"n" + item.key[1:] for item in items)
+        self.rows.touch([*(item.key for item in items), *dict.fromkeys((*ends, *rows))])
+
+    def unneeded(self, tokens: Tokens | None = None, stays: int = 0) -> list[bytes]:
+        """Keys of records and rows that no checkpoint needs; damaged and evicted rows leave such ones.
+
+        `tokens`: a path that is to be forgotten, in any namespace: checkpoints that go on from it are not
+        needed, nor those that lead only there. Those that other paths share are, and those that end within
+        its first `stays` tokens. Rows that another process adds later are not among these; what it adds just
+        then may be, which is a miss.
+        """
+        there = [key for kind in (b"r", b"a", b"n") for key in self.rows.keys(kind)]
+        records, stored = set(there), list(self.each())
+        gone = set() if tokens is None else _on_path(stored, ids_of(tokens), stays)
+        needed = set[bytes]()
+        for one in stored:
+            if one.hashes[-1] not in gone and one.keys[0] in records:
+                needed.update(one.keys, (b"n" + hash_ for hash_ in one.hashes))
+        return [key for key in there if key not in needed]
+
+    def remove_rows(self, keys: Sequence[bytes]) -> None:
+        """Remove the rows among these keys, not the records."""
+        rows = [key for key in keys if key.startswith(b"n")]
+        for at in range(0, len(rows), BATCH):
+            self.rows.update(rows[at : at + BATCH], dict.fromkeys)
 
 
-def _sound(hash_: bytes, raw: bytes | None) -> tuple[bytes, bytes] | None:
-    """Parent and text of a row, if their hash is that of its key: rows never form a circle then."""
-    node = Node.unpack(raw)
-    return (node.parent, node.text) if node is not None and node.hash == hash_ else None
-
-
-def _led(node: Node, following: bytes, new: Item, *, begun: bool, end: int) -> Node:
-    """A node that leads to a new record. `begun`: it is the first on its way; `end`: of the node."""
-    if new.is_checkpoint:
-        known = any(lead.next == following for lead in node.leads)
-        lead = Lead(following, new.digest, new.end, new.end)
-        wanted = begun and not known
-    else:
-        lead = Lead(following, new.digest, new.start, new.end)
-        wanted = begun or new.start < end
-    if not wanted:
-        return node
-    return replace(node, leads=(lead, *(each for each in node.leads if each != lead))[:MOST_LEADS])
-
-
-def _replaces(new: Item, old: Item) -> bool:
-    """The state with logits says what the one without does."""
-    return new.kind == Kind.PROMPT and old.kind == Kind.STATE
+def _on_path(stored: Sequence[Stored], ids: bytes, stays: int) -> set[bytes]:
+    """Hashes of the checkpoints that go with a forgotten path."""
+    gone, total = set[bytes](), len(ids) // ID_BYTES
+    for namespace in {one.namespace for one in stored}:
+        alike = [(one, shared(one.ids, ids)) for one in stored if one.namespace == namespace]
+        near = [(one.hashes[-1], n, len(one.ids) // ID_BYTES) for one, n in alike if n]
+        keep = max([stays, *(n for _, n, end in near if n < min(total, end))])
+        gone |= {hash_ for hash_, n, end in near if n == total or (n == end and n > keep)}
+    return gone
 
 
 def _order(item: Item) -> tuple[int, int]:
     """The order in which records of one path go."""
-    if not item.is_checkpoint:
+    if item.node is None:
         return 2, -item.end
-    return int(item.why in (Why.SYSTEM, Why.BRANCH)), item.end
+    return int(item.node.why in (Why.SYSTEM, Why.BRANCH)), item.end

@@ -1,12 +1,11 @@
 """The layout of a store: token paths as chains of hashed blocks, in rows of keys and values.
 
-A *node* is a block of `BLOCK` tokens. Its key is the hash of all tokens up to its end; the first hash is that
-of the namespace, so that each has a root of its own. Its row holds its parent, its tokens (compared: no hash
-is trusted), the offsets in the next block at which records end, and a few *leads*: records that end farther
-on. A *place* is the exact prefix where records end; its row names them and holds the tokens behind the last
-whole block. A *record* is the state itself. Nothing is loaded at start; a look-up reads the rows of its own
-path. Keys: `n` + hash, `p` + digest of the prefix, `r` + that digest + start + kind. Numbers are little
-endian.
+A *node* is a prefix of a path: one lies at the end of each block of `BLOCK` tokens, and where a checkpoint
+is. Its hash is of its parent's hash and of the tokens behind that; a root's is of the namespace. Its row
+(key `n` + hash) holds its parent, these tokens (compared: no hash is trusted), the offsets behind it at
+which checkpoints lie in the next block, and a few nodes that follow. A *record* is state: a checkpoint (`r`
++ hash of its node), or the attention of a node's tokens (`a` + hash), which all paths through that node
+share. Nothing is loaded at start; a look-up reads the rows of its own path. Numbers are little endian.
 """
 
 from __future__ import annotations
@@ -14,39 +13,28 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
 
-from llamahybrid.prompt_cache.nodes import ID_BYTES, IDS, common_prefix
+from llamahybrid.prompt_cache.base import Range, Tokens
+from llamahybrid.prompt_cache.nodes import ID_BYTES, IDS, common_prefix, tokens_of
 
-BLOCK = 256
+BLOCK = 128
 BLOCK_BYTES = BLOCK * ID_BYTES
 HASH_BYTES = 16
 NO_PARENT = bytes(HASH_BYTES)
 
-MOST_LEADS = 8
-"""Of one node: enough to know where paths part, and attention that runs on behind a block."""
+MOST_NEXT = 8
+"""Following nodes that a node names: enough to know where paths part."""
 
-_LEAD = struct.Struct(f"<{HASH_BYTES}s{HASH_BYTES}sII")
-_ITEM = struct.Struct(f"<{HASH_BYTES}sIIIQBBI")
-_PLACE = struct.Struct(f"<{HASH_BYTES}sIH")
-_RECORD = struct.Struct("<IB")
-_BITMAP_BYTES = BLOCK // 8
-_NODE_BYTES = HASH_BYTES + _BITMAP_BYTES + 1
-
-
-class Kind(IntEnum):
-    """Kinds of records."""
-
-    STATE = 0
-    PROMPT = 1
-    """A state with the logits of a prompt's end."""
-    ATTENTION = 2
+_NODE = struct.Struct(f"<{HASH_BYTES}s{BLOCK // 8}sBBBI")
+_NO_CHECKPOINT = 255
 
 
 class Why(IntEnum):
-    """Why a record is kept for later processes."""
+    """Why a checkpoint is kept for later processes."""
 
     TIP = 0
     """A conversation ended there."""
@@ -61,91 +49,48 @@ class Why(IntEnum):
 
 
 @dataclass(frozen=True)
-class Item:
-    """A record, as its place names it."""
-
-    digest: bytes
-    """Of the prefix at whose end it lies."""
-    start: int
-    end: int
-    nbytes: int
-    kind: Kind
-    why: Why
-    written: int
-    """Seconds since 1970."""
-
-    @property
-    def key(self) -> bytes:
-        """The key of the record."""
-        return b"r" + self.digest + _RECORD.pack(self.start, self.kind)
-
-    @property
-    def is_checkpoint(self) -> bool:
-        """Return whether the record is no attention."""
-        return self.kind != Kind.ATTENTION
-
-
-@dataclass(frozen=True)
-class Reach:
-    """Attention of a record, and up to where its path is that of a prompt."""
-
-    item: Item
-    end: int
-
-
-@dataclass(frozen=True)
-class Lead:
-    """A record that ends behind a node's block."""
-
-    next: bytes
-    """Hash of the next block on its path, or its own digest if it ends within that block."""
-    digest: bytes
-    start: int
-    end: int
-
-
-@dataclass(frozen=True)
 class Node:
-    """A block's row."""
+    """A prefix's row."""
 
     parent: bytes
-    """Hash of the block before; `NO_PARENT`: this is a root."""
+    """Hash of the prefix without `text`; `NO_PARENT`: this is a root."""
+    text: bytes
+    """The token ids behind its parent, of at most a block; of a root, its namespace."""
     ends: int = 0
-    """Bit i: records end i + 1 tokens behind it."""
-    leads: tuple[Lead, ...] = ()
-    text: bytes = b""
-    """Its token ids; of a root, its namespace."""
-
-    @property
-    def hash(self) -> bytes:
-        """The hash that its key has, if its row is right."""
-        return digest_of(b"" if self.parent == NO_PARENT else self.parent, self.text)
+    """Bit i: checkpoints lie i + 1 tokens behind it."""
+    next: tuple[bytes, ...] = ()
+    """Hashes of nodes that follow."""
+    why: Why | None = None
+    """Reason of the checkpoint that was written here; None: none was."""
+    logits: bool = False
+    """The checkpoint has the logits of a prompt's end."""
+    written: int = 0
+    """Seconds since 1970."""
 
     def pack(self) -> bytes:
         """Its row."""
-        leads = b"".join(_LEAD.pack(lead.next, lead.digest, lead.start, lead.end) for lead in self.leads)
-        return (
-            self.parent
-            + self.ends.to_bytes(_BITMAP_BYTES, "little")
-            + bytes([len(self.leads)])
-            + leads
-            + self.text
-        )
+        ends = self.ends.to_bytes(BLOCK // 8, "little")
+        why = _NO_CHECKPOINT if self.why is None else self.why
+        head = _NODE.pack(self.parent, ends, len(self.next), why, self.logits, self.written)
+        return head + b"".join(self.next) + self.text
 
     @classmethod
     def unpack(cls, raw: bytes | None) -> Node | None:
         """The node of a row; None for what is none."""
-        if raw is None or len(raw) < _NODE_BYTES or raw[_NODE_BYTES - 1] > MOST_LEADS:
+        if raw is None or len(raw) < _NODE.size:
             return None
-        text = _NODE_BYTES + raw[_NODE_BYTES - 1] * _LEAD.size
-        if len(raw) < text:
+        parent, ends, n_next, why, logits, written = _NODE.unpack_from(raw)
+        text = _NODE.size + n_next * HASH_BYTES
+        known = why == _NO_CHECKPOINT or why < len(Why)
+        if n_next > MOST_NEXT or not known or len(raw) < text:
             return None
-        leads = tuple(Lead(*fields) for fields in _LEAD.iter_unpack(raw[_NODE_BYTES:text]))
-        ends = int.from_bytes(raw[HASH_BYTES : _NODE_BYTES - 1], "little")
-        return cls(raw[:HASH_BYTES], ends, leads, raw[text:])
+        following = tuple(raw[at : at + HASH_BYTES] for at in range(_NODE.size, text, HASH_BYTES))
+        reason = None if why == _NO_CHECKPOINT else Why(why)
+        bits = int.from_bytes(ends, "little")
+        return cls(parent, raw[text:], bits, following, reason, bool(logits), written)
 
     def offsets(self) -> list[int]:
-        """Offsets behind the node at which records end, ascending."""
+        """Offsets behind the node at which checkpoints lie, ascending."""
         found, bits = [], self.ends
         while bits:
             found.append((bits & -bits).bit_length())
@@ -154,76 +99,75 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Place:
-    """A prefix at whose end records lie."""
+class Item:
+    """A record that is there, for a path."""
 
-    block: bytes
-    """Hash of its last whole block, of which `tail` is what follows."""
+    key: bytes
+    start: int
+    """Tokens before attention; of a checkpoint its `end`."""
     end: int
-    tail: bytes
-    items: tuple[Item, ...]
-    borrowed: tuple[Reach, ...] = ()
-    """Attention of other paths that a checkpoint here needs, and up to where it is that of this one."""
+    """Tokens of the path to which it belongs."""
+    nbytes: int
+    node: Node | None = None
+    """Of a checkpoint: its row. Of attention: that of a node of another path, which leaves this one behind
+    `end`; else None."""
 
-    def pack(self) -> bytes:
-        """Its row."""
-        named = (*(Reach(i, i.end) for i in self.items), *self.borrowed)
-        items = b"".join(
-            _ITEM.pack(i.digest, i.start, i.end, r.end, i.nbytes, i.kind, i.why, i.written)
-            for r in named
-            for i in [r.item]
-        )
-        return _PLACE.pack(self.block, self.end, len(self.tail) // ID_BYTES) + self.tail + items
+    @property
+    def is_checkpoint(self) -> bool:
+        """Return whether the record is no attention."""
+        return self.key.startswith(b"r")
+
+    def tokens(self, path: Tokens) -> Tokens:
+        """The tokens before its end. `path`: those of the path, its `end` at least."""
+        if self.node is None or self.is_checkpoint:
+            return path[: self.end]
+        return np.concatenate([path[: self.start], tokens_of(self.node.text)])
+
+    @property
+    def logits(self) -> bool:
+        """It has the logits of a prompt's end."""
+        return self.node is not None and self.node.logits
+
+
+class Prefix(NamedTuple):
+    """A place for a node."""
+
+    parent: bytes
+    """Hash of the prefix before it; `NO_PARENT`: this is a root."""
+    text: bytes
+    hash: bytes
 
     @classmethod
-    def unpack(cls, digest: bytes, raw: bytes | None) -> Place | None:
-        """The place of a row; None for what is none."""
-        if raw is None or len(raw) < _PLACE.size:
-            return None
-        block, end, n_tail = _PLACE.unpack_from(raw)
-        at = _PLACE.size + ID_BYTES * n_tail
-        sound = 0 < n_tail <= BLOCK and n_tail == (end - 1) % BLOCK + 1
-        if not sound or len(raw) < at or (len(raw) - at) % _ITEM.size:
-            return None
-        try:
-            named = [
-                Reach(Item(of, start, until, nbytes, Kind(kind), Why(why), written), shared)
-                for of, start, until, shared, nbytes, kind, why, written in _ITEM.iter_unpack(raw[at:])
-            ]
-        except ValueError:
-            return None
-        own = tuple(r.item for r in named if r.item.digest == digest and r.item.end == end)
-        borrowed = tuple(r for r in named if r.item.digest != digest and r.end <= end)
-        return cls(block, end, raw[_PLACE.size : at], own, borrowed)
+    def behind(cls, parent: bytes, text: bytes) -> Prefix:
+        """The prefix that has this text behind its parent."""
+        return cls(parent, text, digest_of(parent, text))
+
+    def is_of(self, node: Node | None) -> bool:
+        """Return whether a row is that of this prefix: no hash is trusted."""
+        return node is not None and (node.parent, node.text) == (self.parent, self.text)
 
 
-def root_of(namespace: str) -> bytes:
-    """The first hash of a namespace's paths."""
-    return xxhash.xxh3_128_digest(namespace.encode())
+def digest_of(parent: bytes, text: bytes) -> bytes:
+    """The hash of a prefix: of that of its whole blocks, and of the token ids behind them."""
+    return xxhash.xxh3_128_digest(parent + text)
 
 
-def chain(root: bytes, ids: bytes) -> list[bytes]:
-    """The root, and the hash behind each whole block of token ids."""
-    hashes = [root]
-    for at in range(0, len(ids) - BLOCK_BYTES + 1, BLOCK_BYTES):
-        hashes.append(digest_of(hashes[-1], ids[at : at + BLOCK_BYTES]))
-    return hashes
-
-
-def digest_of(block: bytes, tail: bytes) -> bytes:
-    """The hash of a prefix: that of its whole blocks, and the token ids behind them."""
-    return xxhash.xxh3_128_digest(block + tail)
+def chain(namespace: str, ids: bytes) -> list[Prefix]:
+    """The root, the prefixes at each whole block of token ids, and that of all of them."""
+    path = [Prefix.behind(NO_PARENT, namespace.encode())]
+    for at in range(0, len(ids), BLOCK_BYTES):
+        path.append(Prefix.behind(path[-1].hash, ids[at : at + BLOCK_BYTES]))
+    return path
 
 
 def digest_at(namespace: str, ids: bytes) -> bytes:
-    """The digest of the prefix of these token ids."""
-    whole = BLOCK_BYTES * whole_blocks(len(ids) // ID_BYTES)
-    return digest_of(chain(root_of(namespace), ids[:whole])[-1], ids[whole:])
+    """The hash of the prefix of these token ids."""
+    return chain(namespace, ids)[-1].hash
 
 
-def whole_blocks(end: int) -> int:
-    """Whole blocks before a place at `end`, behind which its tail has a token at least."""
-    return (end - 1) // BLOCK
+def spans(end: int) -> list[Range]:
+    """The ranges of the nodes along a path of `end` tokens."""
+    return [(at, min(at + BLOCK, end)) for at in range(0, end, BLOCK)]
 
 
 def shared(a: bytes, b: bytes) -> int:

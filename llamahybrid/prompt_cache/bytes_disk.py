@@ -19,8 +19,17 @@ from llamahybrid.prompt_cache.folder import check_owner
 SHARDS = 256
 """Folders for files, named by the first two letters of their names."""
 
-KEY_BYTES = 21
-NAME = re.compile(r"[0-9a-f]{2}/[0-9a-f]{40}-[0-9a-f]{8}\.val")
+NAME = re.compile(r"[0-9a-f]{2}/[0-9a-f]{30}-[ar]-[0-9a-f]{8}\.val")
+"""Hash and letter of a key, and something that makes it unique."""
+
+
+def key_of(name: str) -> bytes:
+    """The key after which a file is named."""
+    return name[34].encode() + bytes.fromhex(name[:2] + name[3:33])
+
+
+class NotOurs(OSError):
+    """A row that this package did not write."""
 
 
 class BytesDisk(diskcache.Disk):  # type: ignore[misc]
@@ -30,8 +39,6 @@ class BytesDisk(diskcache.Disk):  # type: ignore[misc]
         super().__init__(directory, **settings)
         self.removed = 0
         """Files that were removed."""
-        self.stuck: dict[str, OSError] = {}
-        """Files that could not be."""
 
     def put(self, key: object) -> tuple[object, bool]:
         """A key for the database. Raises TypeError for what is not bytes."""
@@ -44,10 +51,10 @@ class BytesDisk(diskcache.Disk):  # type: ignore[misc]
         return bytes(key) if isinstance(key, bytes | memoryview) else b""
 
     def filename(self, key: object = UNKNOWN, value: object = UNKNOWN) -> tuple[str, str]:
-        """A new name for a record's file: its key, and something that makes it unique."""
+        """A new name for a record's file, see `NAME`."""
         assert isinstance(key, bytes)
         name = key[1:].hex()
-        short = f"{name[:2]}/{name[2:]}-{os.urandom(4).hex()}.val"
+        short = f"{name[:2]}/{name[2:]}-{key[:1].decode()}-{os.urandom(4).hex()}.val"
         return short, os.path.join(self._directory, short)
 
     def store(self, value: Any, read: object, key: object = UNKNOWN) -> tuple[int, int, str | None, object]:
@@ -77,26 +84,28 @@ class BytesDisk(diskcache.Disk):  # type: ignore[misc]
             return size
 
     def fetch(self, mode: int, filename: str | None, value: object, read: object) -> bytes | str:
-        """A row's bytes, or the path of a record's file. Raises OSError for a row that is none of ours."""
+        """A row's bytes, or the path of a record's file. Raises NotOurs for a row that is none of ours."""
         if mode == MODE_RAW and isinstance(value, bytes):
             return value
         if mode != MODE_BINARY or not NAME.fullmatch(filename or ""):
-            raise OSError("a row that names no file of ours")
+            raise NotOurs("a row that names no file of ours")
         return os.path.join(self._directory, str(filename))
 
     def remove(self, file_path: str) -> None:
-        """Remove a record's file; what cannot be removed is in `stuck`, what has another name is left
-        alone."""
-        if not NAME.fullmatch(file_path or ""):
-            return
-        path = os.path.join(self._directory, file_path)
-        try:
-            if stat.S_ISREG(os.lstat(path).st_mode) and stat.S_ISDIR(os.lstat(os.path.dirname(path)).st_mode):
+        """Remove a record's file, if that can be: its row is gone."""
+        with suppress(OSError):
+            self.unlink(file_path)
+
+    def unlink(self, name: str) -> None:
+        """Remove a record's file; what has another name, or is no file of a folder here, is left alone.
+
+        Raises OSError where it stays."""
+        path = os.path.join(self._directory, name or "")
+        with suppress(FileNotFoundError):
+            if (
+                NAME.fullmatch(name or "")
+                and stat.S_ISREG(os.lstat(path).st_mode)
+                and stat.S_ISDIR(os.lstat(os.path.dirname(path)).st_mode)
+            ):
                 os.unlink(path)
                 self.removed += 1
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            self.stuck[file_path] = error
-            return
-        self.stuck.pop(file_path, None)

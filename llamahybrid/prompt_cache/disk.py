@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import diskcache
-from diskcache.core import MODE_RAW
+from diskcache.core import MODE_BINARY, MODE_RAW
 
 from llamahybrid.errors import RecordError, RecordGone
-from llamahybrid.prompt_cache.block_store import Busy, Rows, Values
-from llamahybrid.prompt_cache.bytes_disk import KEY_BYTES, NAME, SHARDS, BytesDisk
+from llamahybrid.prompt_cache.block_store import BATCH, Busy, Rows, Values
+from llamahybrid.prompt_cache.bytes_disk import NAME, SHARDS, BytesDisk, NotOurs, key_of
 from llamahybrid.prompt_cache.folder import FOREIGN, claim, opened
 from llamahybrid.prompt_cache.records import Record, read_record
 
@@ -154,21 +154,22 @@ class DiskRows(Rows):
 
     # -- reading -----------------------------------------------------------------------------------
 
-    def get(self, keys: Sequence[bytes], *, all_: bool = True) -> list[bytes | None]:
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """See `Rows.get`."""
-        found: list[bytes | None] = []
-        with self._cache() as cache:
-            for key in keys:
-                value = cache.get(key)
-                found.append(value if isinstance(value, bytes) else None)
-                if not all_ and found[-1] is None:
-                    break
-        return found
+        found = {key: value for key, mode, value in self._named("mode, value", keys) if mode == MODE_RAW}
+        return [value if isinstance(value := found.get(key), bytes) else None for key in keys]
 
-    def has(self, keys: Sequence[bytes]) -> set[bytes]:
-        """See `Rows.has`."""
+    def sizes(self, keys: Sequence[bytes]) -> dict[bytes, int]:
+        """See `Rows.sizes`."""
+        return {key: size for key, mode, size in self._named("mode, size", keys) if mode == MODE_BINARY}
+
+    def _named(self, columns: str, keys: Sequence[bytes]) -> Iterator[tuple[Any, ...]]:
+        """Keys and columns of rows; row by row, diskcache takes ten times as long."""
         with self._cache() as cache:
-            return {key for key in keys if key in cache}
+            for at in range(0, len(keys), BATCH):
+                some = keys[at : at + BATCH]
+                query = f"SELECT key, {columns} FROM Cache WHERE key IN ({','.join('?' * len(some))})"
+                yield from cache._sql(query, some)
 
     def keys(self, kind: bytes) -> Iterator[bytes]:
         """See `Rows.keys`."""
@@ -238,18 +239,16 @@ class DiskRows(Rows):
         self._shard = (self._shard + 1) % SHARDS
 
     def remove(self, key: bytes) -> None:
-        """See `Rows.remove`. Raises OSError where its file stays."""
+        """See `Rows.remove`. Raises OSError where its file stays.
+
+        The file goes first: on a full disk there is room for the change of the index then.
+        """
         with self._cache(change=True) as cache:
+            with suppress(NotOurs):
+                if (path := self.file(key)) is not None:
+                    cache.disk.unlink(f"{path.parent.name}/{path.name}")
             cache.delete(key)
             self.nbytes = cache.reset("size")
-            self._unstick(cache)
-
-    def _unstick(self, cache: Any) -> None:
-        """Remove what could not be removed before. Raises OSError where that fails again."""
-        for name in list(cache.disk.stuck):
-            cache.disk.remove(name)
-        for error in cache.disk.stuck.values():
-            raise error
 
     def touch(self, keys: Sequence[bytes]) -> None:
         """See `Rows.touch`."""
@@ -269,12 +268,24 @@ class DiskRows(Rows):
             return int(cache.disk.removed - before)
 
     def clear(self) -> None:
-        """Remove everything. Raises OSError where a file stays."""
+        """Remove everything, files that no row names among it. Raises OSError where a file stays.
+
+        The files go first: on a full disk the index may be opened and changed then.
+        """
+        errors = list[OSError]()
+        disk = BytesDisk(str(self.folder))
+        for name in (name for shard in range(SHARDS) for name, _ in self._files(shard)):
+            try:
+                disk.unlink(name)
+            except OSError as error:
+                errors.append(error)
+        self.open()
         with self._cache(change=True) as cache:
             cache.clear()
             self.nbytes = cache.reset("size")
-            self._unstick(cache)
         self.forgotten()
+        if errors:
+            raise errors[0]
 
     def forgotten(self) -> None:
         """Truncate the journal, which holds removed rows."""
@@ -282,29 +293,26 @@ class DiskRows(Rows):
             cache.reset("sqlite_wal_checkpoint", "TRUNCATE", update=False)
 
     def sweep(self, shard: int) -> int:
-        """Remove files of one shard that no row names, which a killed process has left; how many there
-        were."""
-        folder, swept = self.folder / f"{shard:02x}", 0
-        before = time.time() - ORPHAN_SECONDS
-        with suppress(OSError), os.scandir(folder) as entries:
-            old = [
-                entry.name
-                for entry in entries
-                if NAME.fullmatch(f"{folder.name}/{entry.name}")
-                and entry.is_file(follow_symlinks=False)
-                and entry.stat(follow_symlinks=False).st_mtime < before
-            ]
-            for name in old:
-                path = folder / name
-                if self.file(b"r" + bytes.fromhex(folder.name + name[: 2 * KEY_BYTES - 2])) != path:
-                    path.unlink()
+        """Remove files of one shard that no row names, which a killed process has left; return their
+        number."""
+        swept, before = 0, time.time() - ORPHAN_SECONDS
+        with suppress(OSError):
+            for name, status in self._files(shard):
+                if status.st_mtime < before and self.file(key_of(name)) != self.folder / name:
+                    os.unlink(self.folder / name)
                     swept += 1
         return swept
 
     def count(self) -> int:
         """The number of records, by their files."""
-        found = 0
-        for shard in range(SHARDS):
-            with suppress(OSError), os.scandir(self.folder / f"{shard:02x}") as entries:
-                found += sum(entry.name.endswith(".val") for entry in entries)
+        return sum(len(self._files(shard)) for shard in range(SHARDS))
+
+    def _files(self, shard: int) -> list[tuple[str, os.stat_result]]:
+        """Names of a shard's files, as `NAME` has them, and what the system knows of them."""
+        found = list[tuple[str, os.stat_result]]()
+        with suppress(OSError), os.scandir(self.folder / f"{shard:02x}") as entries:
+            for entry in entries:
+                name = f"{shard:02x}/{entry.name}"
+                if NAME.fullmatch(name) and entry.is_file(follow_symlinks=False):
+                    found.append((name, entry.stat(follow_symlinks=False)))
         return found

@@ -9,14 +9,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from llamahybrid.errors import RecordError, RecordGone
 from llamahybrid.prompt_cache.base import NOTHING, Loaded, Outside, Segment, Splitter, Tokens, part_of
 from llamahybrid.prompt_cache.block_store import BlockStore
-from llamahybrid.prompt_cache.blocks import Item, digest_at
-from llamahybrid.prompt_cache.envelope import path_digest
-from llamahybrid.prompt_cache.nodes import ids_of, tokens_of
+from llamahybrid.prompt_cache.blocks import Item
 from llamahybrid.prompt_cache.records import Record
 from llamahybrid.prompt_cache.seen import Offer
 
@@ -41,7 +37,8 @@ class Counts:
     gone: int = 0
     """Records that were not there any more when they were to be read."""
     late: int = 0
-    """Looks that another process's lock, or a store that was not open yet, made a miss."""
+    """Looks that another process's lock, or a store that was not open yet, made a miss; and removals that a
+    longer write delays."""
     dropped: int = 0
     """Evicted from RAM before they could be written."""
     superseded: int = 0
@@ -57,9 +54,9 @@ class Loader:
     """Reads what offers name; knows which records do not serve. On one thread at a time."""
 
     def __init__(
-        self, store: BlockStore, counts: Counts, name: Outside, remove: Callable[[Item], None]
+        self, store: BlockStore, counts: Counts, name: Outside, remove: Callable[[bytes], None]
     ) -> None:
-        """`remove(item)`: removes a record, later."""
+        """`remove(key)`: removes a record, later."""
         self._store = store
         self._counts = counts
         self._name = name
@@ -73,84 +70,65 @@ class Loader:
             self._left_alone.pop(key, None)
         return set(self._left_alone)
 
-    def leave_alone(self, item: Item, seconds: float = math.inf) -> None:
+    def leave_alone(self, key: bytes, seconds: float = math.inf) -> None:
         """Let a record not serve for `seconds`."""
-        self._left_alone[item.key] = time.monotonic() + seconds
+        self._left_alone[key] = time.monotonic() + seconds
 
-    def serves_again(self, item: Item) -> None:
+    def serves_again(self, key: bytes) -> None:
         """A record is gone, or was written anew."""
-        self._left_alone.pop(item.key, None)
+        self._left_alone.pop(key, None)
 
-    def discard(self, item: Item) -> None:
+    def discard(self, key: bytes) -> None:
         """Leave a record alone that did not prove right, until it is removed."""
-        self.leave_alone(item)
-        self._remove(item)
+        self.leave_alone(key)
+        self._remove(key)
 
     def load(self, namespace: str, tokens: Tokens, offer: Offer, split: Splitter | None) -> Loaded | None:
         """Read the records of an offer for a prompt; None where it does not serve. Raises OSError."""
-        records: dict[Item, tuple[Record, Tokens]] = {}
-        for item in offer.items:  # all are read: what else is damaged of this offer goes with it
-            read = self._read(namespace, tokens, item)
-            if read is not None:
-                records[item] = read
-        if len(records) < len(offer.items):
+        # All are read: what else is damaged of this offer goes with it.
+        read = {item: self._read(namespace, tokens, item) for item in offer.items}
+        records = {item: record for item, record in read.items() if record is not None}
+        if len(records) < len(read):
             return None
         segments: list[Segment] = []
-        for piece in offer.pieces:
-            record, path = records[piece.item]
-            if not np.array_equal(path[: piece.end], tokens[: piece.end]):  # a row is damaged
-                self.leave_alone(piece.item, UNREADABLE_SECONDS)
-                return None
-            stored = Segment(piece.item.start, piece.item.end, record.state)
+        for item in offer.attention:
+            path = item.tokens(tokens)
+            stored = Segment(item.start, len(path), records[item].state)
             try:
-                part = part_of(stored, path, piece.start, piece.end, split)
+                part = part_of(stored, path, item.start, min(item.end, offer.position), split)
             except ValueError as error:
-                self._damaged(piece.item, error)
+                self._damaged(item.key, error)
                 return None
             segments += [] if part is None else [part]
         if offer.checkpoint is None:
             return Loaded(NOTHING, None, tuple(segments))
-        record, _ = records[offer.checkpoint]
-        return Loaded(record.state, record.logits, tuple(segments))
+        checkpoint = records[offer.checkpoint]
+        return Loaded(checkpoint.state, checkpoint.logits, tuple(segments))
 
-    def _read(self, namespace: str, tokens: Tokens, item: Item) -> tuple[Record, Tokens] | None:
-        """A record and the whole path it is of; None where it does not serve. Raises OSError."""
-        own = item.end <= len(tokens) and item.digest == digest_at(namespace, ids_of(tokens[: item.end]))
-        path = tokens[: item.end] if own else self._path_of(namespace, item)
-        if path is None:
-            return None
+    def _read(self, namespace: str, tokens: Tokens, item: Item) -> Record | None:
+        """Read a record of a prompt's path; None where it does not serve. Raises OSError."""
         for attempt in range(2):
             try:
-                record = self._store.rows.read(item.key)
-                header = record.head.header
-                named = (item.start, item.end, item.kind) == (header.start, header.end, record.head.kind)
-                if not named or header.digest != path_digest(namespace, path):
-                    raise RecordError("a record lies under the name of another")
-                return record, path
+                return self._store.read(namespace, tokens, item)
             except RecordGone:
                 self._counts.gone += 1
-                self.discard(item)
+                self.discard(item.key)
                 return None
             except RecordError as error:  # once more: a bit may have been read wrong
                 if attempt:
-                    self._damaged(item, error)
+                    self._damaged(item.key, error)
             except OSError as error:
                 if error.errno not in _ONE_FILE:
                     raise
                 self._counts.errors += 1
-                self.leave_alone(item, UNREADABLE_SECONDS)
+                self.leave_alone(item.key, UNREADABLE_SECONDS)
                 logger.warning(
                     "a record of the %s cache cannot be read, and is left out: %s", self._name, error
                 )
                 return None
         return None
 
-    def _path_of(self, namespace: str, item: Item) -> Tokens | None:
-        place = self._store.places([item.digest]).get(item.digest)
-        path = None if place is None else self._store.path_of(place)
-        return tokens_of(path.ids) if path is not None and path.namespace == namespace else None
-
-    def _damaged(self, item: Item, error: Exception) -> None:
+    def _damaged(self, key: bytes, error: Exception) -> None:
         logger.warning("a record of the %s cache is dropped: %s", self._name, error)
         self._counts.damaged += 1
-        self.discard(item)
+        self.discard(key)

@@ -13,7 +13,6 @@ from itertools import chain, count, takewhile
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from llamahybrid.prompt_cache.base import Tokens
-from llamahybrid.prompt_cache.blocks import Kind
 from llamahybrid.prompt_cache.nodes import ID_BYTES, Node
 from llamahybrid.prompt_cache.tier import Placed
 from llamahybrid.prompt_cache.tree import Tree
@@ -189,16 +188,18 @@ def _glance_at_places(places: Sequence[Placed], shown: Shown, limit: int, going:
     there = [each for each in places if shown(each[0])]
     for namespace, tokens, _ in reversed(there):
         tree.insert(namespace, tokens)
-    marks = dict[Node, list[_Mark]]()
-    first: list[Node] = []
-    for namespace, tokens, place in there:
-        node = tree.match(namespace, tokens).path[-1]
-        for item in place.items:
+    marks, first = dict[Node, list[_Mark]](), dict[Node, None]()
+    told = set[bytes]()  # attention of which several checkpoints have need
+    for namespace, tokens, items in there:
+        path = tree.match(namespace, tokens).path
+        for item in (item for item in items if item.key not in told):
+            told.add(item.key)
+            node = next(node for node in path if item.end <= node.end)
             point, next_ = item.is_checkpoint, item.key == going
-            kept = Kept(int(point), int(item.kind == Kind.PROMPT), 0, int(not point), item.nbytes)
-            why = item.why.name.lower() if point else ""
-            marks.setdefault(node, []).append(_Mark(place.end, int(next_), kept, why))
-            first += [node] if next_ else []
+            kept = Kept(int(point), int(item.logits), 0, int(not point), item.nbytes)
+            why = item.node.why.name.lower() if item.node and item.node.why is not None else ""
+            marks.setdefault(node, []).append(_Mark(item.end, int(next_), kept, why))
+            first |= {node: None} if next_ else {}
     return _glance("disk", tree, shown, limit, lambda node: marks.get(node, ()), first)
 
 

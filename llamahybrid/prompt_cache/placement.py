@@ -16,11 +16,12 @@ from llamahybrid.prompt_cache.nodes import LONGEST_TAIL
 SHORT_SHARE = 0.08
 """Of a short prefill that cuts may cost: what is lost on one decides the most of a short conversation."""
 
-LONG_SHARE = 0.025
-"""From 1,000 tokens on."""
+LONG_SHARE, MARKED_SHARE = 0.015, 0.025
+"""From 1,000 tokens on, without and with message starts, where more histories part. Conversations of
+`benchmarks.draws` take the same time with 0.01 to 0.04, cuts counted; cold prompts take less with less."""
 
-MEDIUM_TOKENS = 50.0
-"""In between the shares meet: this many tokens less `LONG_SHARE`, 40 at 400 tokens and 25 at 1,000."""
+SHORTER_TOKENS = 50.0
+"""In between, what a prompt may have on top of that share: this many tokens less 5 % of its own."""
 
 ONE_CUT = 128
 SHORT_SUFFIX = 256
@@ -90,7 +91,7 @@ def prefill_cuts(outline: Outline, costs: Costs) -> tuple[int, ...]:
     room = left if outline.most is None else outline.most
     gap = 1 if outline.parted else left if outline.boundaries else MIN_SPACING
     known = (matched,) if max(MIN_SPACING, cached + gap) <= matched < total and room else ()
-    count = min(room - len(known), _affordable(left, costs))
+    count = min(room - len(known), _affordable(left, costs, bool(outline.boundaries)))
     if outline.boundaries:
         count = min(count, next((cuts for below, cuts in MARKED_CUTS if left < below), count))
         count -= outline.keeps_asking and outline.boundaries[-1] >= outline.total - LONGEST_TAIL
@@ -168,13 +169,13 @@ def _cheap_gap(costs: Costs, together: int = 1) -> int | None:
     return 1 << round(math.log2(max(1.0, share)))
 
 
-def _affordable(left: int, costs: Costs) -> int:
-    """Return the number of cuts that a prefill of `left` tokens may have."""
+def _affordable(left: int, costs: Costs, marked: bool) -> int:
+    """Return the number of cuts that a prefill of `left` tokens may have; `marked`: starts are known."""
     if left < ONE_CUT and not costs.prefill_seconds:
         return 1
     least = next((cuts for below, cuts in LEAST_CUTS if left < below), 1)
-    long = LONG_SHARE * left
-    allowance = min(SHORT_SHARE * left, max(long, MEDIUM_TOKENS - long))
+    more = max(0.0, SHORTER_TOKENS * (1 - left / LONG_SUFFIX))
+    allowance = min(SHORT_SHARE * left, (MARKED_SHARE if marked else LONG_SHARE) * left + more)
     return max(least, min(MAX_CUTS, int(allowance / cut_tokens(costs))))
 
 

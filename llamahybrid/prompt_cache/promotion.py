@@ -54,7 +54,7 @@ def _restore_point(
         path = tokens[: offer.position]
         expected = ram.expect(view.namespace, path, offer.nbytes)
         if expected is None and anywhere:
-            limit = offer.pieces[-1].start  # a chat's beginning is of use, too
+            limit = offer.attention[-1].start  # a chat's beginning is of use, too
             continue
         if expected is not None:
             loaded = tier.load(view.namespace, tokens, offer, view.split, saved)

@@ -18,14 +18,13 @@ import xxhash
 
 from llamahybrid.errors import RecordError, SnapshotError
 from llamahybrid.prompt_cache.base import Bytes, Logits
-from llamahybrid.prompt_cache.blocks import Kind
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES, Header, header_of
 from llamahybrid.prompt_cache.ram import new_buffer
 
-FORMAT = 4
+FORMAT = 5
 """Of the rows and files of a folder or a server."""
 
-MAGIC = b"LLHREC04"
+MAGIC = b"LLHREC05"
 _FRAME = struct.Struct("<8sI12xQ")
 _SEAL = struct.Struct("<Q")
 _FRAME_BYTES = _FRAME.size + _SEAL.size
@@ -45,13 +44,6 @@ class Head:
     def nbytes(self) -> int:
         """Bytes of the whole record."""
         return HEAD_BYTES + 4 * self.n_logits + self.header.payload_bytes
-
-    @property
-    def kind(self) -> Kind:
-        """The kind of the record."""
-        if not self.header.is_snapshot:
-            return Kind.ATTENTION
-        return Kind.PROMPT if self.n_logits else Kind.STATE
 
 
 @dataclass(frozen=True, eq=False)

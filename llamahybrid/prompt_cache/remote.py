@@ -52,7 +52,7 @@ class RemoteRows(Rows):
 
     # -- reading -----------------------------------------------------------------------------------
 
-    def get(self, keys: Sequence[bytes], *, all_: bool = True) -> list[bytes | None]:
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """See `Rows.get`; a key of another type is missing."""
         if not keys:
             return []
@@ -60,10 +60,10 @@ class RemoteRows(Rows):
             values: list[bytes | None] = self._client.mget([PREFIX + key for key in keys])
             return values
 
-    def has(self, keys: Sequence[bytes]) -> set[bytes]:
-        """See `Rows.has`."""
-        there = self._each("exists", keys)
-        return {key for key, found in zip(keys, there, strict=True) if found}
+    def sizes(self, keys: Sequence[bytes]) -> dict[bytes, int]:
+        """See `Rows.sizes`; a key of another type is missing."""
+        found = zip(keys, self._each("strlen", keys), strict=True)
+        return {key: size for key, size in found if isinstance(size, int) and size}
 
     def read(self, key: bytes) -> Record:
         """See `Rows.read`."""
@@ -125,14 +125,14 @@ class RemoteRows(Rows):
                 self._client.delete(*(PREFIX + key for key in some))
 
     def _each(self, command: str, keys: Sequence[bytes], *arguments: object) -> list[Any]:
-        """A command's answers for each key."""
+        """A command's answers for each key; an error of one is its answer."""
         answers: list[Any] = []
         with _errors():
             for at in range(0, len(keys), BATCH):
                 pipe = self._client.pipeline(transaction=False)
                 for key in keys[at : at + BATCH]:
                     getattr(pipe, command)(PREFIX + key, *arguments)
-                answers += pipe.execute()
+                answers += pipe.execute(raise_on_error=False)
         return answers
 
 

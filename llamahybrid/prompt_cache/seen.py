@@ -6,21 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from llamahybrid.prompt_cache.base import Range, clipped
-from llamahybrid.prompt_cache.blocks import Item, Kind, Reach
-
-
-@dataclass(frozen=True)
-class Piece:
-    """The attention [start, end) of a record."""
-
-    item: Item
-    start: int
-    end: int
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that it takes, about."""
-        return self.item.nbytes * (self.end - self.start) // max(1, self.item.end - self.item.start)
+from llamahybrid.prompt_cache.blocks import BLOCK, Item
 
 
 @dataclass(frozen=True)
@@ -30,19 +16,18 @@ class Offer:
     position: int
     checkpoint: Item | None
     """None where attention is all that is needed."""
-    pieces: tuple[Piece, ...]
-    """Ascending."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that it takes in memory, about."""
-        return sum(p.nbytes for p in self.pieces) + (self.checkpoint.nbytes if self.checkpoint else 0)
+    attention: tuple[Item, ...]
+    """Ascending; the last one may reach beyond `position`."""
 
     @property
     def items(self) -> list[Item]:
         """The records to read."""
-        first = [self.checkpoint] if self.checkpoint else []
-        return list(dict.fromkeys([*first, *(p.item for p in self.pieces)]))
+        return [*([self.checkpoint] if self.checkpoint else []), *self.attention]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes in memory, about."""
+        return sum(item.nbytes for item in self.items)
 
 
 @dataclass(frozen=True)
@@ -52,30 +37,20 @@ class Seen:
     total: int = 0
     """Tokens of the prompt."""
     length: int = 0
-    """Tokens of it with which any record begins."""
+    """Tokens of it with which any path begins."""
     followers: tuple[int, ...] = ()
     """Tokens that are known to follow there, two at most."""
     items: tuple[Item, ...] = ()
-    """Records that end on its path, the shallowest first."""
-    borrowed: tuple[Reach, ...] = ()
-    """Attention that checkpoints on it need, up to there."""
-    through: tuple[Reach, ...] = ()
-    """Other attention that runs along it and leaves it."""
-
-    def along(self, end: int) -> list[Reach]:
-        """Attention that the path has up to a position."""
-        own = (Reach(i, i.end) for i in self.items if not i.is_checkpoint)
-        return [Reach(r.item, min(r.end, end)) for r in (*own, *self.borrowed, *self.through)]
+    """Records on its path, the shallowest first."""
 
     def serves(self, position: int, *, logits: bool, attention: bool) -> bool:
         """The path can be restored at a position, by a prompt that leaves it there, too; with its logits,
         with its attention, if asked."""
-        kinds = [i.kind for i in self.items if i.end == position and i.is_checkpoint]
-        if not kinds or (logits and Kind.PROMPT not in kinds):
+        points = [item for item in self.items if item.is_checkpoint and item.end == position]
+        if not points or (logits and not points[0].logits):
             return False
-        own = (Reach(i, i.end) for i in self.items if not i.is_checkpoint)
-        reaches = [r for r in (*own, *self.borrowed) if r.end <= position]
-        return not attention or cover(reaches, [(0, position)])[1] is None
+        before = [item for item in self.items if item.end <= position and item.node is None]
+        return not attention or cover(before, [(0, position)])[1] is None
 
     def offer(
         self,
@@ -93,47 +68,33 @@ class Seen:
         count.
         """
         refused = frozenset(without)
-        along = (reach for reach in self.along(self.total) if reach.item.key not in refused)
-        reaches = [Reach(reach.item, min(reach.end, limit)) for reach in along]
+        items = [item for item in self.items if item.key not in refused]
         if anywhere:
-            pieces, hole = cover(reaches, clipped(missing, limit))
+            attention, hole = cover(items, clipped(missing, limit))
             position = limit if hole is None else hole
-            return Offer(position, None, tuple(pieces)) if pieces and position > above else None
-        points: dict[int, Item] = {}
-        for item in sorted(self.items, key=lambda item: (item.end, item.kind)):
-            serves = item.is_checkpoint and (item.end < self.total or item.kind == Kind.PROMPT)
-            if serves and above < item.end <= limit and item.key not in refused:
-                points[item.end] = item
-        for end in reversed(points):
-            pieces, hole = cover(reaches, clipped(missing, end))
-            if hole is None:
-                return Offer(end, points[end], tuple(pieces))
+            return Offer(position, None, tuple(attention)) if attention and position > above else None
+        for item in reversed(items):
+            serves = item.is_checkpoint and (item.end < self.total or item.logits)
+            if serves and above < item.end <= limit:
+                attention, hole = cover(items, clipped(missing, item.end))
+                if hole is None:
+                    return Offer(item.end, item, tuple(attention))
         return None
 
 
-def cover(reaches: Sequence[Reach], ranges: Iterable[Range]) -> tuple[list[Piece], int | None]:
-    """The fewest pieces for ascending ranges, up to the first hole; its position, None without one."""
-    pieces: list[Piece] = []
+def cover(items: Iterable[Item], ranges: Iterable[Range]) -> tuple[list[Item], int | None]:
+    """The attention for ascending ranges, up to the first hole; its position, None without one."""
+    longest: dict[int, Item] = {}
+    for item in items:
+        if not item.is_checkpoint and (item.start not in longest or item.end > longest[item.start].end):
+            longest[item.start] = item
+    found: dict[Item, None] = {}
     for start, end in ranges:
-        at = max(start, pieces[-1].end if pieces else 0)
+        at = start
         while at < end:
-            best = max((r for r in reaches if r.item.start <= at < r.end), key=lambda r: r.end, default=None)
-            if best is None:
-                return pieces, at
-            low = max(best.item.start, pieces[-1].end if pieces else 0)
-            at = min(best.end, end)
-            pieces.append(Piece(best.item, low, at))
-    return pieces, None
-
-
-def uncovered(reaches: Sequence[Reach], end: int) -> list[Range]:
-    """Ranges of [0, end), ascending, that no attention covers."""
-    ranges, at = list[Range](), 0
-    while at < end:
-        covered = max((r.end for r in reaches if r.item.start <= at), default=0)
-        if covered > at:
-            at = covered
-            continue
-        start, at = at, min((r.item.start for r in reaches if r.item.start > at < r.end), default=end)
-        ranges.append((start, min(at, end)))
-    return ranges
+            there = longest.get(at - at % BLOCK)
+            if there is None or there.end <= at:
+                return list(found), at
+            found[there] = None
+            at = there.end
+    return list(found), None

@@ -21,19 +21,18 @@ from itertools import islice
 from typing import ParamSpec, TypeAlias, TypeVar
 
 from llamahybrid.prompt_cache.base import Loaded, Outside, Splitter, Tokens
-from llamahybrid.prompt_cache.block_store import BlockStore, Busy, Known, Rows
-from llamahybrid.prompt_cache.blocks import Item, Kind, Place, Why
+from llamahybrid.prompt_cache.block_store import BlockStore, Busy, Rows
+from llamahybrid.prompt_cache.blocks import Item, digest_at
 from llamahybrid.prompt_cache.breaker import Breaker, ReadCosts
 from llamahybrid.prompt_cache.disk import LOCK_SECONDS
-from llamahybrid.prompt_cache.forgetting import on_path, sweep
 from llamahybrid.prompt_cache.loading import Counts, Loader
-from llamahybrid.prompt_cache.nodes import tokens_of
+from llamahybrid.prompt_cache.nodes import ids_of, tokens_of
 from llamahybrid.prompt_cache.pins import pinned_before
 from llamahybrid.prompt_cache.seen import Offer, Seen
 from llamahybrid.prompt_cache.store import RamStore
 from llamahybrid.prompt_cache.worker import Late, Worker
 from llamahybrid.prompt_cache.write_policy import DEFAULT_WRITE_BYTES, QUIET_SECONDS
-from llamahybrid.prompt_cache.writer import Writer, item_of
+from llamahybrid.prompt_cache.writer import Writer
 
 logger = logging.getLogger("llamahybrid")
 
@@ -56,8 +55,8 @@ MOST_SECONDS = 30.0
 ENOUGH_SECONDS = 0.2
 """A timeout from this length on counts as a failure of the store."""
 
-Placed: TypeAlias = tuple[str, Tokens, Place]
-"""A place with its namespace and all its tokens."""
+Placed: TypeAlias = tuple[str, Tokens, list[Item]]
+"""A checkpoint's namespace and tokens, and the records of its path."""
 
 
 class Tier:
@@ -152,25 +151,25 @@ class Tier:
 
     # -- writing -----------------------------------------------------------------------------------
 
-    def wrote(self, item: Item) -> None:
+    def wrote(self, key: bytes, n_bytes: int) -> None:
         """A record was written."""
-        self.loader.serves_again(item)
+        self.loader.serves_again(key)
         self.counts.written += 1
-        self.counts.written_bytes += item.nbytes
+        self.counts.written_bytes += n_bytes
         self.writing.worked()
 
-    def _remove_later(self, item: Item) -> None:
+    def _remove_later(self, key: bytes) -> None:
         """Have a record removed that did not prove right, before anything else is written."""
         if self.limit:
             with suppress(Late):  # no thread can be made
-                self.writer.worker.post(self._unlink, item)
+                self.writer.worker.post(self._remove, key)
 
-    def _unlink(self, item: Item) -> bool:
+    def _remove(self, key: bytes) -> bool:
         """Remove a record; False where the store does not let it go. On the writer's thread."""
         try:
-            self.loader.leave_alone(item)
-            self.opened(self.store.unlink, [item])
-            self.loader.serves_again(item)
+            self.loader.leave_alone(key)
+            self.opened(self.rows.remove, key)
+            self.loader.serves_again(key)
         except OSError as error:
             self.failed(self.writing, error)
             return False
@@ -196,8 +195,7 @@ class Tier:
 
         Its record serves nobody from now on, also where the store refuses at present.
         """
-        for kind in (Kind.STATE, Kind.PROMPT):
-            self.loader.discard(item_of(namespace, tokens, None, 0, kind, Why.TIP))
+        self.loader.discard(b"r" + digest_at(namespace, ids_of(tokens)))
 
     def forget(self, tokens: Tokens, seconds: float = CANCEL_SECONDS) -> bool:
         """Remove every record of a path and of all that goes on from it, behind a write that runs.
@@ -222,14 +220,22 @@ class Tier:
 
         From inside the store, in a finalizer say, nothing is waited for: the change needs the lock, too.
         """
+
+        def changed() -> bool:
+            try:
+                return change(*args, **kwargs)
+            except OSError as error:
+                self.failed(self.writing, error)
+                return False
+
         done = False
         try:
-            changed = self.writer.worker.post(lambda: self.opened(change, *args, **kwargs))
+            future = self.writer.worker.post(changed)
             if self.writer.source.guard.inside():
                 return False
-            done = changed.result(seconds)
-        except (OSError, NotYet, CancelledError) as error:
-            self.failed(self.writing, error)
+            done = future.result(seconds)
+        except (Late, NotYet, CancelledError):  # it is made later
+            self.counts.late += 1
         if not done:
             logger.warning("not all is gone from the %s cache; %s it again", self.name, what)
         return done
@@ -258,13 +264,10 @@ class Tier:
         return True
 
     def _forgot(self, tokens: Tokens, stays: int) -> bool:
-        forgotten = on_path(self.store, tokens, stays)
-        for item, place, keep in forgotten.torn:
-            if not self.writer.keep_beginning(item, place, keep):
-                logger.warning("attention of what stays goes from the %s with what is forgotten", self.name)
-        done = all([self._unlink(item) for item, _ in forgotten.items])
+        keys = self.opened(self.store.unneeded, tokens, stays)
+        done = all([self._remove(key) for key in keys if not key.startswith(b"n")])
         RamStore.forget(self.writer.source, tokens)  # records that another thread has read from here since
-        sweep(self.store)
+        self.store.remove_rows(keys)
         self.rows.forgotten()
         return done
 
@@ -285,16 +288,12 @@ class Tier:
             return [], b""
 
     def _glanced(self, most: int) -> tuple[list[Placed], bytes]:
-        known: Known = {}
-        found: list[Placed] = []
-        for digest, raw in islice(self.rows.rows(b"p"), most):
-            place = Place.unpack(digest, raw)
-            path = None if place is None else self.store.path_of(place, known)
-            if place is not None and path is not None:
-                found.append((path.namespace, tokens_of(path.ids), place))
-        keys = [item.key for *_, place in found for item in place.items] if len(found) < most else []
-        used = {key: self.rows.last_used(key) for key in keys}
-        return found, min((key for key in keys if used[key]), key=lambda key: used[key], default=b"")
+        stored = list(islice(self.store.newest(), most))
+        sizes = self.rows.sizes(list({key for one in stored for key in one.keys}))
+        found = [(one.namespace, tokens_of(one.ids), one.items(sizes)) for one in stored]
+        used = {key: self.rows.last_used(key) for key in sizes} if len(stored) < most else {}
+        going = min((key for key in used if used[key]), key=lambda key: used[key], default=b"")
+        return [one for one in found if one[-1]], going
 
     def stats(self) -> dict[str, int]:
         """Records, bytes and counts (`Counts`), for `PromptCache.stats`."""

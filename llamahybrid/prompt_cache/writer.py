@@ -6,17 +6,16 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, TimeoutError
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from llamahybrid.errors import SnapshotError
-from llamahybrid.prompt_cache.base import NOTHING, Bytes, Logits, Segment, Tokens, part_of
-from llamahybrid.prompt_cache.blocks import Item, Kind, Place, Reach, Why, digest_at
+from llamahybrid.prompt_cache.base import NOTHING, Bytes, Logits, Range, Segment, Tokens, part_of
+from llamahybrid.prompt_cache.blocks import Item, chain, digest_at, spans
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES, header_of, path_digest, sealed
-from llamahybrid.prompt_cache.nodes import common_prefix, ids_of, tokens_of
+from llamahybrid.prompt_cache.nodes import common_prefix, ids_of
 from llamahybrid.prompt_cache.records import HEAD_BYTES, pack
-from llamahybrid.prompt_cache.seen import Seen, cover, uncovered
+from llamahybrid.prompt_cache.seen import Seen
 from llamahybrid.prompt_cache.store import RamStore
 from llamahybrid.prompt_cache.worker import Late, Worker
 from llamahybrid.prompt_cache.write_policy import MOST_SECONDS, QUIET_SECONDS, Point, WriteBudget
@@ -173,18 +172,27 @@ class Writer:
         self._namespaces[job.namespace] = None
         job.seen = store.look(job.namespace, job.path)
         ready = [point for point in job.points if self._is_ready(job, point)]
-        for point in sorted(ready) if job.attention else ():
-            if not self._write_attention(job, point.position):
+        if ready and not self.budget.open():
+            tier.counts.deferred += 1
+            ready.clear()
+        for point in sorted(ready):  # the rows first: no record is there that `forget` does not find
+            store.link(job.namespace, job.path[: point.position], point.why, logits=point.logits)
+            attended = not job.attention or self._write_attention(job, point.position)
+            if job.forgets != self.source.forgets:
+                return False
+            if not attended:
+                ready.remove(point)
                 tier.counts.dropped += self.budget.open()
-        if job.forgets != self.source.forgets:
-            return False
         for point in ready:
             path = job.path[: point.position]
+            key = b"r" + digest_at(job.namespace, ids_of(path))
             with self.source.checkpoint_at(job.namespace, path) as state:
                 if state is None:
                     tier.counts.dropped += 1
-                elif not job.attention or not uncovered(job.seen.along(point.position), point.position):
-                    self._put(job, path, None, state.snapshot, state.logits, point.why)
+                    continue
+                empty = not state.snapshot.nbytes  # attention is all
+                sealed_ = sealed(NOTHING, namespace=job.namespace, tokens=path) if empty else state.snapshot
+                self._put(job, key, (len(path), len(path)), sealed_, state.logits)
         if self.budget.hourly:
             store.used(job.namespace, job.path, store.look(job.namespace, job.path))
         return True
@@ -204,92 +212,58 @@ class Writer:
 
     def _write_attention(self, job: Job, position: int) -> bool:
         """Write the attention before a position that is not there yet; False where it is not to be had."""
-        split = self.source.splitter(job.namespace)
         segments = self.source.attention(job.namespace, job.path, 0, len(job.path))
-        for start, end in uncovered(job.seen.along(position), position):
-            at = start
-            for segment in segments:
-                if not segment.start <= at < segment.end or at >= end:
-                    continue
-                if job.forgets != self.source.forgets:
-                    return False
-                stop = min(end, segment.end)
-                try:
-                    part = part_of(segment, job.path[: segment.end], at, stop, split)
-                except ValueError:
-                    return False
-                part = segment if part is None and segment.end <= position else part
-                if part is None or not self._put(
-                    job, job.path[: part.end], part.start, part.record, None, Why.TIP
-                ):
-                    return False
-                at = part.end
-            if at < end:
+        path = chain(job.namespace, ids_of(job.path[:position]))[1:]
+        keys = [b"a" + prefix.hash for prefix in path]
+        there = self._tier.rows.sizes(keys)
+        for key, (start, end) in zip(keys, spans(position), strict=True):
+            if job.forgets != self.source.forgets:
                 return False
+            if key not in there:
+                state = self._attention(job, segments, start, end)
+                if state is None or not self._put(job, key, (start, end), state):
+                    return False
         return True
 
-    def _put(
-        self, job: Job, path: Tokens, start: int | None, state: Bytes, logits: Logits | None, why: Why
-    ) -> bool:
+    def _attention(self, job: Job, segments: Sequence[Segment], start: int, end: int) -> Bytes | None:
+        """The attention [start, end) as one segment; None where RAM does not have it."""
+        split = self.source.splitter(job.namespace)
+        parts: list[Segment] = []
+        at = start
+        try:
+            for segment in segments:
+                if segment.start <= at < min(segment.end, end):
+                    stop = min(segment.end, end)
+                    part = part_of(segment, job.path[: segment.end], at, stop, split)
+                    parts += [] if part is None else [part]
+                    at = stop
+            if at < end or not parts or (parts[0].start, parts[-1].end) != (start, end):
+                return None
+            whole = parts[0] if split is None or len(parts) == 1 else split.join(parts, job.path[:end])
+        except ValueError:
+            return None
+        return whole.record if whole.end == end else None
+
+    def _put(self, job: Job, key: bytes, span: Range, state: Bytes, logits: Logits | None = None) -> bool:
         """Write one record of a path; False if it does not fit, or is sealed otherwise.
 
-        `start`: of attention.
+        `span`: of attention; of a checkpoint its end, twice.
         """
         tier = self._tier
-        if not state.nbytes:  # attention is all
-            state = sealed(NOTHING, namespace=job.namespace, tokens=path)
-        if not _sealed_for(state, job.namespace, path, start):
+        if not _sealed_for(state, job.namespace, job.path, span):
             return False
-        parts = pack(state, logits)
-        kind = Kind.ATTENTION if start is not None else Kind.STATE if logits is None else Kind.PROMPT
-        item = item_of(job.namespace, path, start, sum(map(len, parts)), kind, why)
-        there = {i.key for i in job.seen.items}
-        borrowed: list[Reach] = []
-        if item.is_checkpoint and job.attention:
-            pieces, _ = cover(job.seen.along(item.end), [(0, item.end)])
-            borrowed = [
-                Reach(p.item, p.end) for p in pieces if p.item.key not in there or p.item.end > item.end
-            ]
-        if item.key in there:
-            tier.store.link(job.namespace, path, item, borrowed)
-            return True
         if not self.budget.open():
             tier.counts.deferred += 1
             return False
-        if not self._make_room(item.nbytes, job):
+        parts = pack(state, logits)
+        n_bytes = sum(map(len, parts))
+        if not self._make_room(n_bytes, job):
             return False
-        tier.rows.write(item.key, parts)
-        try:
-            tier.store.link(job.namespace, path, item, borrowed)
-        except BaseException:
-            with suppress(OSError):
-                tier.rows.remove(item.key)  # no place names it: `forget` would not find it
-            raise
-        self.budget.spend(item.nbytes)
-        tier.wrote(item)
-        if kind == Kind.PROMPT and (old := replace(item, kind=Kind.STATE)).key in there:
-            tier.rows.remove(old.key)  # the one with logits says what the one without does
-        items = sorted((*job.seen.items, item), key=lambda i: (i.end, i.kind))
-        job.seen = replace(job.seen, items=tuple(items))
+        tier.rows.write(key, parts)
+        self.budget.spend(n_bytes)
+        tier.wrote(key, n_bytes)
+        job.seen = replace(job.seen, items=(*job.seen.items, Item(key, *span, n_bytes)))
         return True
-
-    def keep_beginning(self, item: Item, place: Place, keep: int) -> bool:
-        """Write the part of attention up to `keep` that others need, before the record goes; False if that
-        cannot be."""
-        tier, path = self._tier, self._tier.store.path_of(place)
-        split = None if path is None else self.source.splitter(path.namespace)
-        if path is None or split is None:
-            return False
-        tokens = tokens_of(path.ids)
-        try:
-            stored = Segment(item.start, item.end, tier.rows.read(item.key).state)
-            part = part_of(stored, tokens, item.start, keep, split)
-            seen = tier.store.look(path.namespace, tokens[:keep])
-            job = Job(path.namespace, tokens[:keep], (), attention=True, seen=seen)
-            return part is not None and self._put(job, job.path, item.start, part.record, None, item.why)
-        except (OSError, ValueError, MemoryError) as error:
-            tier.failed(tier.reading, error)
-            return False
 
     def _make_room(self, n_bytes: int, job: Job) -> bool:
         """Let records go that were used longest ago until one more fits, but none on pinned paths, nor what
@@ -297,9 +271,9 @@ class Writer:
         tier, store = self._tier, self._tier.store
         limit = tier.limit
         if tier.rows.nbytes + n_bytes > limit:
-            places, others = {p.position for p in job.points}, (*job.seen.borrowed, *job.seen.through)
+            places = {point.position for point in job.points}
             own = [i for i in job.seen.items if not i.is_checkpoint or i.end in places]
-            spared = {i.key: i.nbytes for i in (*own, *(r.item for r in others))}
+            spared = {i.key: i.nbytes for i in own}
             pinned = [(n, p, store.look(n, p)) for n in self._namespaces for p in self.source.pinned]
             spared |= {i.key: i.nbytes for *_, seen in pinned for i in seen.items}
             if sum(spared.values()) + n_bytes > limit:
@@ -312,17 +286,11 @@ class Writer:
         return gone is not None
 
 
-def item_of(namespace: str, path: Tokens, start: int | None, nbytes: int, kind: Kind, why: Why) -> Item:
-    """A record at the end of a path, written now; `start`: of attention."""
-    digest = digest_at(namespace, ids_of(path))
-    return Item(digest, len(path) if start is None else start, len(path), nbytes, kind, why, int(time.time()))
-
-
-def _sealed_for(state: Bytes, namespace: str, path: Tokens, start: int | None) -> bool:
-    """An envelope is of this prefix: the model's fingerprint may have changed between a look and the seal."""
+def _sealed_for(state: Bytes, namespace: str, path: Tokens, span: Range) -> bool:
+    """An envelope is of this path: the model's fingerprint may have changed between a look and the seal."""
     try:
         header = header_of(state[:HEADER_BYTES].tobytes())
     except SnapshotError:
         return False
-    place = (len(path) if start is None else start, len(path))
-    return (header.start, header.end) == place and header.digest == path_digest(namespace, path)
+    of_path = header.digest == path_digest(namespace, path[: span[1]])
+    return of_path and (header.start, header.end) == span

@@ -11,17 +11,16 @@ import numpy as np
 import numpy.typing as npt
 
 from llamahybrid.client import json_schema
-from llamahybrid.client.chat_prompt import Prompt
-from llamahybrid.client.chat_prompt import chat_prompt as render
-from llamahybrid.client.chat_way import continuation_of
-from llamahybrid.client.continuation import Continuing
-from llamahybrid.client.model_markers import markers_of
+from llamahybrid.client.chat_template import Prompt
+from llamahybrid.client.chat_template import chat_prompt as render
+from llamahybrid.client.chat_way import Continuing, continuation_of
+from llamahybrid.client.template_probe import markers_of
 from llamahybrid.llama import Llama
 from llamahybrid.server.bodies import CacheOptions, ChatCompletionRequest, CompletionRequest
 from llamahybrid.server.errors import bad, require_tokens
-from llamahybrid.server.loading import PromptRules, prompt_rules
 from llamahybrid.server.messages import require_readable, with_mappings, with_thoughts
 from llamahybrid.server.options import ReadingOptions, SamplingOptions, TemplateOptions, template_kwargs
+from llamahybrid.server.prompts import PromptRules, prompt_rules
 from llamahybrid.server.thinking import ContinuationOptions, ThinkingOptions, goes_on
 
 Logits = npt.NDArray[np.single]

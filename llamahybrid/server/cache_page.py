@@ -77,7 +77,7 @@ async def data(
     """
     service: Service = request.app.state.service
     viewer = service.viewer(request)
-    alias = model or service.admission.current
+    alias = service.models.alias(model) if model else service.admission.current
     seen = await service.look(lambda llm: _model(llm, viewer, text, most), alias)
     told = {
         "model": alias,

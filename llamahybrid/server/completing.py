@@ -14,8 +14,8 @@ from llamahybrid.llama import Llama
 from llamahybrid.server.arguments import arguments
 from llamahybrid.server.bodies import Body, CompletionRequest, RequestBody
 from llamahybrid.server.chat_reading import reading_of
-from llamahybrid.server.loading import Observer, PromptRules, prompt_rules
 from llamahybrid.server.options import AnswerTokens, extras_of, template_kwargs
+from llamahybrid.server.prompts import Observer, PromptRules, prompt_rules
 from llamahybrid.server.several import completions
 from llamahybrid.server.thinking import budget_of, goes_on
 from llamahybrid.server.usage import reports_so_far, timings, usage

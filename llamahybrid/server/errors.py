@@ -27,7 +27,7 @@ from llamahybrid.errors import (
     RequestCancelled,
     RequestSuperseded,
 )
-from llamahybrid.server.loading import PromptEmpty, PromptTooLong
+from llamahybrid.server.prompts import PromptEmpty, PromptTooLong
 
 logger = logging.getLogger("llamahybrid.server")
 

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import logging
-from array import array
-from collections.abc import Callable, Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass
 from types import FunctionType
-from typing import Any, TypeAlias
+from typing import Any
 
 import llama_cpp
 import llama_cpp.server.model as upstream
@@ -17,100 +13,15 @@ from llama_cpp.llama_chat_format import (
     get_chat_completion_handler,
 )
 
-from llamahybrid.errors import ContextOverflow, LlamaHybridError
+from llamahybrid.errors import LlamaHybridError
 from llamahybrid.llama import Llama
 from llamahybrid.memory.vectors import embeds_only
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache.cache import DEFAULT_REMOTE_BYTES
+from llamahybrid.server.prompts import ServedLlama
 from llamahybrid.server.settings import DEFAULT_SLOTS, ModelSettings
 
 logger = logging.getLogger("llamahybrid.server")
-
-LONG_TOKENS = 8
-"""Bytes a token: a prompt with more may be too long for the context, and is tokenized piece by piece."""
-
-SPARE_TOKENS = 16
-"""Most tokens that a cut text has more than the same text within a longer one."""
-
-Observer: TypeAlias = Callable[[Sequence[int]], None]
-"""Gets the token ids of each prompt."""
-
-
-@dataclass(frozen=True)
-class PromptRules:
-    """Rules for the prompts of one request."""
-
-    most: int | None = None
-    """Most tokens; None: as many as the context has."""
-    observe: Observer | None = None
-
-
-prompt_rules: ContextVar[PromptRules | None] = ContextVar("llamahybrid.prompt_rules", default=None)
-"""Rules for prompts in this context; None: texts that are tokenized here are no prompts."""
-
-
-class PromptTooLong(LlamaHybridError, ValueError):
-    """The prompt has more tokens than the operator allows."""
-
-
-class PromptEmpty(LlamaHybridError, ValueError):
-    """The prompt has no tokens."""
-
-
-class TokenText(str):
-    """Token ids in the place of a text, for upstream code that encodes and tokenizes texts."""
-
-    def __new__(cls, ids: Sequence[int]) -> TokenText:
-        """Make one of these ids, without a BOS before them."""
-        made = super().__new__(cls)
-        made.ids = ids
-        return made
-
-    ids: Sequence[int]
-
-    def encode(self, *_: Any, **__: Any) -> bytes:
-        """See `ServedLlama.tokenize`."""
-        return _TokenBytes(array("q", self.ids).tobytes())
-
-
-class _TokenBytes(bytes):
-    """Token ids, 8 bytes each."""
-
-
-class ServedLlama(Llama):
-    """A `Llama` that refuses prompts longer than the operator allows, before decoding."""
-
-    def tokenize(self, text: bytes, *args: Any, **kwargs: Any) -> list[int]:
-        """Tokenize as upstream; the tokens of a `TokenText` are its ids.
-
-        Raises ContextOverflow for a prompt whose beginning alone fills the context: the time grows with the
-        square of the number of control tokens, in one native call that cannot be interrupted.
-        """
-        if isinstance(text, _TokenBytes):
-            return array("q", bytes(text)).tolist()
-        n_ctx, end = self.n_ctx(), LONG_TOKENS * self.n_ctx()
-        while prompt_rules.get() is not None and end < len(text):
-            while end and text[end] & 0xC0 == 0x80:  # inside a character
-                end -= 1
-            if len(super().tokenize(text[:end], *args, **kwargs)) > n_ctx + SPARE_TOKENS:
-                raise ContextOverflow(
-                    f"This model's maximum context length is {n_ctx} tokens, but the prompt has more than "
-                    f"{n_ctx + SPARE_TOKENS}. Please reduce the length of the messages."
-                )
-            end *= 2
-        tokens: list[int] = super().tokenize(text, *args, **kwargs)
-        return tokens
-
-    def generate(self, tokens: Sequence[int], *args: Any, **kwargs: Any) -> Any:
-        """Generate as `Llama.generate`. Raises PromptTooLong, PromptEmpty."""
-        if not len(tokens):
-            raise PromptEmpty("the prompt is empty: there is nothing to go on from")
-        rules = prompt_rules.get() or PromptRules()
-        if rules.most is not None and len(tokens) > rules.most:
-            raise PromptTooLong(f"the prompt has {len(tokens):,} tokens; this server takes {rules.most:,}")
-        if rules.observe is not None:
-            rules.observe(tokens)
-        return super().generate(tokens, *args, **kwargs)
 
 
 class _Namespace:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePath
@@ -12,6 +13,7 @@ from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache.ram import default_ram_bytes
 from llamahybrid.server.errors import Refusal
 from llamahybrid.server.footprint import default_models_bytes, footprint
+from llamahybrid.server.request_fields import MOST_LETTERS
 from llamahybrid.server.settings import ModelSettings
 
 if TYPE_CHECKING:
@@ -42,13 +44,15 @@ class Models:
         model at a time if layers are offloaded. Raises ValueError for no model, or for two of one name.
         """
         self._settings: dict[str, ModelSettings] = {}
+        self._names: dict[str, str] = {}
+        """The alias of a model by each of its names."""
         for each in settings:
-            alias = (
-                each.model_alias or PurePath(each.model.replace("\\", "/")).name
-            )  # no path of this machine
-            if alias in self._settings:
-                raise ValueError(f"two models are called {alias!r}; give each a model_alias of its own")
-            self._settings[alias] = each
+            file = PurePath(each.model.replace("\\", "/")).name  # no path of this machine
+            names = [name.strip() for name in (each.model_alias or "").split(",") if name.strip()] or [file]
+            if (twice := [name for name in names if name in self._names]) != []:
+                raise ValueError(f"two models are called {twice[0]!r}; give each a model_alias of its own")
+            self._settings[names[0]] = each
+            self._names |= dict.fromkeys(names, names[0])
         if not self._settings:
             raise ValueError("no model was given")
         self._load = load
@@ -63,17 +67,26 @@ class Models:
     def __iter__(self) -> Iterator[str]:
         return iter(self._settings)
 
-    def alias(self, name: str | None) -> str:
-        """Return the alias of a request's model; as upstream, the default for an unknown name.
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
 
-        Raises Refusal for a path: requests open no files.
+    def alias(self, name: str | None) -> str:
+        """Return the alias of a request's model.
+
+        A single model answers to every name, as with llama_cpp.server and llama-server. Raises Refusal for a
+        name that none of several models has, as OpenAI, vLLM and llama-server's router.
         """
-        if name is None or name in self._settings:
-            return name or self.default
-        if "/" in name or "\\" in name or name.endswith(".gguf"):
-            logger.warning("refused: a request named a file as its model")
-            raise Refusal(404, "there is no such model; /v1/models lists them", code="model_not_found")
-        return self.default
+        if not name or (len(self._settings) == 1 and name not in self):
+            return self.default
+        if name not in self:
+            near = difflib.get_close_matches(name[:MOST_LETTERS], self._names, 1)
+            hint = f"did you mean {near[0]!r}?" if near else "/v1/models lists them"
+            raise Refusal(404, f"there is no such model; {hint}", code="model_not_found", param="model")
+        return self._names[name]
+
+    def names(self, alias: str) -> list[str]:
+        """Return the further names of a model."""
+        return [name for name, of in self._names.items() if of == alias != name]
 
     @property
     def llm(self) -> Llama | None:

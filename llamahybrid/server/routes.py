@@ -28,7 +28,7 @@ from llamahybrid.server.bodies import (
     EmbeddingRequest,
 )
 from llamahybrid.server.errors import bad, later, require_tokens
-from llamahybrid.server.loading import TokenText
+from llamahybrid.server.prompts import TokenText
 from llamahybrid.server.request_fields import require_known
 from llamahybrid.server.service import Service
 
@@ -72,8 +72,8 @@ async def create_completion(request: Request, body: CompletionRequest, service: 
 async def create_copilot_completion(
     request: Request, body: CompletionRequest, service: InService
 ) -> Response:
-    """Continue a text with the model `copilot-codex`."""
-    body.model = "copilot-codex"
+    """Continue a text with the model `copilot-codex`; the default one if none is called so."""
+    body.model = "copilot-codex" if "copilot-codex" in service.models else None
     return await service.answer(request, body)
 
 
@@ -146,10 +146,15 @@ def packed(embedding: list[Any]) -> str | list[Any]:
 
 @router.get("/v1/models", summary="Models", tags=[_OPENAI], response_model=None)
 async def get_models(service: InService) -> dict[str, Any]:
-    """Return the aliases of the models; `status` as in llama-server's router."""
+    """Return the models, with `aliases` and `status` as in llama-server's router."""
     opened, told = service.models.opened, {"object": "model", "owned_by": "me", "permissions": list[str]()}
-    states = {alias: "loaded" if alias in opened else "unloaded" for alias in service.models}
-    data = [{"id": alias, **told, "status": {"value": state}} for alias, state in states.items()]
+    data = [
+        {
+            **{"id": alias, **told, "aliases": service.models.names(alias)},
+            "status": {"value": "loaded" if alias in opened else "unloaded"},
+        }
+        for alias in service.models
+    ]
     return {"object": "list", "data": data}
 
 

@@ -26,9 +26,10 @@ from llamahybrid.server.errors import bad, later, refusal
 from llamahybrid.server.job import Chunk, Create, Done, Failure, Job, Outbox
 from llamahybrid.server.keyed_prompts import KeyedPrompts
 from llamahybrid.server.keys import salt_of_request
-from llamahybrid.server.loading import Observer, load
+from llamahybrid.server.loading import load
 from llamahybrid.server.metrics import ERRORS, Metrics, Values
 from llamahybrid.server.models import Models
+from llamahybrid.server.prompts import Observer
 from llamahybrid.server.request_fields import require_known
 from llamahybrid.server.settings import ModelSettings, ServerSettings
 from llamahybrid.server.usage import summary

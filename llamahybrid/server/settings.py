@@ -42,6 +42,11 @@ class ModelSettings(upstream.ModelSettings):  # type: ignore[misc]
     always on. `logits_all` allows `logprobs`; logits are stored only for requests with `logprobs`.
     """
 
+    model_alias: Optional[str] = Field(
+        default=None,
+        description="Name of the model, or several with commas between: answers have the first. "
+        "None: the name of its file.",
+    )
     n_parallel: Optional[int] = Field(
         default=None,
         ge=1,

@@ -17,7 +17,7 @@ import numpy as np
 
 from llamahybrid.capi.gguf import Floats, Gguf, Shape
 from llamahybrid.errors import UnknownArchitecture
-from llamahybrid.tiny.specs import ABSENT, ENCODERS, SPECS, Dims
+from llamahybrid.tiny.specs import ABSENT, ENCODERS, SPECS, Dims, hparams
 from llamahybrid.tiny.vocab import VOCABULARIES, VocabName, Vocabulary, vocabulary
 
 __all__ = ["VOCABULARIES", "architectures", "decoders", "impossible", "make"]
@@ -166,7 +166,7 @@ def _dims(
 def _shapes(gguf: Gguf, arch: str, dims: Dims, words: Vocabulary) -> list[Shape]:
     gguf.set(words.metadata)
     gguf.set({"general.architecture": arch, "general.name": f"tiny {arch}"})
-    gguf.set({f"{arch}.{key}": value for key, value in SPECS[arch](dims).items()})
+    gguf.set({f"{arch}.{key}": value for key, value in hparams(arch, dims).items()})
     if dims.predictors:
         gguf.set({f"{arch}.nextn_predict_layers": dims.predictors})
     shapes, reason = gguf.tensors()

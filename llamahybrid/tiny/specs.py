@@ -8,8 +8,9 @@ recurrent and attention layers, every sliding-window model windowed and full one
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -56,6 +57,9 @@ class Dims:
         ]
 
 
+Part: TypeAlias = Callable[[Dims], Hparams] | Hparams
+
+
 def _plain(d: Dims) -> Hparams:
     return {
         "vocab_size": d.vocab,
@@ -91,13 +95,13 @@ def _window(d: Dims) -> Hparams:
     return {"attention.sliding_window": d.window or 16, "attention.sliding_window_pattern": 2}
 
 
-def _ssm(d: Dims, groups: int = 2) -> Hparams:
+def _ssm(d: Dims) -> Hparams:
     return {
         "ssm.conv_kernel": 4,
         "ssm.inner_size": 2 * d.embd,
         "ssm.state_size": 16,
         "ssm.time_step_rank": d.heads,
-        "ssm.group_count": math.gcd(groups, d.heads) if groups else 0,  # the library dies on a remainder
+        "ssm.group_count": math.gcd(2, d.heads),  # the library dies on a remainder
     }
 
 
@@ -120,10 +124,10 @@ def _by_layer(d: Dims) -> Hparams:
 
 def _shortconv(d: Dims) -> Hparams:
     window: Hparams = {"attention.sliding_window": d.window} if d.window else {}
-    return {**_plain(d), **_by_layer(d), "shortconv.l_cache": 3, **window}
+    return {"shortconv.l_cache": 3, **window}
 
 
-def _latent(d: Dims, rope: int) -> Hparams:
+def _latent(d: Dims, rope: int = 16) -> Hparams:
     """Multi-head latent attention, interleaved with Kimi delta attention (KDA) layers."""
     rank = d.embd // 2
     return {
@@ -143,13 +147,12 @@ def _latent(d: Dims, rope: int) -> Hparams:
     }
 
 
-def _hyper(low_rank: int) -> Hparams:
-    return {
-        "hyper_connection.count": 4,
-        "hyper_connection.sinkhorn_iterations": 2,
-        "hyper_connection.epsilon": 1e-6,
-        "hyper_connection.low_rank": low_rank,
-    }
+_HYPER: Hparams = {
+    "hyper_connection.count": 4,
+    "hyper_connection.sinkhorn_iterations": 2,
+    "hyper_connection.epsilon": 1e-6,
+    "hyper_connection.low_rank": 8,
+}
 
 
 def _indexer(d: Dims) -> Hparams:
@@ -168,7 +171,6 @@ def _nemotron(d: Dims) -> Hparams:
     """Layers of three kinds: recurrent, attention, feed-forward; prediction layers have experts."""
     kinds = [i % 3 for i in range(d.layers)]
     return {
-        **_plain(d),
         **_ssm(d),
         "attention.head_count_kv": [d.heads if kind == 1 else 0 for kind in kinds],
         "feed_forward_length": [d.ff if kind == 2 else 0 for kind in kinds],
@@ -176,15 +178,14 @@ def _nemotron(d: Dims) -> Hparams:
     }
 
 
-def _rwkv(d: Dims, shifts: int = 2) -> Hparams:
+def _rwkv(d: Dims) -> Hparams:
     if d.embd % 64:
         raise ValueError(f"RWKV heads are 64 wide here: embd {d.embd} is no multiple of that")
     return {
-        **_plain(d),
         "attention.head_count": 0,
         "attention.head_count_kv": 0,
         "wkv.head_size": 64,  # the CPU kernel of RWKV 7 works in steps of up to 64 floats without a remainder
-        "token_shift_count": shifts,
+        "token_shift_count": 2,
         "time_mix_extra_dim": 16,
         "time_decay_extra_dim": 16,
         "attention.decay_lora_rank": 16,
@@ -197,10 +198,9 @@ def _rwkv(d: Dims, shifts: int = 2) -> Hparams:
 def _qwen4exp(d: Dims) -> Hparams:
     heads = 4  # (ngram_size - 1) x heads_per_ngram
     return {
-        **_plain(d),
         **_moe(d),
         **_delta_net(d),
-        **_hyper(8),
+        **_HYPER,
         **_indexer(d),
         "attention.compress_ratios": [4] * d.layers,
         "ple.layers": [0],
@@ -220,9 +220,8 @@ def _deepseek4(d: Dims) -> Hparams:
         raise ValueError("deepseek4 needs four layers, one for each way of compressing")
     ratios = [(0, 0, 4, 128)[i % 4] for i in range(d.layers)]
     return {
-        **_plain(d),
         **_moe(d),
-        **_hyper(8),
+        **_HYPER,
         **_indexer(d),
         "attention.head_count_kv": 1,
         "attention.indexer.key_length": 128,  # in blocks of 64, and another than the main cache's
@@ -241,79 +240,74 @@ def _deepseek4(d: Dims) -> Hparams:
     }
 
 
+def _bert(d: Dims) -> Hparams:
+    return {
+        "context_length": min(d.context, 512),
+        "attention.causal": False,
+        "pooling_type": 1,  # mean
+    }
+
+
 ABSENT: dict[str, tuple[str, ...]] = {"rwkv6qwen2": ("time_mix_first",)}
 """Optional tensors whose presence would change the architecture."""
 
 ENCODERS = ("bert",)
 """Architectures that embed text and cannot generate any."""
 
-SPECS: dict[str, Callable[[Dims], Hparams]] = {
-    # plain attention
-    "llama": _plain,
-    "qwen3": _plain,
-    # sliding window
-    "gemma2": lambda d: {**_plain(d), **_window(d)},
-    "gemma3": lambda d: {**_plain(d), **_window(d)},
-    "gemma3n": lambda d: {**_plain(d), **_window(d)},
-    "gpt-oss": lambda d: {**_plain(d), **_moe(d), **_window(d)},
-    "cohere2": lambda d: {**_plain(d), **_window(d), "logit_scale": 1.0},
-    "smallthinker": lambda d: {**_plain(d), **_moe(d), **_window(d)},
-    "step35": lambda d: {
-        **_plain(d),
-        **_moe(d),
-        **_window(d),
-        "attention.sliding_window_pattern": d.attention(0, 1),
-    },
-    # recurrent
-    "mamba": lambda d: {**_plain(d), **_ssm(d)},
-    "mamba2": lambda d: {**_plain(d), **_ssm(d)},
-    "rwkv6": _rwkv,
-    "rwkv6qwen2": lambda d: _rwkv(d, shifts=1),
-    "rwkv7": _rwkv,
-    "arwkv7": lambda d: _rwkv(d, shifts=1),
-    # hybrid
-    "qwen35": lambda d: {**_plain(d), **_delta_net(d)},
-    "qwen35moe": lambda d: {**_plain(d), **_moe(d), **_delta_net(d)},
-    "qwen3next": lambda d: {**_plain(d), **_moe(d), **_delta_net(d)},
-    "qwen4exp": _qwen4exp,
-    "jamba": lambda d: {**_plain(d), **_ssm(d), **_by_layer(d)},
-    "falcon-h1": lambda d: {**_plain(d), **_ssm(d)},
-    "plamo2": lambda d: {**_plain(d), **_ssm(d, groups=0), **_by_layer(d)},
-    "granitehybrid": lambda d: {**_plain(d), **_ssm(d), **_by_layer(d)},
-    "lfm2": _shortconv,
-    "lfm2moe": lambda d: {**_shortconv(d), **_moe(d), "leading_dense_block_count": 1},
-    "nemotron_h": _nemotron,
-    "nemotron_h_moe": lambda d: {**_nemotron(d), **_moe(d)},
-    "kimi-linear": lambda d: {**_plain(d), **_moe(d), **_by_layer(d), **_latent(d, 16)},
-    "bailingmoe3": lambda d: {**_plain(d), **_moe(d), **_by_layer(d), **_latent(d, 16)},
-    "kimi-k3": lambda d: {
-        **_plain(d),
-        **_moe(d),
-        **_by_layer(d),
-        **_latent(d, 16),
-        "attn_res.block_size": 12,
-        "activation.situ_beta": 4.0,
-        "activation.situ_linear_beta": 25.0,
-    },
-    "glm5-next": lambda d: {
-        **_plain(d),
-        **_moe(d),
-        **_latent(d, 0),
-        **_hyper(8),
-        **_indexer(d),
-    },
-    "minimax-01": lambda d: {
-        **_plain(d),
-        **_moe(d),
-        "full_attention_interval": d.interval,
-        "residual_scale": 1.0,
-    },
-    "deepseek4": _deepseek4,
-    # embeddings
-    "bert": lambda d: {
-        **_plain(d),
-        "context_length": min(d.context, 512),
-        "attention.causal": False,
-        "pooling_type": 1,  # mean
-    },
+_ONE_SHIFT: Hparams = {"token_shift_count": 1}
+_KIMI_K3: Hparams = {
+    "attn_res.block_size": 12,
+    "activation.situ_beta": 4.0,
+    "activation.situ_linear_beta": 25.0,
 }
+
+SPECS: dict[str, Sequence[Part]] = {
+    # plain attention
+    "llama": (),
+    "qwen3": (),
+    # sliding window
+    "gemma2": (_window,),
+    "gemma3": (_window,),
+    "gemma3n": (_window,),
+    "gpt-oss": (_moe, _window),
+    "cohere2": (_window, {"logit_scale": 1.0}),
+    "smallthinker": (_moe, _window),
+    "step35": (_moe, _window, lambda d: {"attention.sliding_window_pattern": d.attention(0, 1)}),
+    # recurrent
+    "mamba": (_ssm,),
+    "mamba2": (_ssm,),
+    "rwkv6": (_rwkv,),
+    "rwkv6qwen2": (_rwkv, _ONE_SHIFT),
+    "rwkv7": (_rwkv,),
+    "arwkv7": (_rwkv, _ONE_SHIFT),
+    # hybrid
+    "qwen35": (_delta_net,),
+    "qwen35moe": (_moe, _delta_net),
+    "qwen3next": (_moe, _delta_net),
+    "qwen4exp": (_qwen4exp,),
+    "jamba": (_ssm, _by_layer),
+    "falcon-h1": (_ssm,),
+    "plamo2": (_ssm, _by_layer, {"ssm.group_count": 0}),
+    "granitehybrid": (_ssm, _by_layer),
+    "lfm2": (_by_layer, _shortconv),
+    "lfm2moe": (_by_layer, _shortconv, _moe, {"leading_dense_block_count": 1}),
+    "nemotron_h": (_nemotron,),
+    "nemotron_h_moe": (_nemotron, _moe),
+    "kimi-linear": (_moe, _by_layer, _latent),
+    "bailingmoe3": (_moe, _by_layer, _latent),
+    "kimi-k3": (_moe, _by_layer, _latent, _KIMI_K3),
+    "glm5-next": (_moe, partial(_latent, rope=0), _HYPER, _indexer),
+    "minimax-01": (_moe, lambda d: {"full_attention_interval": d.interval, "residual_scale": 1.0}),
+    "deepseek4": (_deepseek4,),
+    # embeddings
+    "bert": (_bert,),
+}
+"""Parts of each architecture, each of which may replace keys of those before it and of `_plain`."""
+
+
+def hparams(arch: str, d: Dims) -> Hparams:
+    """Return the hyper-parameters of an architecture."""
+    found = _plain(d)
+    for part in SPECS[arch]:
+        found |= part(d) if callable(part) else part
+    return found

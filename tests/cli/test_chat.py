@@ -23,8 +23,8 @@ from typer.testing import CliRunner
 
 from llamahybrid import Llama
 from llamahybrid.cli import chat
+from llamahybrid.cli.chat import PromptBar
 from llamahybrid.cli.main import app
-from llamahybrid.cli.prompt_bar import PromptBar
 from llamahybrid.core.report import PromptProgress
 
 pytestmark = pytest.mark.xdist_group("serial")
@@ -247,9 +247,9 @@ def test_long_prompt_has_a_progress_bar(tiny_model: TinyModel) -> None:
 def test_progress_bar_needs_a_long_prompt_and_a_terminal() -> None:
     for total, is_terminal, shown in ((2000, True, True), (2000, False, False), (100, True, False)):
         out = io.StringIO()
-        with PromptBar(Console(file=out, force_terminal=is_terminal, width=80)) as bar:
-            for processed in (0, total // 2, total):
-                bar.show(PromptProgress(total, 0, processed, 1.0))
+        bar = PromptBar(Console(file=out, force_terminal=is_terminal, width=80))
+        for processed in (0, total // 2, total):
+            bar.show(PromptProgress(total, 0, processed, 1.0))
         assert (f"{total // 2}/{total}" in out.getvalue()) is shown
 
 

@@ -77,7 +77,7 @@ def test_stopped_check_shows_what_it_found(pretend: type[Pretend], tmp_path: Pat
     pretend.answer = replace(report(target("ours")), complete=False)
     status, said = checked("--on", URL, "--json", tmp_path / "x.json")
     assert status == 130
-    assert "the run was stopped" in said
+    assert "the run was stopped before its end; so far: 1 of 1 target" in said
     assert Report.read(tmp_path / "x.json") == pretend.answer
 
 

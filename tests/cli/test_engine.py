@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 from typer.testing import CliRunner
 
@@ -53,6 +56,15 @@ def test_build_explains_an_unused_engine(
     assert "does not take it by itself: the installed llama-cpp-python has cuda" in result.output
     assert "note: the installed llama-cpp-python has cuda, which no option asks for" in result.output
     assert result.output.splitlines()[-1] == str(engine.libraries)
+
+
+def test_build_prints_a_name_that_is_no_text_as_its_bytes(
+    built: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `lib=$(llamahybrid engine build)` needs it."""
+    engine = replace(built(), folder=Path("/caf\udce9"))
+    monkeypatch.setattr(patched, "make", lambda *_, **__: engine)
+    assert CliRunner().invoke(app, ["engine", "build"]).stdout_bytes == b"/caf\xe9/lib\n"
 
 
 def test_doctor_reports_the_shim_with_advice() -> None:

@@ -6,13 +6,13 @@ import json
 import os
 import subprocess
 import sys
-import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from llamahybrid import __version__, llama, tiny
@@ -35,6 +35,13 @@ def test_version_prints_both_packages() -> None:
         result.output
         == f"llamahybrid {__version__}\nllama-cpp-python {metadata.version('llama_cpp_python')}\n"
     )
+
+
+@pytest.mark.parametrize("command", ["check", "bench", "hazards", "compare", "report", "record", "replay"])
+def test_help_explains_every_option(command: str) -> None:
+    root = typer.main.get_command(app)
+    found = root.get_command(typer.Context(root), command)  # type: ignore[attr-defined]
+    assert not [each.name for each in found.params if not getattr(each, "help", None)]
 
 
 def test_tiny_writes_a_model(tmp_path: Path, tiny_model: TinyModel) -> None:
@@ -91,14 +98,12 @@ def test_rpc_server_warns_on_a_public_address(monkeypatch: pytest.MonkeyPatch) -
     assert asked == [("127.0.0.1", 50052, 2, None), ("0.0.0.0", 7, None, None)]
 
 
-def test_hazards_fails_on_stock_and_writes_its_reports(tmp_path: Path) -> None:
-    files = tmp_path / "a.json", tmp_path / "a.xml"
+def test_hazards_fails_on_stock_and_writes_its_report(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
     chosen = ["--probe", "rollback-one-batch", "--probe", "rollback-twice"]
-    result = run("hazards", "--lib", stock(), "--json", files[0], "--junit", files[1], *chosen)
-    assert result.exit_code == 1
-    (target,) = json.loads(files[0].read_text())["targets"]
+    assert run("hazards", "--lib", stock(), "--json", file, *chosen).exit_code == 1
+    (target,) = json.loads(file.read_text())["targets"]
     assert [each["name"] for each in target["hazards"]] == [f"hazard:{name}" for name in chosen[1::2]]
-    assert ET.fromstring(files[1].read_text()).get("failures") == "1"
 
 
 def test_hazards_refuses_unknown_libraries_and_probes(tmp_path: Path) -> None:
@@ -110,8 +115,6 @@ def test_hazards_refuses_unknown_libraries_and_probes(tmp_path: Path) -> None:
     assert "rollback-twice" in result.output
     for command in ("check", "hazards"):
         assert run(command, "--lib", tmp_path / "none").exit_code == 2
-    assert run("hazards", "--expect", "patched").exit_code == 2
-    assert run("hazards", "--expect", "stock", "--arch", "llama").exit_code == 2
 
 
 @pytest.mark.parametrize(

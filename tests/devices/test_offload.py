@@ -89,7 +89,7 @@ def test_snapshots_equal_local_ones(arch: str, remote: Open, open_model: Open) -
 def test_drafts_are_rolled_back_with_planes(remote: Open, fresh: Callable[..., list[int]]) -> None:
     text = prompt(24) * 5
     llm = remote(draft_model=LlamaPromptLookupDecoding(num_pred_tokens=4), draft_planes=4)
-    llm.drafts.policy = EveryDraft(llm.runner.meter)
+    llm.slots.all[0].drafts.policy = EveryDraft(llm.runner.meter)
     assert take(llm, text, 40) == fresh(text, 40)
     assert llm.last_request.drafted
 

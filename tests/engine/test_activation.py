@@ -29,12 +29,6 @@ def test_stock_is_used_if_nothing_was_built(cache: Path) -> None:
         activation.resolve(str(cache))
 
 
-def test_latest_engine_is_used(built: Build) -> None:
-    later = built("later", built="2026-02-01T00:00:00+00:00")
-    built("earlier")
-    assert activation.resolve("patched") == later.libraries
-
-
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from llamahybrid.engine import build
+from llamahybrid.engine import patched
 from llamahybrid.engine.process import Progress
+from llamahybrid.engine.recipe import CMAKE_ARGS
 from llamahybrid.errors import EngineError
 
 BUILDS = """
@@ -39,9 +40,9 @@ def pip_that(monkeypatch: pytest.MonkeyPatch, script: str) -> list[subprocess.Po
     return started
 
 
-def run(folder: Path, progress: Progress = lambda *step: None, cmake_args: str = "") -> None:
+def run(folder: Path, progress: Progress = lambda *step: None) -> None:
     (folder / "a").mkdir()
-    build.run(folder, folder / "a" / "out", progress, folder / "log", cmake_args)
+    patched.build_wheel(folder, folder / "a" / "out", progress, folder / "log")
 
 
 def test_progress_follows_the_steps_of_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,10 +62,11 @@ def test_failed_build_names_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     pip_that(monkeypatch, script)
     monkeypatch.setenv("CMAKE_ARGS", "-DGGML_RPC=off")
     with pytest.raises(EngineError, match="no compiler") as caught:
-        run(tmp_path, cmake_args="-DGGML_RPC=ON")
+        run(tmp_path)
     assert str(tmp_path / "log") in str(caught.value)
     log = (tmp_path / "log").read_text().strip()
-    assert log == f"no compiler {tmp_path / 'a' / 'tmp'} -DGGML_RPC=ON -DGGML_RPC=off"
+    assert log == f"no compiler {tmp_path / 'a' / 'tmp'} {CMAKE_ARGS} -DGGML_RPC=off"
+    assert "-DGGML_RPC=ON" in CMAKE_ARGS
 
 
 @pytest.mark.parametrize(

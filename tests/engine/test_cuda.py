@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -68,24 +67,19 @@ def test_complete_toolkit_is_used_directly(toolkit: Make) -> None:
     assert "CUDA_FLAGS" not in said
 
 
-def test_toolkit_and_cublas_are_joined_once(toolkit: Make, package: Path) -> None:
+def test_cublas_of_a_python_package_completes_the_toolkit(toolkit: Make, package: Path) -> None:
     root = toolkit()
-    found = cuda.joined(cuda.Toolkit.find(), cuda.cublas("13.0"))
-    assert (found / "bin" / "nvcc").resolve() == root / "bin" / "nvcc"
-    assert (found / "include" / "cuda_runtime.h").resolve() == root / "include" / "cuda_runtime.h"
-    assert (found / "include" / "cublas_v2.h").resolve() == package / "include" / "cublas_v2.h"
-    target = found / "targets" / f"{os.uname().machine}-linux" / "lib"
-    for library in ("libcublas.so", "libcublas.so.13", "libcudart.so"):
-        assert (target / library).is_file(), library
-    assert cuda.joined(cuda.Toolkit.find(), package) == found
-    said = cuda.cmake_args("90")
-    assert f"-DCMAKE_CUDA_COMPILER={found / 'bin' / 'nvcc'}" in said
-    assert f"-DCMAKE_CUDA_FLAGS=-I{found / 'include'}" in said
+    said = cuda.cmake_args("90").split()
+    assert f"-DCUDAToolkit_ROOT={root}" in said
+    assert f"-DCMAKE_CUDA_COMPILER={root / 'bin' / 'nvcc'}" in said
+    for name in ("cublas", "cublasLt"):
+        assert f"-DCUDA_{name}_LIBRARY={package / 'lib' / f'lib{name}.so.13'}" in said
+    assert f"-DCMAKE_CUDA_FLAGS=-isystem={package / 'include'}" in said
     assert "-DGGML_CUDA_NO_VMM=on" in said, "there is nothing of the driver to link with"
 
 
 def test_script_on_the_path_that_starts_nvcc_leads_to_its_toolkit(
-    toolkit: Make, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    toolkit: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in containers whose nvcc is `exec /usr/local/cuda-13.0/bin/nvcc "$@"`."""
     root = toolkit()
@@ -94,18 +88,10 @@ def test_script_on_the_path_that_starts_nvcc_leads_to_its_toolkit(
     monkeypatch.delenv("CUDA_PATH")
     monkeypatch.setenv("PATH", str(script.parent), prepend=os.pathsep)
     assert cuda.Toolkit.find().root == root
-    assert cuda.cmake_args("90") == cuda.cmake_args("90"), "the second build takes the joined folder"
 
     put(real, "#!/bin/sh\necho release 13.0,\n")  # names no toolkit
     monkeypatch.setattr(cuda, "_USUAL", root)
     assert cuda.Toolkit.find().root == root, "a folder without headers is no toolkit; the usual one is"
-
-
-def test_joined_folder_has_no_link_to_nothing(toolkit: Make, package: Path) -> None:
-    root = toolkit()
-    shutil.rmtree(root / "nvvm")
-    (root / "lib64" / "libgone.so").symlink_to("nowhere")
-    assert cuda.cmake_args("90") == cuda.cmake_args("90"), "the second build takes the joined folder"
 
 
 def test_missing_cublas_error_names_the_package(toolkit: Make, monkeypatch: pytest.MonkeyPatch) -> None:

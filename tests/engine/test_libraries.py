@@ -1,4 +1,4 @@
-"""Functions and backends of libraries that cannot be loaded are read from their files."""
+"""Libraries that cannot be loaded: whether it is the fault of a build, and their backends."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ def shared(path: Path, source: str, *options: str) -> Path:
 
 
 @pytest.mark.parametrize("absent", ["libcuda.so.1", "libcublas.so.13", "librocblas.so.4"])
-def test_a_build_is_inspected_without_libraries_of_the_system(tmp_path: Path, absent: str) -> None:
+def test_a_build_is_accepted_without_libraries_of_the_system(tmp_path: Path, absent: str) -> None:
     driver = shared(tmp_path / "libstub.so", "void cuInit(void){}", f"-Wl,-soname,{absent}")
-    code = "void cuInit(void); void llama_n_rs_seq(void){cuInit();} int llama_state_seq_get_data_range;"
     folder = tmp_path / "lib"
     folder.mkdir()
-    library = shared(folder / "libllama.so", code + "void llama_set_abort_callback(void);", str(driver))
+    code = "void cuInit(void); void llama_n_rs_seq(void){cuInit();}"
+    library = shared(folder / "libllama.so", code, str(driver))
     with pytest.raises(OSError, match=absent):
         ctypes.CDLL(str(library))
     libraries.require_loadable(folder)
-    assert libraries.optional(folder) == ("llama_n_rs_seq", "llama_state_seq_get_data_range")
 
 
 @pytest.mark.parametrize("part", ["libggml-base.so.0", "libllama.so.0"])

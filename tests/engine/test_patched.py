@@ -18,7 +18,7 @@ from unittest.mock import ANY
 
 import pytest
 
-from llamahybrid.engine import activation, bindings, build, choice, installed, patched, sdist, series
+from llamahybrid.engine import activation, bindings, choice, installed, patched, sdist, series
 from llamahybrid.engine.choice import InstalledBindings
 from llamahybrid.engine.process import Progress
 from llamahybrid.engine.trust import untrusted
@@ -26,17 +26,15 @@ from llamahybrid.errors import EngineError
 
 
 class Build:
-    """A fake `build.run`: makes a wheel of the stock libraries, or fails."""
+    """A fake `patched.build_wheel`: makes a wheel of the stock libraries, or fails."""
 
     def __init__(self) -> None:
         self.trees: list[dict[str, str]] = []
         self.end: BaseException | None = None
-        self.cmake_args = ""
         self.change: Callable[[dict[str, bytes]], object] = lambda files: None
         """Changes the wheel's files before they are packed."""
 
-    def run(self, source: Path, out: Path, progress: Progress, log: Path, cmake_args: str = "") -> None:
-        self.cmake_args = cmake_args
+    def run(self, source: Path, out: Path, progress: Progress, log: Path) -> None:
         self.trees.append(
             {str(f.relative_to(source)): f.read_text() for f in source.rglob("*") if f.is_file()}
         )
@@ -69,7 +67,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
     (patches / "pin").write_text("0\n")
     monkeypatch.setattr(series, "folder", lambda version: patches)
     monkeypatch.setattr(sdist, "unpack", unpack)
-    monkeypatch.setattr(build, "run", fake.run)
+    monkeypatch.setattr(patched, "build_wheel", fake.run)
     return fake
 
 
@@ -96,12 +94,10 @@ def test_patches_are_applied_and_the_engine_matches(fake: Build) -> None:
     assert installed.engines() == [engine]
 
 
-def test_default_options_include_rpc_and_shape_the_key(fake: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_options_shape_the_key(fake: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     first = make()
-    assert "-DGGML_RPC=ON" in fake.cmake_args
     monkeypatch.setattr(patched, "CMAKE_ARGS", "")
     assert make() != first
-    assert fake.cmake_args == ""
 
 
 def test_engine_is_built_once_unless_forced(fake: Build) -> None:
@@ -226,7 +222,7 @@ def test_concurrent_builds_share_one_build(fake: Build) -> None:
         assert started.wait(60)
         second = pool.submit(patched.make, second_progress)
         assert first.result(60) == second.result(60)
-    assert said == [build.WAITING]
+    assert said == [patched.WAITING]
     assert len(fake.trees) == 1
     assert [path.name for path in installed.home().iterdir()] == [first.result().folder.name]
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from llamahybrid.engine import recipe
+from llamahybrid.engine import recipe, sdist
 from llamahybrid.engine.recipe import Recipe
 
 
@@ -61,3 +64,35 @@ def test_gpu_compiler_counts_only_if_used(tmp_path: Path, monkeypatch: pytest.Mo
     assert "CUDA" not in dict(Recipe.here().compilers)
     monkeypatch.setenv("CMAKE_ARGS", "-DGGML_CUDA=on")
     assert dict(Recipe.here().compilers)["CUDA"] == "release 12.4"
+
+
+ROOT = Path(__file__).parents[2]
+PYTHON = """#!/bin/sh
+case "$1 $2" in "-m pip") echo "$@" >> pip.txt ;; *) exec {} "$@" ;; esac
+"""
+
+
+def test_make_venv_never_takes_a_wheel_of_other_options_from_a_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip takes a wheel that it built before for the same sdist, whatever CMAKE_ARGS were then."""
+    archive = tmp_path / "cache" / "sdist" / sdist.PIN.archive
+    archive.parent.mkdir(parents=True)
+    archive.symlink_to(sdist.fetch())
+    monkeypatch.setenv("LLAMAHYBRID_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("MAKEFLAGS", raising=False)
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / "llamahybrid").symlink_to(ROOT / "llamahybrid")
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / ".created").touch()
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.write_text(PYTHON.format(sys.executable))
+    python.chmod(0o755)
+    for options in ("", "-DGGML_BLAS=on", ""):
+        command = ["make", "--always-make", "--assume-old=.venv/.created", ".venv/.engine"]
+        environment = {**os.environ, "CMAKE_ARGS": options}
+        subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    first, other, again = (tmp_path / "pip.txt").read_text().splitlines()
+    assert f"--cache-dir {tmp_path}/cache/" in first
+    assert f"llama-cpp-python @ {archive.as_uri()}" in first
+    assert first == again != other

@@ -1,4 +1,4 @@
-"""Applying the patch series: in order, without fuzz, with `patch` or `git`."""
+"""Applying the patch series: in order and without fuzz."""
 
 from __future__ import annotations
 
@@ -22,10 +22,7 @@ HEAD = "diff --git a/include/llama.h b/include/llama.h\n--- a/include/llama.h\n+
 LONGER = f"{HEAD}@@ -1,4 +1,4 @@\n x\n b\n-c\n+d\n e\n"
 
 
-@pytest.mark.parametrize("tool", ["patch", "git"])
-def test_patch_and_git_apply_without_fuzz(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str) -> None:
-    which = shutil.which
-    monkeypatch.setattr(shutil, "which", lambda name: which(name) if name == tool else None)
+def test_patches_apply_without_fuzz(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(series, "folder", lambda version: tmp_path)
     subprocess.run(["git", "init", "--quiet", tmp_path], check=True)  # the tree lies inside a repository
     write(tmp_path / "tree/include/llama.h", "a\n")
@@ -40,9 +37,9 @@ def test_patch_and_git_apply_without_fuzz(tmp_path: Path, monkeypatch: pytest.Mo
         series.apply(tmp_path / "tree", "1.0")
 
 
-def test_missing_tools_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_git_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(EngineError, match="`patch` or `git`"):
+    with pytest.raises(EngineError, match="`git`"):
         series.apply(tmp_path, series.release(None))
 
 

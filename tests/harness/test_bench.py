@@ -1,4 +1,4 @@
-"""The bench counts against the oracle, runs peers in turn, and restarts from disk."""
+"""The bench counts against the oracle, and runs peers in turn."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from llamahybrid.harness.bench import Bench
 from llamahybrid.harness.report import Report, Times
 from llamahybrid.harness.targets.base import ModelFile, Session, Shape, Target
 from llamahybrid.harness.targets.choice import target
-from llamahybrid.harness.workloads.speech import Vocabulary
 from llamahybrid.harness.workloads.tokens import Workload, thinking_stripped
+from tests.harness.pretended import PretendTarget
 
-WORDS = Vocabulary(tuple(range(10, 60)), 3, 4)
 SHORT = Workload("thinking stripped", thinking_stripped)
 
 
@@ -43,8 +42,6 @@ def test_bench_measures_each_target_on_each_workload(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(Dying, "opened", 0)
-    monkeypatch.setattr(bench, "RESTART_TOKENS", 300)
-    monkeypatch.setattr(bench, "SAVED_TOKENS", 300)
     model = ModelFile("tiny", tiny_model("qwen35"), {"n_threads": 1})
     ran: list[str] = []
     told: list[Report] = []
@@ -71,22 +68,12 @@ def test_bench_measures_each_target_on_each_workload(
     both = found["2 clients at once", "ours"]
     assert len(both.requests) == 2 * bench.TURNS
     assert (both.times or Times()).tokens_per_second is not None
-    again = found["restart, from disk", "ours"]
-    assert again.decoded is not None
-    assert again.least is not None
-    assert again.least <= again.decoded < 300, "the answer was kept, too"
-    assert "stock" not in {name for workload, name in found if workload.startswith("restart")}
-    for name in ("ours", "stock"):
-        saving = (found[bench.SAVED, name].times or Times()).saving
-        assert saving is not None
-        assert saving.bytes > 100_000
-        assert min(saving.save, saving.restore, saving.memcpy) > 0
     dying = report.targets[-1]
     for workload in (SHORT.name, both.workload):
         assert f"{workload}: it does not open" in (dying.error or "")
-    assert Dying.opened == 4, "once a workload"
-    assert len(ran) == 11
-    assert not list(tmp_path.iterdir()), "no folder of conversations is left"
+    assert Dying.opened == 2, "once a workload"
+    assert len(ran) == 6
+    assert not list(tmp_path.iterdir()), "no folder is left"
     versions = report.targets[1].versions
     assert versions["llama-cpp-python"]
     assert re.fullmatch(r"libllama\.\w+ \([0-9a-f]{8}\)", versions["library"])
@@ -99,8 +86,20 @@ def test_bench_without_time_left_is_complete_and_says_what_did_not_run() -> None
     report = run.run()
     assert report.complete, "exit status 130 is of Ctrl-C"
     (found,) = report.targets
+    assert found.error == "nothing ran: the time was over (see --minutes)"
     assert {SHORT.name, "2 clients at once"} <= {each.workload for each in found.workloads}
     for each in found.workloads:
         (verdict,) = each.verdicts
         assert verdict.outcome == "cannot tell"
         assert "the time was over" in verdict.detail
+
+
+def test_bench_says_which_workloads_a_target_does_not_take() -> None:
+    pretend = PretendTarget()
+    pretend.takes_tokens = False
+    (found,) = Bench([pretend], ModelFile("tiny", Path(__file__)), clients=(), alone=[SHORT]).run().targets
+    (verdict,) = found.workloads[0].verdicts
+    assert (verdict.outcome, verdict.detail) == (
+        "cannot tell",
+        "it did not run: the target takes no token ids",
+    )

@@ -84,13 +84,16 @@ def test_stopped_check_reports_what_it_found(stop: type[BaseException]) -> None:
 
 def test_workloads_that_do_not_fit_into_the_time_are_named() -> None:
     asked: list[Request] = []
-    target = PretendTarget(asked=asked.append)
-    (found,) = Check([target], [model("one")], (APPEND, AGAIN), minutes=1e-9).run().targets
+    target, told = PretendTarget(asked=asked.append), list[str]()
+    run = Check([target], [model("one")], (APPEND, AGAIN), minutes=1e-9)
+    run.progress = lambda text, done, of: told.append(text)
+    (found,) = run.run().targets
+    assert told == ["pretend, one: measuring the model's speed"]
     assert not measured(found)
     (append,) = (each for each in found.workloads if each.workload == "append")
     assert "the time was over (see --minutes)" in append.verdicts[0].detail
     assert len(asked) < 9, "but for the measurement of speed nothing was asked, not for memory either"
-    assert found.error is None
+    assert found.error == "nothing ran: the time was over (see --minutes)", "no success of a check in CI"
 
 
 def test_workload_whose_model_opens_too_late_did_not_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ def test_page_loads_nothing_and_runs_nothing_of_what_was_said() -> None:
 def test_page_begins_with_the_verdicts_and_names_faults() -> None:
     text = " ".join(Elements(html(hostile_report())).text.split())
     order = [
-        "1 of 3 targets without a fault; 2 with faults.",
+        "1 of 3 targets without a fault; 1 with faults; 1 did not run to the end.",
         "answers differ from a context that reused nothing",
         "1 of 2 hazards of the native memory hit it: x.",
         "Faults (2)",
@@ -132,6 +132,15 @@ def shown(made: Report, width: int = 80) -> str:
     console = Console(width=width, record=True, file=io.StringIO())
     show(made, console)
     return console.export_text()
+
+
+def test_headline_tells_how_much_of_a_check_ran() -> None:
+    late = workload("late", requests=(), verdicts=(verdict("runs", "cannot tell", "it did not run: late"),))
+    made = report(target("ours", workload(), late, late), target("stock", error="it died"))
+    said = " ".join(shown(made).split())
+    assert (
+        "1 of 2 targets without a fault in the 2 of 4 workloads that ran; 1 did not run to the end." in said
+    )
 
 
 def test_terminal_shows_whole_names_in_80_columns() -> None:

@@ -13,7 +13,6 @@ from llamahybrid.errors import ReportError
 from llamahybrid.harness.report import (
     Report,
     RequestFigures,
-    Saving,
     TargetFigures,
     Times,
     Verdict,
@@ -24,7 +23,7 @@ REQUEST = RequestFigures(
     "edit", "0", 1, 120, 100, 90, 30, 41, 0.25, 1.5, "same", "ab12", "history differs at token 100"
 )
 HIDDEN = RequestFigures("edit", "0", 2, None, None, None, None, None, None, 1.0, "unknown", "", None)
-TIMES = Times(0.1, 20.0, 1 << 20, Saving(1 << 20, 0.1, 0.2, 0.3))
+TIMES = Times(0.1, 20.0, 1 << 20)
 WORKLOAD = WorkloadFigures(
     "edit", (REQUEST, HIDDEN), 40, 41, 1.025, 1.02, 0, (Verdict("reuse", "ok", "1.03"),), times=TIMES
 )

@@ -3,8 +3,7 @@
     python -m tests.integrations.environments [NAME ...]
 
 An environment holds the package at a pinned version, with whatever it asks for, the pinned llama-cpp-python
-(pip has the wheel in its cache since `make venv`) and what llamahybrid depends on; llamahybrid itself is this
-checkout.
+(built once since `make venv`) and what llamahybrid depends on; llamahybrid itself is this checkout.
 They lie in the cache folder and are made once, anew when a pin changes.
 """
 
@@ -20,6 +19,7 @@ from importlib import metadata
 from pathlib import Path
 
 from llamahybrid.engine import sdist
+from llamahybrid.engine.recipe import Recipe
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,11 +60,12 @@ def make(name: str, folder: Path) -> Path:
     """The environment of a package, made unless it is there as it should be; its Python."""
     home = folder / name
     python, stamp = interpreter(home), home / "pins.txt"
-    engine = ["--no-binary", "llama-cpp-python", f"llama-cpp-python=={sdist.PIN.version}"]
-    wanted = [*engine, *dependencies(), *ALWAYS, *PACKAGES[name]]
+    engine = f"llama-cpp-python @ {sdist.fetch().as_uri()}"
+    wanted = [engine, *dependencies(), *ALWAYS, *PACKAGES[name]]
     if not (stamp.is_file() and stamp.read_text(encoding="utf-8") == "\n".join(wanted)):
         venv.create(home, clear=True, with_pip=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *wanted], check=True)
+        command = [python, "-m", "pip", "install", "--quiet", "--cache-dir", str(Recipe.here().pip_cache)]
+        subprocess.run([*command, *wanted], check=True)
         stamp.write_text("\n".join(wanted), encoding="utf-8")
     return python
 

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -29,10 +30,10 @@ from rich.progress import track
 from llamahybrid.errors import RecordError
 from llamahybrid.prompt_cache.base import Bytes, Costs, LiveView, Segment, Tokens
 from llamahybrid.prompt_cache.block_store import BlockStore
-from llamahybrid.prompt_cache.blocks import Item, Place
+from llamahybrid.prompt_cache.blocks import Item
 from llamahybrid.prompt_cache.cache import PromptCache
 from llamahybrid.prompt_cache.disk import DiskRows
-from llamahybrid.prompt_cache.envelope import path_digest, sealed
+from llamahybrid.prompt_cache.envelope import sealed
 from llamahybrid.prompt_cache.nodes import tokens_of
 from llamahybrid.prompt_cache.tier import Tier
 from tests.lab.campaign import reported
@@ -56,19 +57,26 @@ def content(kind: str, start: int, tokens: Tokens) -> Bytes:
     return sealed(payload, namespace=NAMESPACE, tokens=tokens, start=start)
 
 
-def split(segment: Segment, path: Tokens, at: int) -> tuple[Segment, Segment]:
-    """Cut a made-up segment in two. Raises ValueError when it is not what it should be."""
-    if not np.array_equal(segment.record, content("attention", segment.start, path)):
-        raise ValueError("a segment is damaged or foreign")
-    first, second = path[:at], path
-    return (
-        Segment(segment.start, at, content("attention", segment.start, first)),
-        Segment(at, segment.end, content("attention", at, second)),
-    )
+class MadeUp:
+    """Cuts and joins made-up segments. Raises ValueError for one that is not as it should be."""
+
+    def __call__(self, segment: Segment, path: Tokens, at: int) -> tuple[Segment, Segment]:
+        if not np.array_equal(segment.record, content("attention", segment.start, path)):
+            raise ValueError("a segment is damaged or foreign")
+        first, second = path[:at], path
+        return (
+            Segment(segment.start, at, content("attention", segment.start, first)),
+            Segment(at, segment.end, content("attention", at, second)),
+        )
+
+    def join(self, segments: Sequence[Segment], path: Tokens) -> Segment:
+        for segment in segments:
+            self(segment, path[: segment.end], segment.end)
+        return Segment(segments[0].start, len(path), content("attention", segments[0].start, path))
 
 
 def view_of(tokens: Tokens) -> LiveView:
-    return LiveView(NAMESPACE, tokens, len(tokens), True, True, True, split=split)
+    return LiveView(NAMESPACE, tokens, len(tokens), True, True, True, split=MadeUp())
 
 
 def chat(number: int, length: int) -> Tokens:
@@ -113,9 +121,9 @@ def work(folder: str, seed: int, seconds: float, disk_bytes: int) -> None:
     """Take turns for `seconds` in a process of its own; print each record once it is written, and counts."""
     wrote = Tier.wrote
 
-    def report(tier: Tier, item: Item) -> None:
-        wrote(tier, item)
-        os.write(1, f"{item.key.hex()}\n".encode())
+    def report(tier: Tier, key: bytes, n_bytes: int) -> None:
+        wrote(tier, key, n_bytes)
+        os.write(1, f"{key.hex()}\n".encode())
 
     Tier.wrote = report  # type: ignore[method-assign,assignment]
     cache, rng, sources = hasty(folder, disk_bytes), random.Random(seed), Counter[str]()
@@ -142,25 +150,20 @@ def start(folder: Path, seed: int, seconds: float, disk_bytes: int) -> subproces
     return subprocess.Popen([sys.executable, "-c", code], stdout=pipe, stderr=pipe, text=True)
 
 
-def stored(folder: Path) -> tuple[BlockStore, dict[bytes, tuple[Item, Place]]]:
+def stored(folder: Path) -> tuple[BlockStore, dict[bytes, tuple[Item, Tokens]]]:
+    """The records that are there, with the tokens that they are of."""
     rows = DiskRows(folder)
     rows.open()
     store = BlockStore(rows)
-    named = {item.key: (item, place) for place, _ in store.each() for item in place.items}
-    there = rows.has([*named])
-    return store, {key: found for key, found in named.items() if key in there}
+    sizes = rows.sizes([key for kind in (b"r", b"a") for key in rows.keys(kind)])
+    found = ((item, one) for one in store.each() for item in one.items(sizes))
+    return store, {item.key: (item, tokens_of(one.ids)[: item.end]) for item, one in found}
 
 
-def check_record(store: BlockStore, item: Item, place: Place) -> None:
+def check_record(store: BlockStore, item: Item, tokens: Tokens) -> None:
     """Raise AssertionError unless a record's state is what its tokens say, RecordError if it is damaged."""
-    path = store.path_of(place)
-    assert path is not None, "a block of its path is gone"
-    record = store.rows.read(item.key)
-    kind = "state" if record.head.header.is_snapshot else "attention"
-    tokens = tokens_of(path.ids)
-    if record.head.header.digest != path_digest(path.namespace, tokens):
-        raise RecordError("a record of another path")
-    own = content(kind, record.head.header.start, tokens)
+    record = store.read(NAMESPACE, tokens, item)
+    own = content("state" if item.is_checkpoint else "attention", item.start, tokens)
     assert np.array_equal(record.state, own), f"{item.key.hex()} was accepted, and is wrong"
 
 

@@ -94,7 +94,7 @@ class Trial:
         self._draft = Prescribed(self._rng, size)
         count = PLANES if planes else 0
         self.llm: Llama = setting.open(Llama, model, draft_model=self._draft, draft_planes=count)
-        drafts = self.llm.drafts
+        drafts = self.llm.slots.all[0].drafts
         assert drafts is not None
         drafts.policy = EveryDraft(self.llm.runner.meter) if self.llm.runner else drafts.policy
         self.outcome = outcome

@@ -58,7 +58,7 @@ class FakeAttention:
         assert digest == zlib.crc32(np.array(before, np.int32).tobytes()), "foreign attention"
         return tokens
 
-    def split(self, segment: Segment, path: Tokens, at: int) -> tuple[Segment, Segment]:
+    def __call__(self, segment: Segment, path: Tokens, at: int) -> tuple[Segment, Segment]:
         """Cut a segment of `path` in two. Raises ValueError where it is damaged."""
         tokens = path.tolist()
         try:
@@ -71,6 +71,14 @@ class FakeAttention:
             self.of(tokens[: segment.start], tokens[segment.start : at]),
             self.of(tokens[:at], tokens[at:]),
         )
+
+    def join(self, segments: Sequence[Segment], path: Tokens) -> Segment:
+        """One segment for adjoining ones of `path`. Raises ValueError where one is damaged."""
+        tokens, start = path.tolist(), segments[0].start
+        for segment in segments:
+            self(segment, path[: segment.end], segment.start + 1)
+        assert [s.end for s in segments] == [*(s.start for s in segments[1:]), len(tokens)], "a hole"
+        return self.of(tokens[:start], tokens[start:])
 
 
 @dataclass
@@ -110,7 +118,7 @@ class FakeEngine:
             needs_checkpoints=self._snapshots,
             needs_attention=self.kind in ("hybrid", "window", "paged"),
             tip_logits=self.logits is not None,
-            split=self.paging.split if self.pages and self.kind in ("hybrid", "window", "paged") else None,
+            split=self.paging if self.pages and self.kind in ("hybrid", "window", "paged") else None,
             state=self.followed,
             attention_is_all=self.kind == "paged",
         )

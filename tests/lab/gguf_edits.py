@@ -1,7 +1,8 @@
-"""Tiny models with another chat template, or with a BOS before each text."""
+"""Tiny models with another chat template or name, or with a BOS before each text."""
 
 from __future__ import annotations
 
+import re
 import struct
 from pathlib import Path
 
@@ -41,4 +42,12 @@ def with_bos(model: Path, out: Path) -> Path:
     data = model.read_bytes()
     assert data.count(_ADD_BOS + b"\0") == 1
     out.write_bytes(data.replace(_ADD_BOS + b"\0", _ADD_BOS + b"\1"))
+    return out
+
+
+def with_name(model: Path, out: Path, name: str) -> Path:
+    """Write the model to `out` with this name, filled up with spaces."""
+    data = model.read_bytes()
+    (old,) = re.findall(rb"general\.name.{12}(tiny [\w-]+)", data, re.DOTALL)
+    out.write_bytes(data.replace(old, name.encode().ljust(len(old)), 1))
     return out

@@ -15,7 +15,7 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from llamahybrid.engine import bindings, build, patched, process, sdist, series, storage
+from llamahybrid.engine import bindings, patched, process, sdist, series, storage
 from llamahybrid.engine.process import Progress, display
 from llamahybrid.engine.recipe import CMAKE_ARGS, Recipe, short_name
 from llamahybrid.errors import EngineError
@@ -82,7 +82,7 @@ def make(progress: Progress) -> Servers:
     )
     if not home.is_dir():
         engine = patched.make(progress)
-        with storage.locked_build_dir(home, lambda: progress(build.WAITING, 0, 0)) as scratch:
+        with storage.locked_build_dir(home, lambda: progress(patched.WAITING, 0, 0)) as scratch:
             if not home.is_dir():
                 _make(engine.libraries, home, scratch, progress)
     return Servers(home / "stock" / _PROGRAM, home / "patched" / _PROGRAM)

@@ -39,7 +39,8 @@ class LlamaServer:
         self._client = httpx.Client(base_url=self.url, timeout=60, trust_env=False)
         self._log = tempfile.NamedTemporaryFile("w+")  # noqa: SIM115 - closed in __exit__
         # flash attention's logits depend on how a prompt is cut into batches, and here the text must not
-        command = [str(program), "--model", str(model), "--host", "127.0.0.1", "--port", str(port)]
+        which = "--models-dir" if model.is_dir() else "--model"  # a folder: the router
+        command = [str(program), which, str(model), "--host", "127.0.0.1", "--port", str(port)]
         command += ["-np", "1", "-t", "1", "-c", "4096", "-fa", "off", "--no-warmup", *options]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("LLAMA_")}
         self._process = subprocess.Popen(

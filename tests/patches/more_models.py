@@ -22,7 +22,6 @@ from llamahybrid.tiny.vocab import vocabulary
 def _latent_with_indexer(d: Dims) -> Hparams:
     rank, rope = d.embd // 2, 16
     return {
-        **tiny_specs._plain(d),
         **tiny_specs._moe(d),
         **tiny_specs._indexer(d),
         "attention.indexer.key_length": 128,
@@ -54,7 +53,6 @@ def _latent_with_window(d: Dims) -> Hparams:
 
 def _gemma4(d: Dims) -> Hparams:
     return {
-        **tiny_specs._plain(d),
         "attention.sliding_window": d.window or 16,
         "attention.sliding_window_pattern": d.attention(0, 1),
         "attention.shared_kv_layers": 0,
@@ -66,14 +64,10 @@ def _gemma4(d: Dims) -> Hparams:
 
 
 SPECS = {
-    "dots3note": _latent_with_window,  # llama_kv_cache_dsa_iswa
-    "deepseek32": _latent_with_indexer,  # llama_kv_cache_dsa
-    "minimax-m3": lambda d: {
-        **tiny_specs._plain(d),
-        **tiny_specs._moe(d),
-        **tiny_specs._indexer(d),
-    },  # ..._msa
-    "gemma4": _gemma4,
+    "dots3note": (_latent_with_window,),
+    "deepseek32": (_latent_with_indexer,),
+    "minimax-m3": (tiny_specs._moe, tiny_specs._indexer),
+    "gemma4": (_gemma4,),
 }
 """Their memories: llama_kv_cache_dsa_iswa, ..._dsa, ..._msa, ..._iswa."""
 
@@ -87,7 +81,7 @@ def make(arch: str, out: Path) -> Path:
 
 def make_long_rows(out: Path) -> Path:
     """A qwen35 whose recurrent states are 2 MiB a layer."""
-    plain, heads, head = tiny_specs.SPECS["qwen35"], 32, 128
+    heads, head = 32, 128
     longer: Hparams = {
         "ssm.inner_size": heads * head,
         "ssm.state_size": head,
@@ -95,7 +89,7 @@ def make_long_rows(out: Path) -> Path:
         "ssm.group_count": heads,
     }
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(tiny_specs.SPECS, "qwen35", lambda d: {**plain(d), **longer})
+        patch.setitem(tiny_specs.SPECS, "qwen35", (*tiny_specs.SPECS["qwen35"], longer))
         return tiny.make("qwen35", out)
 
 
@@ -105,6 +99,7 @@ def make_assistant(out: Path) -> Path:
     embd, heads, head, target = 32, 2, 32, 64
     d = Dims(layers=2, embd=embd, heads=heads, vocab=len(words.likely), window=16, context=512)
     hparams = {
+        **tiny_specs._plain(d),
         **_gemma4(d),
         **dict.fromkeys(
             (f"attention.{kind}_length{swa}" for kind in ("key", "value") for swa in ("", "_swa")), head

@@ -24,7 +24,7 @@ DEADLINE = 60.0
 """Seconds within which something expected happens, on a slow and busy machine, too."""
 
 Operation = Literal["read", "write", "remove", "clear"]
-"""Read a record; write one to which nothing leads yet; remove one, or all."""
+"""Read a record; write one; remove one, or all."""
 
 
 class Store:
@@ -164,7 +164,7 @@ class ServerStore(Store):
     def records(self) -> dict[str, bytes]:
         client = self.server.client()
         found: dict[str, bytes] = {}
-        for name in sorted(client.keys(PREFIX + b"r*")):  # type: ignore[type-var]
+        for name in sorted(client.keys(PREFIX + b"[ar]*")):  # type: ignore[type-var]
             raw = client.get(name)
             if raw is not None:
                 found[name.hex()] = raw

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given, settings
@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 from llamahybrid.errors import RecordGone
 from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.block_store import BlockStore, Rows, Values
-from llamahybrid.prompt_cache.blocks import BLOCK, MOST_LEADS, Item, Kind, Node, Place, Reach, Why
-from llamahybrid.prompt_cache.forgetting import on_path, sweep
+from llamahybrid.prompt_cache.blocks import BLOCK, MOST_NEXT, Item, Node, Why, chain, spans
 from llamahybrid.prompt_cache.nodes import ids_of
 from llamahybrid.prompt_cache.records import Record
-from llamahybrid.prompt_cache.seen import cover, uncovered
-from llamahybrid.prompt_cache.writer import item_of
+from llamahybrid.prompt_cache.seen import cover
 
 
 class DictRows(Rows):
@@ -26,11 +24,11 @@ class DictRows(Rows):
     def __init__(self) -> None:
         self.data: dict[bytes, bytes] = {}
 
-    def get(self, keys: Sequence[bytes], *, all_: bool = True) -> list[bytes | None]:
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         return [self.data.get(key) for key in keys]
 
-    def has(self, keys: Sequence[bytes]) -> set[bytes]:
-        return {key for key in keys if key in self.data}
+    def sizes(self, keys: Sequence[bytes]) -> dict[bytes, int]:
+        return {key: len(self.data[key]) for key in keys if key in self.data}
 
     def update(self, keys: Sequence[bytes], change: Callable[[Values], Values]) -> None:
         for key, value in change({key: self.data.get(key) for key in keys}).items():
@@ -57,20 +55,13 @@ class DictRows(Rows):
         yield from [key for key in self.data if key.startswith(kind)]
 
 
-@dataclass(frozen=True)
-class Listed:
-    """A record in the list."""
-
-    namespace: str
-    path: tuple[int, ...]
-    item: Item
-
-
 STEMS = [0, 1, 5, 100, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 2 * BLOCK + 30]
+
+Path = tuple[int, ...]
 
 
 @st.composite
-def paths(draw: st.DrawFn) -> tuple[int, ...]:
+def paths(draw: st.DrawFn) -> Path:
     """Paths that share beginnings of all kinds of lengths, blocks' ends among them."""
     path: list[int] = []
     for _ in range(draw(st.integers(1, 3))):
@@ -86,105 +77,102 @@ def alike(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def add(store: BlockStore, listed: dict[bytes, Listed], one: tuple[str, tuple[int, ...], int | None]) -> None:
-    """Store a record in both."""
-    namespace, path, start = one
-    start = None if start is None else start % len(path)
-    kind = Kind.STATE if start is None else Kind.ATTENTION
-    item = item_of(namespace, ids(path), start, 10, kind, Why.TIP)
-    store.rows.write(item.key, [b"record"])
-    store.link(namespace, ids(path), item)
-    listed[item.key] = Listed(namespace, path, item)
+def add(store: BlockStore, namespace: str, path: Path, *, attention: bool = True) -> None:
+    """Store a checkpoint, and its attention."""
+    store.link(namespace, ids(path), Why.TIP, logits=False)
+    hashes = [prefix.hash for prefix in chain(namespace, ids_of(ids(path)))]
+    for hash_ in hashes[1:] if attention else ():
+        store.rows.write(b"a" + hash_, [b"attention"])
+    store.rows.write(b"r" + hashes[-1], [b"state"])
 
 
-def forget(listed: dict[bytes, Listed], tokens: Sequence[int], stays: int) -> set[bytes]:
-    """Keys of the forgotten records of the list."""
-    gone: set[bytes] = set()
-    for namespace in {each.namespace for each in listed.values()}:
-        ours = {key: each for key, each in listed.items() if each.namespace == namespace}
-        common = {key: alike(each.path, tokens) for key, each in ours.items()}
-        behind = {key for key, n in common.items() if n == len(tokens)}
-        before = {key for key, n in common.items() if n == len(ours[key].path)} - behind
-        keep = max([stays, *(n for key, n in common.items() if key not in behind | before)])
-        gone |= behind | {key for key in before if len(ours[key].path) > keep}
+def forget(listed: set[tuple[str, Path]], tokens: Sequence[int], stays: int) -> set[tuple[str, Path]]:
+    """The checkpoints of a list that go with a forgotten path."""
+    gone: set[tuple[str, Path]] = set()
+    for namespace in {name for name, _ in listed}:
+        common = {path: alike(path, tokens) for name, path in listed if name == namespace}
+        behind = {path for path, n in common.items() if n == len(tokens)}
+        before = {path for path, n in common.items() if n == len(path)} - behind
+        keep = max([stays, *(n for path, n in common.items() if path not in behind | before)])
+        gone |= {(namespace, p) for p in behind} | {(namespace, p) for p in before if len(p) > keep}
     return gone
 
 
-records = st.tuples(st.sampled_from(["a", "b"]), paths(), st.none() | st.integers(0, 600))
+def test_spans_are_those_of_a_path() -> None:
+    assert spans(BLOCK) == [(0, BLOCK)]
+    assert spans(BLOCK + 3) == [(0, BLOCK), (BLOCK, BLOCK + 3)]
 
 
 @settings(max_examples=200)
-@given(st.lists(records, max_size=12), st.lists(paths(), min_size=1, max_size=3), st.data())
+@given(
+    st.lists(st.tuples(st.sampled_from(["a", "b"]), paths()), max_size=12),
+    st.lists(paths(), min_size=1, max_size=3),
+    st.data(),
+)
 def test_random_histories_find_and_forget_what_a_list_would(
-    stored: list[tuple[str, tuple[int, ...], int | None]],
-    prompts: list[tuple[int, ...]],
-    data: st.DataObject,
+    stored: list[tuple[str, Path]], prompts: list[Path], data: st.DataObject
 ) -> None:
-    store, listed = BlockStore(DictRows()), dict[bytes, Listed]()
-    for one in stored:
-        add(store, listed, one)
+    store, listed = BlockStore(DictRows()), set(stored)
+    for namespace, path in stored:
+        add(store, namespace, path)
     for round_ in range(2):
         for prompt in prompts:
-            compare(store, listed, prompt)
-        for place, path in store.each():
-            for item in place.items:
-                assert (listed[item.key].namespace, listed[item.key].path) == (
-                    path.namespace,
-                    tuple(np.frombuffer(path.ids, "<i4").tolist()),
-                )
+            compare(store, {path for name, path in listed if name == "a"}, prompt)
+        found = {(one.namespace, tuple(np.frombuffer(one.ids, "<i4").tolist())) for one in store.each()}
+        assert found == listed
         if round_:
             break
         tokens = data.draw(paths())
         stays = data.draw(st.sampled_from([0, 3, len(tokens) - 1]))
-        gone = forget(listed, tokens, stays)
-        forgotten = on_path(store, ids(tokens), stays)
-        assert {item.key for item, _ in forgotten.items} == gone
-        assert all(item.start < keep < item.end for item, _, keep in forgotten.torn)
-        store.unlink(item for item, _ in forgotten.items)
-        sweep(store)
-        listed = {key: each for key, each in listed.items() if key not in gone}
+        unneeded = store.unneeded(ids(tokens), stays)
+        for key in unneeded:
+            store.rows.remove(key)
+        listed -= forget(listed, tokens, stays)
+        assert not store.unneeded()
     if not listed:
         assert not store.rows.data, "token ids are left"  # type: ignore[attr-defined]
 
 
-def compare(store: BlockStore, listed: dict[bytes, Listed], prompt: tuple[int, ...]) -> None:
-    """A look-up tells what the list has."""
+def compare(store: BlockStore, ours: set[Path], prompt: Path) -> None:
+    """A look-up tells what a list has."""
     seen = store.look("a", ids(prompt))
-    ours = [each for each in listed.values() if each.namespace == "a"]
-    expected = {e.item.key for e in ours if prompt[: len(e.path)] == e.path}
-    assert {item.key for item in seen.items} == expected
-    longest = max((alike(e.path, prompt) for e in ours), default=0)
-    assert max((i.end for i in seen.items), default=0) <= seen.length <= longest
-    if len(ours) <= MOST_LEADS:
+    points = {item.end: item for item in seen.items if item.is_checkpoint}
+    assert {prompt[:end] for end in points} == {path for path in ours if prompt[: len(path)] == path}
+    wanted = {prompt[:end] for path in ours for _, end in spans(len(path)) if path[:end] == prompt[:end]}
+    attention = [item for item in seen.items if not item.is_checkpoint]
+    assert {prompt[: item.end] for item in attention if item.node is None} == wanted
+    for item in (item for item in attention if item.node is not None):
+        path = tuple(item.tokens(ids(prompt)).tolist())
+        assert alike(path, prompt) == item.end < len(path)
+        assert any(each[: len(path)] == path for each in ours)
+    longest = max((alike(path, prompt) for path in ours), default=0)
+    assert max(points, default=0) <= seen.length <= longest
+    for end in points:
+        assert seen.serves(end, logits=False, attention=True)
+    if len(ours) <= MOST_NEXT:
         assert seen.length == longest, "where paths part is known to the token"
-        following = {e.path[longest] for e in ours if alike(e.path, prompt) == longest < len(e.path)}
+        following = {path[longest] for path in ours if alike(path, prompt) == longest < len(path)}
         assert set(seen.followers) == following
-    for reach in seen.through:
-        path = listed[reach.item.key].path
-        assert path[: reach.end] == prompt[: reach.end]
 
 
 @given(paths(), st.integers(0, 1 << 16))
-def test_a_flipped_bit_of_a_row_never_makes_a_look_up_fail(path: tuple[int, ...], at: int) -> None:
+def test_a_flipped_bit_of_a_row_never_makes_a_look_up_fail(path: Path, at: int) -> None:
     store = BlockStore(DictRows())
-    listed: dict[bytes, Listed] = {}
-    for start in (None, 0):
-        add(store, listed, ("a", path, start))
+    add(store, "a", path)
     data = store.rows.data  # type: ignore[attr-defined]
+    before = {item.key for item in store.look("a", ids(path)).items}
     for key, raw in list(data.items()):
         bit = at % (8 * len(raw))
         data[key] = bytes(b ^ (1 << bit % 8) * (n == bit // 8) for n, b in enumerate(raw))
-        seen = store.look("a", ids(path))
-        assert all(item.key[1:17] == item.digest for item in seen.items)
-        on_path(store, ids(path[:5]))
-        list(store.each())
+        assert {item.key for item in store.look("a", ids(path)).items} <= before
+        store.unneeded(ids(path[:5]))
         data[key] = raw
 
 
 def test_a_block_of_other_tokens_under_the_same_hash_is_unknown() -> None:
     path = tuple(range(2 * BLOCK + 10))
-    store, listed = BlockStore(DictRows()), dict[bytes, Listed]()
-    add(store, listed, ("a", path, None))
+    store = BlockStore(DictRows())
+    add(store, "a", path)
     data = store.rows.data  # type: ignore[attr-defined]
     for key, raw in data.items():
         node = Node.unpack(raw) if key[:1] == b"n" else None
@@ -196,66 +184,60 @@ def test_a_block_of_other_tokens_under_the_same_hash_is_unknown() -> None:
 
 def test_of_a_path_the_shallow_states_go_first_and_attention_last() -> None:
     path = tuple(range(600))
-    store, listed = BlockStore(DictRows()), dict[bytes, Listed]()
+    store = BlockStore(DictRows())
     for end in (600, 100, 300):
-        add(store, listed, ("a", path[:end], None))
-        add(store, listed, ("a", path[:end], 0))
-    store.used("a", ids(path), store.look("a", ids(path)))
-    order = [key for key in store.rows.data if key[:1] == b"r"]  # type: ignore[attr-defined]
-    items = [listed[key].item for key in order]
-    assert [i.end for i in items if i.is_checkpoint] == [100, 300, 600]
-    assert [i.is_checkpoint for i in items] == [True] * 3 + [False] * 3
-    assert {key[:1] for key in list(store.rows.data)[6:]} == {b"p", b"n"}  # type: ignore[attr-defined]
+        add(store, "a", path[:end])
+    seen = store.look("a", ids(path))
+    store.used("a", ids(path), seen)
+    items = {item.key: item for item in seen.items}
+    data = store.rows.data  # type: ignore[attr-defined]
+    order = [items[key] for key in data if key[:1] != b"n"]
+    assert [i.end for i in order if i.is_checkpoint] == [100, 300, 600]
+    ends = [i.end for i in order if not i.is_checkpoint]
+    assert ends == sorted(ends, reverse=True)
+    assert [i.is_checkpoint for i in order] == [True] * 3 + [False] * len(ends)
+    assert {key[:1] for key in list(data)[len(order) :]} == {b"n"}
 
 
 def test_rows_of_other_lengths_are_none() -> None:
-    rows = (b"", b"x", bytes(49), bytes(48) + b"\xff", bytes(16) + bytes(32) + b"\x08")
-    assert [Node.unpack(raw) for raw in rows if raw != bytes(49)] == [None] * (len(rows) - 1)
-    assert [Place.unpack(bytes(16), raw) for raw in (*rows, bytes(200))] == [None] * 6
-
-
-def reach(start: int, end: int, until: int | None = None) -> Reach:
-    item = Item(bytes(16), start, end, 100, Kind.ATTENTION, Why.TIP, 0)
-    return Reach(item, end if until is None else until)
+    sound = Node(bytes(16), b"text", next=(bytes(16),)).pack()
+    assert Node.unpack(sound) is not None
+    rows = (None, b"", b"x", sound[:30], bytes(32) + b"\xff" * 30, sound[:32] + b"\x08" + sound[33:])
+    assert [Node.unpack(raw) for raw in rows] == [None] * len(rows)
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 30), st.integers(1, 12)), max_size=8),
-    st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9)), min_size=1, max_size=3),
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, BLOCK)), max_size=8),
+    st.lists(st.tuples(st.integers(0, 300), st.integers(1, 200)), min_size=1, max_size=3),
 )
 def test_attention_is_covered_where_it_is_there_and_nowhere_else(
     there: list[tuple[int, int]], wanted: list[tuple[int, int]]
 ) -> None:
-    reaches = [reach(start, start + n) for start, n in there]
-    has = {t for r in reaches for t in range(r.item.start, r.end)}
+    items = [Item(b"a%d %d" % (k, n), BLOCK * k, BLOCK * k + n, 100) for k, n in there]
+    has = {t for item in items for t in range(item.start, item.end)}
     ranges, at = [], 0
     for start, n in wanted:
         ranges.append((at + start, at + start + n))
         at += start + n
-    pieces, hole = cover(reaches, ranges)
+    found, hole = cover(items, ranges)
     asked = [t for a, b in ranges for t in range(a, b)]
     assert hole == next((t for t in asked if t not in has), None)
-    covered = [t for p in pieces for t in range(p.start, p.end)]
-    assert covered == sorted(set(covered)), "pieces overlap"
+    covered = [t for item in found for t in range(item.start, item.end)]
+    assert covered == sorted(set(covered)), "records overlap"
     assert set(asked if hole is None else [t for t in asked if t < hole]) <= set(covered)
-    end = max(b for _, b in ranges)
-    holes = [t for a, b in uncovered(reaches, end) for t in range(a, b)]
-    assert holes == [t for t in range(end) if t not in has]
 
 
 def test_a_damaged_row_of_a_path_is_healed_by_the_next_record_of_it() -> None:
     rows = DictRows()
-    store, tokens = BlockStore(rows), np.arange(2 * BLOCK + 5, dtype=np.int32)
-    item = item_of("m", tokens, None, 10, Kind.STATE, Why.TIP)
-    rows.write(item.key, [b"state"])
-    store.link("m", tokens, item)
-    assert [each.key for each in store.look("m", tokens).items] == [item.key]
+    store, path = BlockStore(rows), tuple(range(2 * BLOCK + 5))
+    add(store, "m", path)
+    before = store.look("m", ids(path)).items
     for key in [key for key in rows.data if key[:1] == b"n"]:
         node = Node.unpack(rows.data[key])
         assert node is not None
         rows.data[key] = replace(node, text=node.text[::-1]).pack()
-    assert [*store.look("m", tokens).items] == []
-    store.link("m", tokens, item)
-    assert [each.key for each in store.look("m", tokens).items] == [item.key]
-    ((_, path),) = store.each()
-    assert path.ids == ids_of(tokens)
+    assert store.look("m", ids(path)).items == ()
+    add(store, "m", path)
+    assert [item.key for item in store.look("m", ids(path)).items] == [item.key for item in before]
+    (one,) = store.each()
+    assert one.ids == ids_of(ids(path))

@@ -12,14 +12,14 @@ import stat
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
+import diskcache
 import pytest
 
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache import folder as folders
-from llamahybrid.prompt_cache.blocks import Place
 from llamahybrid.prompt_cache.disk import DiskRows
 from llamahybrid.prompt_cache.folder import FOLDER, FOREIGN, MARK
 from llamahybrid.prompt_cache.outline import outline
@@ -28,7 +28,7 @@ from tests.lab.fake_engine import FakeEngine
 from tests.lab.waiting import wait_until
 
 from .asking import SLOW, A, B, C, ask, everything, files, filled
-from .test_stores import planned
+from .test_stores import chat, planned
 
 HOURS_AGO = 7200
 
@@ -142,7 +142,6 @@ def test_only_the_owner_may_read(folder: Path) -> None:
 
 @pytest.mark.parametrize("empty", [False, True])
 def test_another_programs_diskcache_is_refused_and_left_as_it_is(folder: Path, caplog, empty: bool) -> None:
-    diskcache = pytest.importorskip("diskcache")
     with diskcache.Cache(str(folder)) as other:
         if not empty:
             other[(1, 2, 3)] = b"x" * 100_000
@@ -192,7 +191,7 @@ def test_a_folder_that_is_removed_is_made_again(folder: Path, which: str) -> Non
 def test_files_of_a_killed_process_are_swept_when_they_are_old(folder: Path) -> None:
     filled(folder)
     shard = files(folder)[0].parent
-    names = (f"{'a' * 40}-00000000.val", f"{'b' * 40}-00000000.val", "notes.val")
+    names = (f"{'a' * 30}-r-00000000.val", f"{'b' * 30}-a-00000000.val", "notes.val")
     fresh, old, theirs = (shard / name for name in names)
     past = time.time() - HOURS_AGO
     for path in (fresh, old, theirs):
@@ -243,25 +242,25 @@ def test_a_flipped_bit_of_a_row_brings_nothing_wrong(folder: Path, at: int) -> N
     other.close()
 
 
-def test_a_row_that_says_too_much_of_borrowed_attention_is_a_miss(folder: Path) -> None:
-    """B leaves A behind their first 150 tokens, whose attention is A's; the row says that more of it is."""
-    for prompt in (A, B):
-        cache = PromptCache(1 << 24, folder)
-        ask(cache, prompt)
-        assert cache.close()
-    rows, changed = DiskRows(folder), 0
-    rows.open()
-    for digest, raw in list(rows.rows(b"p")):
-        place = Place.unpack(digest, raw)
-        assert place is not None
-        more = tuple(replace(reach, end=min(reach.item.end, place.end)) for reach in place.borrowed)
-        changed += more != place.borrowed
-        row = replace(place, borrowed=more).pack()
-        rows.update([b"p" + digest], lambda _, key=b"p" + digest, row=row: {key: row})
-    assert changed
+def test_records_under_the_names_of_others_are_misses(folder: Path) -> None:
+    """Two chats of one length have exchanged their records, each of which is sound."""
     cache = PromptCache(1 << 24, folder)
-    assert ask(cache, B).cached == 0
-    assert ask(PromptCache(1 << 24, folder), A).source == "disk"
+    for number in (1, 2):
+        ask(cache, chat(number))
+    assert cache.close()
+    by_name = [(path.stat().st_size, path.name[30:33], path) for path in files(folder)]
+    pairs = [(a, b) for (*one, a), (*other, b) in combinations(by_name, 2) if one == other]
+    assert pairs
+    for first, second in pairs:
+        raw = first.read_bytes()
+        first.write_bytes(second.read_bytes())
+        second.write_bytes(raw)
+    cache = PromptCache(1 << 24, folder)
+    before = files(folder)
+    assert [planned(cache, [*chat(number), 1]) for number in (1, 2)] == [0, 0]
+    assert cache.stats().extra["disk_damaged"] > 0
+    assert cache.close()
+    assert len(files(folder)) < len(before), "they are removed"
 
 
 def test_a_pickled_row_is_never_unpickled(folder: Path) -> None:
@@ -375,6 +374,34 @@ print(cache.stats().extra["disk_failed"])
     assert ask(cache, A).cached == 0
     assert cache.flush()
     assert cache.stats().extra["disk_failed"] == 0
+
+
+@pytest.mark.parametrize("what", ["forget", "clear"])
+def test_what_is_removed_goes_from_a_full_disk_too(
+    folder: Path, what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The index has no room for a change; files have to go first."""
+    filled(folder)
+    cache = PromptCache(1 << 24, folder)
+    before = files(folder)
+
+    def full(*_: object, **__: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(diskcache.Cache, "delete" if what == "forget" else "clear", full)
+        cache.forget(A) if what == "forget" else cache.clear()
+    assert f"{what} it again" in caplog.text
+    assert len(files(folder)) < len(before) if what == "forget" else not files(folder)
+    assert planned(cache, [*A, 1]) <= 150, "as far as B goes"
+
+
+def test_clearing_removes_files_that_no_row_names(folder: Path) -> None:
+    cache = filled(folder)
+    stray = files(folder)[0].with_name(f"{'a' * 30}-r-00000000.val")
+    stray.write_bytes(b"half a record")
+    cache.clear()
+    assert not files(folder)
 
 
 # -- what is written, and how much ---------------------------------------------------------------------

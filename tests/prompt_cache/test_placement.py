@@ -217,12 +217,12 @@ def test_decisions_do_not_swing_with_the_clock(
         assert decisions() == first
 
 
-@pytest.mark.parametrize(("waiting", "most"), [(0, 5), (1, 3), (2, 2), (3, 1), (6, 0)])
+@pytest.mark.parametrize(("waiting", "most"), [(0, 7), (1, 3), (2, 2), (3, 1), (7, 0)])
 def test_a_cut_is_paid_for_by_all_whom_it_keeps_waiting(waiting: int, most: int) -> None:
-    """One takes as long as 4 tokens of 1,000."""
+    """One takes as long as 4 tokens of 2,000."""
     costs = Costs(token_seconds=1e-2, prefill_seconds=1e-3, batch_seconds=3e-3, snapshot_seconds=1e-3)
     costs = replace(costs, batch_tokens=NO_ENDS)
-    assert len(cuts_of(1000, 0, 0, [], replace(costs, waiting=waiting))) == most
+    assert len(cuts_of(2000, 0, 0, [], replace(costs, waiting=waiting))) == most
 
 
 def test_a_short_prompt_spends_none_of_others_time_on_cuts() -> None:

@@ -31,7 +31,7 @@ ELSEWHERE = [-7]
 def view(tokens: Sequence[int], pages: bool = True) -> LiveView:
     n = len(tokens)
     ids = np.array(tokens, np.int32)
-    return LiveView("m", ids, n, True, True, False, split=ENGINE.paging.split if pages else None)
+    return LiveView("m", ids, n, True, True, False, split=ENGINE.paging if pages else None)
 
 
 def piece(path: Sequence[int], start: int, end: int) -> Segment:

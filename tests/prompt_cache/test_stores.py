@@ -318,7 +318,7 @@ class OutsideContract(StoreContract):
         wait_until(cache.flush)
         assert planned(store.open(), [*C, 1]) == len(C)
 
-    def test_a_record_that_no_place_could_name_does_not_stay(
+    def test_a_record_that_no_row_could_name_does_not_stay(
         self, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def refuse(*_: object) -> None:
@@ -397,6 +397,8 @@ class OutsideContract(StoreContract):
             else:
                 RamStore.clear(cache)
                 assert not tier.clear(0.01)
+            assert store.count(cache, "late") > 0
+            assert not store.count(cache, "failed"), "writing is not paused"
             go_on.set()
             wait_until(lambda: not store.records() and not len(tier.writer))
         assert cache.flush()
@@ -473,11 +475,11 @@ class OutsideContract(StoreContract):
         assert cache.flush()
         assert not store.records()
 
-    def test_forgetting_removes_records_that_no_place_names(self, store: Store) -> None:
+    def test_forgetting_removes_records_that_no_row_names(self, store: Store) -> None:
         ask(store.open(), A)
         cache = store.open()
         (tier,) = cache.outside
-        tier.rows.update([*tier.rows.keys(b"p")], dict.fromkeys)
+        tier.rows.update([*tier.rows.keys(b"n")], dict.fromkeys)
         assert planned(cache, [*A, 1]) == 0
         assert store.records()
         cache.forget(A[:20])

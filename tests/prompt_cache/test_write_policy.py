@@ -73,7 +73,7 @@ def test_records_say_why_they_are_kept(folder: Path) -> None:
         prompt, boundaries=[SYSTEM, 2000, 2900], answer=ANSWER
     )
     assert cache.close()
-    kept = {item.why: item.end for item, _ in stored(folder)[1].values()}
+    kept = {item.node.why: item.end for item, _ in stored(folder)[1].values() if item.node is not None}
     assert (kept[Why.TIP], kept[Why.PROMPT], kept[Why.SYSTEM]) == (3050, 2900, SYSTEM)
     assert 1000 < kept[Why.RUNG] < 2900
 

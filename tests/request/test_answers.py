@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from llamahybrid.client.answers import RANDOM_SEED, answer_count, seeds
+from llamahybrid.core import admission
 from llamahybrid.errors import Busy, ModelClosed
 from llamahybrid.harness.counters import DecodeCounter
 from tests.lab.waiting import wait_until
@@ -386,6 +387,22 @@ def test_error_of_one_answer_ends_all(several, alone, n_parallel, stream):
     assert made["choices"] == alone("qwen35", PROMPT, n=2)[0]
 
 
+@pytest.mark.parametrize("arch", ["qwen35", "llama"])
+def test_an_answer_that_loses_its_slot_before_its_first_token(several, alone, patient, monkeypatch, arch):
+    """Its prompt is decoded, and the thread that would read it is busy with the answer before it."""
+    monkeypatch.setattr(admission, "PATIENCE", 0.01)  # the answer in its processor keeps its slot
+    llm, others = several(arch, n_parallel=2), []
+
+    def another_asks(_, scores):
+        if not others:
+            others.append(in_thread(take, llm, WORDS[200:230], 2))
+        return scores
+
+    processors = llama_cpp.LogitsProcessorList([another_asks])
+    made = llm.create_completion(PROMPT, n=2, seed=40, logits_processor=processors, **ASKED)
+    assert made["choices"] == alone(arch, PROMPT, n=2)[0]
+
+
 def test_several_answers_are_refused_where_upstream_refuses_one(several):
     for n_parallel in (1, 2):
         llm = several(n_parallel=n_parallel)
@@ -428,3 +445,23 @@ def test_a_first_request_that_never_comes_in_holds_up_no_other(several):
     made = llm.create_chat_completion(MESSAGES, n=3, seed=40)
     assert [choice["index"] for choice in made["choices"]] == [0, 1, 2]
     assert sorted(said) == [40, 41, 42]
+
+
+def test_completion_after_the_end_of_several_answers_is_none_of_them(several, alone):
+    """A chat format of one's own keeps the context of an answer, for a thread of its own, say."""
+    llm, kept = several(n_parallel=2), []
+    registry = llama_cpp.llama_chat_format.LlamaChatCompletionHandlerRegistry()
+
+    def handler(**_):
+        kept.append(contextvars.copy_context())
+        raise LookupError("mine")
+
+    registry.register_chat_completion_handler("keeps", handler)
+    llm.chat_format = "keeps"
+    try:
+        with pytest.raises(LookupError, match="mine"):
+            llm.create_chat_completion(MESSAGES, n=2, seed=50, **ASKED)
+    finally:
+        registry.unregister_chat_handler("keeps")
+    made = kept[0].run(llm.create_completion, PROMPT, seed=40, **ASKED)
+    assert made["choices"] == alone("qwen35", PROMPT, n=1)[0]

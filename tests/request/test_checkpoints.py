@@ -1,6 +1,7 @@
 """Which chats a request finds again, what it stores of them, and what it must not store."""
 
 import itertools
+from threading import Event
 
 import llama_cpp
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 from llamahybrid import PromptCache
 from llamahybrid.capi.calls import NativeContext
 from llamahybrid.harness.counters import DecodeCounter
-from llamahybrid.memory.costs import FEW, CostMeter
+from llamahybrid.memory.costs import FEW, SLOW_READ, CostMeter
+from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.prompt_cache import Costs
 from tests.lab.integrity import check_integrity
 from tests.lab.naive import NaivePromptCache
@@ -329,3 +331,23 @@ def test_attention_is_read_until_it_is_known_not_to_pay(open_one, monkeypatch, p
         runner.meter.read(1.0, 1)
     whole = runner.live.profile.pager.reads_whole
     assert runner.checkpoints.worth_reading(1) is (prefill == 0 or not whole)
+
+
+def test_an_answer_does_not_wait_for_attention_that_is_read_slowly(open_one, monkeypatch):
+    """As on a GPU without flash attention; it is stored while nobody waits."""
+    llm, began, may, read = open_one(), Event(), Event(), LiveSequence.page_out
+    for _ in range(FEW):
+        llm.slots.runners[0].meter.read(SLOW_READ, 1)
+
+    def slow(*given, **more):
+        began.set()
+        assert may.wait(30), "the answer waits for it"
+        return read(*given, **more)
+
+    monkeypatch.setattr(LiveSequence, "page_out", slow)
+    answer = take(llm, ONE)
+    assert began.wait(30)
+    may.set()
+    take(llm, TWO)
+    take(llm, [*ONE, *answer, 1], 2)
+    assert llm.last_request.cached == len(ONE) + len(answer) - 1

@@ -217,3 +217,9 @@ def test_models_that_do_not_chat_are_upstreams(opened):
     assert llm.prompt_cache is None
     assert llm.embeds
     assert llm.embed("some words") == stock.embed("some words")
+
+
+@pytest.mark.parametrize("texts", ["text", ["text"], [], None])
+def test_a_model_that_was_opened_without_embeddings_says_so(opened, texts):
+    with pytest.raises(RuntimeError, match="embedding=True"):
+        opened().embed(texts)

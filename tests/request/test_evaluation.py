@@ -1,5 +1,6 @@
 """Upstream's `eval` and `generate`: overlong input is refused, decodes by other code are noticed."""
 
+import ctypes
 from array import array
 from collections import deque
 from itertools import chain
@@ -58,6 +59,16 @@ def test_refused_tokens_change_nothing(open_model, more, error):
             ask([*PROMPT, *more])
     take(llm, PROMPT)
     assert llm.last_request.cached == len(PROMPT)
+
+
+@pytest.mark.parametrize("cls", [Llama, llama_cpp.Llama])
+@pytest.mark.parametrize("wrong", [{"temp": "hot"}, {"top_k": 2.5}, {"grammar": "no grammar"}, {"tokens": 5}])
+def test_wrong_arguments_change_nothing(open_model, cls, wrong):
+    llm = open_model(cls=cls)
+    llm.eval(OTHER)
+    with pytest.raises((TypeError, AttributeError, ctypes.ArgumentError)):
+        next(llm.generate(**{"tokens": PROMPT, **wrong}))
+    assert llm._input_ids.tolist() == OTHER
 
 
 def test_generating_to_the_end_of_the_context(open_model, fresh):

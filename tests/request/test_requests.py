@@ -67,7 +67,7 @@ def test_sampled_streams_keep_their_own_sampler(opened, arch):
 @every_arch
 def test_drafts_by_turns(opened, stock, arch):
     llm = opened(arch, draft_model=LlamaPromptLookupDecoding(num_pred_tokens=6, max_ngram_size=2))
-    llm.drafts.policy = EveryDraft(llm.runner.meter)
+    llm.slots.all[0].drafts.policy = EveryDraft(llm.runner.meter)
     prompts = [[*words(seed, 30), *[5, 9, 13] * 4] for seed in (1, 2, 3)]
     said = in_turns([llm.generate(p, temp=0.0) for p in prompts], ORDER * 2)
     assert said == [stock(arch)(p, len(s)) for p, s in zip(prompts, said, strict=True)]
@@ -87,7 +87,7 @@ def test_guessed_tokens_are_handed_to_their_own_stream_alone(opened, stock):
             return np.array(answer[len(said) : len(said) + 5] if knows else [1, 2, 3], dtype=np.intc)
 
     llm.draft_model = Oracle()
-    llm.drafts.policy = EveryDraft(llm.runner.meter)  # drafts, whatever they cost
+    llm.slots.all[0].drafts.policy = EveryDraft(llm.runner.meter)  # drafts, whatever they cost
     stream, said = begin(llm, prompt, 3)
     for count in (1, 2, 6):
         assert take(llm, other, 4) == right(other, 4)

@@ -296,7 +296,7 @@ def test_folder_does_not_tell_a_salt(opened: Opened, tmp_path: Path) -> None:
 def test_draft_model_has_read_nothing_for_others(opened: Opened, stock: Opened) -> None:
     second = opened("llama")
     llm = opened("llama", draft_model=ModelDraft(second, 4))
-    llm.drafts.policy = EveryDraft(llm.runner.meter)
+    llm.slots.all[0].drafts.policy = EveryDraft(llm.runner.meter)
     counter, work = DecodeCounter(second), []
     for salt in (A, B, B):
         said, report = ask(llm, salt, SECRET, 12)
@@ -313,13 +313,13 @@ def test_gains_and_losses_of_drafts_are_not_carried_to_another_salt(opened: Open
 
     class Silent(LlamaDraftModel):  # type: ignore[misc]
         def __call__(self, input_ids: npt.NDArray[np.intc], /, **kwargs: object) -> npt.NDArray[np.intc]:
-            paying.append(llm.drafts.policy.pays)
+            paying.append(llm.slots.all[0].drafts.policy.pays)
             return np.empty(0, np.intc)
 
     llm.draft_model = Silent()
     ask(llm, A, SECRET)
-    llm.drafts.policy.undone(1e6)  # seconds that no answer pays back
-    llm.drafts.policy.account(0)
+    llm.slots.all[0].drafts.policy.undone(1e6)  # seconds that no answer pays back
+    llm.slots.all[0].drafts.policy.account(0)
     paying.clear()
     ask(llm, A, SECRET)
     assert True not in paying

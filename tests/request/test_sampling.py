@@ -131,6 +131,6 @@ def test_processor_is_shown_preceding_tokens_and_no_guesses(open_model):
 
     said, wanted = answer(open_model(cls=llama_cpp.Llama))
     llm = open_model(draft_model=Guesses())
-    llm.drafts.policy = EveryDraft(llm.runner.meter)
+    llm.slots.all[0].drafts.policy = EveryDraft(llm.runner.meter)
     assert answer(llm) == (said, wanted)
     assert llm.last_request.accepted

@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.lab.serving import Serving, serving
+from tests.lab.serving import Held, Serving, serving
+from tests.lab.waiting import wait_until
 
 from .conftest import TinyModel
 
@@ -59,6 +60,20 @@ def test_a_prompt_is_warmed_for_a_salt(small: Serving) -> None:
     post(small, "/cache/warm", prompt=TEXT, cache_salt="mine")
     assert cached(small, prompt=TEXT) == 0
     assert cached(small, prompt=TEXT, cache_salt="mine") > 100
+
+
+def test_warming_ends_when_its_client_hangs_up(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt of some thirty batches is decoded to the end of the one that runs; its state is kept."""
+    with serving(tiny_model("qwen35"), model={"n_batch": 32}) as server:
+        held, asked = Held(monkeypatch, after=2), {"prompt": [40 + n % 200 for n in range(960)]}
+        server.hang_up("/cache/warm", asked, lambda: held.batches == 3)
+        wait_until(lambda: all(job.cancelled for job in server.service.jobs))
+        held.go_on()
+        server.await_settled()
+        assert held.batches <= 4
+        assert 0 < post(server, "/cache/warm", **asked)["cached_tokens"] < 200
 
 
 @pytest.mark.parametrize("keep", ["pin", "key", "unpinned", "nothing"])

@@ -18,7 +18,7 @@ from llamahybrid.errors import (
     RequestSuperseded,
 )
 from llamahybrid.server.errors import Refusal, bad, later, refusal
-from llamahybrid.server.loading import PromptEmpty, PromptTooLong
+from llamahybrid.server.prompts import PromptEmpty, PromptTooLong
 from llamahybrid.server.request_fields import Route, fault
 
 

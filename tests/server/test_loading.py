@@ -10,9 +10,9 @@ from typing import Any
 import llama_cpp
 import pytest
 
-from llamahybrid.errors import ContextOverflow, DeviceError
+from llamahybrid.errors import DeviceError
 from llamahybrid.llama import Llama
-from llamahybrid.server.loading import PromptRules, PromptTooLong, cache_of, load, prompt_rules
+from llamahybrid.server.loading import cache_of, load
 from llamahybrid.server.settings import DEFAULT_SLOTS, ModelSettings
 
 TinyModel = Callable[..., Path]
@@ -75,18 +75,6 @@ def test_model_of_embeddings_alone_has_no_slots_for_chats(
     assert llm.prompt_cache is None
 
 
-def test_a_prompt_may_be_too_long_for_the_operator(opened: Callable[..., Llama]) -> None:
-    llm = opened()
-    token = prompt_rules.set(PromptRules(3))
-    try:
-        with pytest.raises(PromptTooLong, match="takes 3"):
-            llm.create_completion("one two three four", max_tokens=2)
-        assert llm.create_completion([5, 6, 7], max_tokens=2)["usage"]["prompt_tokens"] == 3
-    finally:
-        prompt_rules.reset(token)
-    assert llm.create_completion("one two three four", max_tokens=2)
-
-
 def test_where_conversations_are_kept(tmp_path: Path) -> None:
     def kept(**more: Any) -> Any:
         return cache_of(ModelSettings(model="x", **more))
@@ -108,31 +96,3 @@ def test_rpc_servers_are_connected_to_and_not_swallowed(tiny_model: TinyModel) -
     settings = ModelSettings(model=str(tiny_model("qwen35")), rpc_servers="127.0.0.1:1", n_gpu_layers=-1)
     with pytest.raises(DeviceError, match=r"no RPC|127\.0\.0\.1:1 cannot be used"):
         load(settings)
-
-
-@pytest.mark.parametrize("text", ["<|im_start|>", "x", "a longer word ", "\u00e9"])
-def test_a_prompt_that_cannot_fit_is_not_tokenized_to_its_end(
-    opened: Callable[..., Llama], monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
-    llm = opened()
-    told, lengths = text.encode() * 100_000, list[int]()
-    inner = llama_cpp.Llama.tokenize
-
-    def tokenize(self: Llama, text: bytes, *args: Any, **kwargs: Any) -> list[int]:
-        text.decode()
-        lengths.append(len(text))
-        return inner(self, text, *args, **kwargs)
-
-    monkeypatch.setattr(llama_cpp.Llama, "tokenize", tokenize)
-    token = prompt_rules.set(PromptRules())
-    try:
-        assert len(llm.tokenize(b"x" * 8 * 512, special=True)) > 512, "upstream refuses it"
-        lengths.clear()
-        with pytest.raises(ContextOverflow, match="maximum context length is 512"):
-            llm.tokenize(told, special=True)
-    finally:
-        prompt_rules.reset(token)
-    assert max(lengths) < len(told) // 2
-    lengths.clear()
-    assert len(llm.tokenize(told[:90_000], special=True)) > 0, "it is no prompt"
-    assert lengths == [90_000]

@@ -84,24 +84,28 @@ def test_caches_without_a_budget_of_their_own_share_one() -> None:
     assert shares == [default_ram_bytes() // 2, default_ram_bytes() // 2, 1 << 20]
 
 
-def test_unknown_name_means_the_default_model() -> None:
-    both = models("a", "b")
-    assert [both.alias(name) for name in (None, "b", "gpt-4o")] == ["a", "b", "a"]
+@pytest.mark.parametrize("name", [None, "a", "gpt-4o", "Qwen/Qwen3-0.6B", "/etc/passwd", "x.gguf"])
+def test_a_single_model_answers_to_every_name(name: str | None) -> None:
+    assert models("a").alias(name) == "a"
 
 
-@pytest.mark.parametrize(
-    "name", ["/etc/passwd", "../x", "a/b", "\\\\host\\x", "c:\\x", "x.gguf", "/models/a.gguf"]
-)
-def test_a_path_is_no_name(name: str) -> None:
-    with pytest.raises(Refusal) as refused:
-        models("a").alias(name)
-    assert refused.value.status == 404
-    assert refused.value.code == "model_not_found"
-    assert name not in str(refused.value)
+def test_a_name_that_none_of_several_models_has_is_refused_with_the_nearest_one() -> None:
+    both = models("qwen", "llama")
+    assert [both.alias(name) for name in (None, "", "qwen", "llama")] == ["qwen", "qwen", "qwen", "llama"]
+    for name, hint in (("qwen3", "did you mean 'qwen'"), ("/etc/passwd", "/v1/models")):
+        with pytest.raises(Refusal, match=hint) as refused:
+            both.alias(name)
+        assert (refused.value.status, refused.value.code) == (404, "model_not_found")
 
 
-def test_an_alias_may_look_like_a_path_if_the_operator_says_so() -> None:
-    assert models("Qwen/Qwen3").alias("Qwen/Qwen3") == "Qwen/Qwen3"
+def test_a_model_may_have_several_names_the_first_of_which_answers_have() -> None:
+    both = models("Qwen/Qwen3, gpt-4o,local", "b")
+    assert list(both) == ["Qwen/Qwen3", "b"]
+    assert {both.alias(name) for name in ("Qwen/Qwen3", "gpt-4o", "local")} == {"Qwen/Qwen3"}
+    assert both.names("Qwen/Qwen3") == ["gpt-4o", "local"]
+    assert both.names("b") == []
+    with pytest.raises(ValueError, match="'b'"):
+        models("a,b", "c,b")
 
 
 @pytest.mark.parametrize("path", ["/models/deep/x.gguf", "C:\\models\\x.gguf", "x.gguf"])

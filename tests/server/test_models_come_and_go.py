@@ -36,6 +36,23 @@ def opened(server: Serving) -> list[str]:
     return [each["id"] for each in data if each["status"]["value"] == "loaded"]
 
 
+def test_requests_name_a_model_by_any_of_its_names(tiny_model: TinyModel) -> None:
+    settings = [
+        ModelSettings(model=str(tiny_model("qwen35")), model_alias=names, vocab_only=True)
+        for names in ("first,gpt-4o", "second")
+    ]
+    with serving(*settings) as server, server.client() as client:
+        data = client.get("/v1/models").json()["data"]
+        assert [(each["id"], each["aliases"]) for each in data] == [("first", ["gpt-4o"]), ("second", [])]
+        for name, status in (("first", 200), ("gpt-4o", 200), (None, 200), ("frist", 404)):
+            got = client.post("/tokenize", json={"model": name, "content": "x"})
+            assert got.status_code == status, got.text
+        assert got.json()["error"]["code"] == "model_not_found"
+        assert client.get("/props", params={"model": "gpt-4o"}).json()["model_alias"] == "first"
+        copilot = client.post("/v1/engines/copilot-codex/completions", json={"prompt": "x"})
+        assert "vocab_only" in copilot.text, "the default model's error"
+
+
 def turn(server: Serving, model: str, messages: list[Any]) -> dict[str, Any]:
     """Ask, and add the answer; what the request took."""
     asked = {"model": model, "messages": messages, "max_tokens": 12, "temperature": 0}

@@ -44,7 +44,7 @@ def drafting(open_model) -> Callable[..., Any]:
         draft = Prescribed(random.Random(seed), 200)
         draft.text = text
         llm = open_model(arch, draft_model=draft, draft_planes=planes, **more)
-        llm.drafts.policy = EveryDraft(llm.runner.meter)
+        llm.slots.all[0].drafts.policy = EveryDraft(llm.runner.meter)
         return llm
 
     return opener

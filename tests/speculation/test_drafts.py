@@ -154,7 +154,7 @@ class Draft(LlamaDraftModel):
 def unpaced(open_model, guess, **more):
     draft = Draft(guess)
     llm = open_model(draft_model=draft, **more)
-    llm.drafts.policy = EveryDraft(llm.runner.meter)
+    llm.slots.all[0].drafts.policy = EveryDraft(llm.runner.meter)
     return llm, draft
 
 
@@ -215,7 +215,7 @@ def test_draft_model_is_the_given_one(open_model):
 def test_a_draft_model_may_be_set_later(open_model, fresh):
     llm = open_model()
     llm.draft_model = draft = Draft(lambda ids: ids[:3])
-    llm.drafts.policy = EveryDraft(llm.runner.meter)
+    llm.slots.all[0].drafts.policy = EveryDraft(llm.runner.meter)
     assert take(llm, PROMPT, 20) == fresh(PROMPT, 20)
     assert draft.calls > 0
 

@@ -31,7 +31,7 @@ def pair(open_model):
     def opener(arch="qwen35", of="qwen35", count=4, **more):
         second = open_model(of)
         llm = open_model(arch, draft_model=ModelDraft(second, count), **more)
-        llm.drafts.policy = EveryDraft(llm.runner.meter)
+        llm.slots.all[0].drafts.policy = EveryDraft(llm.runner.meter)
         return llm, second
 
     return opener
@@ -81,7 +81,7 @@ def test_histories_of_equal_length_are_not_mistaken_for_each_other(open_model, f
 def test_a_model_cannot_draft_for_itself(open_model):
     llm = open_model()
     llm.draft_model = ModelDraft(llm)
-    llm.drafts.policy = EveryDraft(llm.runner.meter)
+    llm.slots.all[0].drafts.policy = EveryDraft(llm.runner.meter)
     with pytest.raises(LlamaHybridError, match="second Llama"):
         take(llm, PROMPT, 5)
 

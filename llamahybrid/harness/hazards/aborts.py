@@ -18,15 +18,10 @@ _EIGHT = {0: 8, 1: 8, 2: 8}
 _Evaluate = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
 
 
-def _context(tested: ModelUnderTest, held: int, planes: int, **params: object) -> Context:
-    """A context that holds `held` tokens."""
-    return (tested.with_planes(planes, **params) if planes else tested.context(**params)).grown(held)
-
-
 def _stop(context: Context, fed: int, part: float) -> None:
     """Decode `fed` more tokens and stop after `part` of the polls that this takes."""
     held = context.last() + 1
-    twin = _context(context.tested, held, 0, **context.params)
+    twin = context.tested.context(**context.params).grown(held)
     polls = twin.polls_of(lambda: twin.feed(held, held + fed))
     if not polls:
         raise NotApplicable("the backend does not poll the abort callback")
@@ -39,15 +34,13 @@ def _after(context: Context, said: str) -> Outcome:
     return went_on(context.goes_on(end), f"{said}, {end} tokens left")
 
 
-def _stopped(
-    tested: ModelUnderTest, held: int, fed: int, part: float, planes: int = 0, **params: object
-) -> Outcome:
+def _stopped(tested: ModelUnderTest, held: int, fed: int, part: float, **params: object) -> Outcome:
     """Hold `held` tokens, stop while decoding `fed` more, go on where the context says that it ends.
 
     If that is refused, remove everything and start another prompt.
     """
     tested.need("recurrent")
-    context = _context(tested, held, planes, **params)
+    context = tested.context(**params).grown(held)
     _stop(context, fed, part)
     outcome = _after(context, "the decode returned 2")
     if outcome.verdict is not Verdict.REFUSED:
@@ -59,14 +52,11 @@ def _stopped(
 
 @probe("A decode stopped inside its only ubatch", "llama_context::decode")
 def abort_in_token(tested: ModelUnderTest) -> Outcome:
-    """Twelve tokens; stop after 10, 50 and 97 % of the next one; go on where the context says it ends."""
-    return all_sound(_stopped(tested, 12, 1, part) for part in _PARTS)
+    """Twelve tokens; stop after 10, 50 and 97 % of the next one; go on where the context says it ends.
 
-
-@probe("A decode stopped inside its only ubatch, with rollback planes", "llama_context::decode")
-def abort_in_token_planes(tested: ModelUnderTest) -> Outcome:
-    """Four planes; twelve tokens; stop after 10, 50 and 97 % of the next; go on where the context ends."""
-    return all_sound(_stopped(tested, 12, 1, part, planes=4) for part in _PARTS)
+    Without rollback planes, and with four where the model has them.
+    """
+    return all_sound(_stopped(tested, 12, 1, part, n_rs_seq=planes) for planes in (0, 4) for part in _PARTS)
 
 
 @probe("A decode stopped in its second ubatch", "llama_context::decode")

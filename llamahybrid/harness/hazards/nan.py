@@ -8,7 +8,7 @@ from llama_cpp import llama_cpp as lib
 from llamahybrid.harness.hazards.case import probe
 from llamahybrid.harness.hazards.context import PARTIAL, Context
 from llamahybrid.harness.hazards.model import ModelUnderTest
-from llamahybrid.harness.hazards.outcome import NotApplicable, Outcome, granted
+from llamahybrid.harness.hazards.outcome import NotApplicable, Outcome, all_sound, granted
 from llamahybrid.harness.hazards.steps import next_prompt
 
 
@@ -31,28 +31,23 @@ def _poisoned(tested: ModelUnderTest, flash: int = 1) -> Context:
     return _shown(context, "NaN in the last rows of the state does not reach the logits")
 
 
-@probe("NaN in a recurrent row after seq_rm", "llm_graph_context::build_rs")
+def _emptied(context: Context, way: str, length: int, text: int) -> Outcome:
+    """Empty a poisoned context, decode another prompt and go on."""
+    if way == "seq_rm":
+        granted(context.rm(0, -1, -1), "seq_rm returned false")
+    else:
+        lib.llama_memory_clear(context.memory, way == "clear with data")
+    return next_prompt(context, length, way, text=text)
+
+
+@probe("NaN in a recurrent row after its removal", "llm_graph_context::build_rs")
 def nan_after_removal(tested: ModelUnderTest) -> Outcome:
-    """Poison the state with NaN, remove the sequence, decode a fresh prompt of twelve and go on."""
-    context = _poisoned(tested)
-    granted(context.rm(0, -1, -1), "seq_rm returned false")
-    return next_prompt(context, 12, "seq_rm returned true", text=0)
+    """Poison the state with NaN, remove the sequence, decode a fresh prompt of twelve and go on.
 
-
-@probe("NaN in a recurrent row after clear without data", "llm_graph_context::build_rs")
-def nan_after_clear(tested: ModelUnderTest) -> Outcome:
-    """Poison the state with NaN, llama_memory_clear(false), decode a fresh prompt of twelve and go on."""
-    context = _poisoned(tested)
-    lib.llama_memory_clear(context.memory, False)
-    return next_prompt(context, 12, "cleared", text=0)
-
-
-@probe("NaN in a recurrent row after clear with data (control)", "llm_graph_context::build_rs")
-def nan_after_clear_data(tested: ModelUnderTest) -> Outcome:
-    """Poison the state with NaN, llama_memory_clear(true), decode a fresh prompt of twelve and go on."""
-    context = _poisoned(tested)
-    lib.llama_memory_clear(context.memory, True)
-    return next_prompt(context, 12, "cleared with data", text=0)
+    Again with llama_memory_clear, with and without data, in place of seq_rm.
+    """
+    ways = ("clear with data", "seq_rm", "clear")
+    return all_sound(_emptied(_poisoned(tested), way, 12, 0) for way in ways)
 
 
 def _poisoned_attention(tested: ModelUnderTest) -> Context:
@@ -70,17 +65,10 @@ def _poisoned_attention(tested: ModelUnderTest) -> Context:
     return _poisoned(tested, flash=0)
 
 
-@probe("NaN in attention KV after seq_rm", "llama_kv_cache::get_n_kv")
+@probe("NaN in attention KV after its removal", "llama_kv_cache::get_n_kv")
 def nan_in_attention(tested: ModelUnderTest) -> Outcome:
-    """No flash attention; decode a token on poisoned state, remove all, decode another prompt and go on."""
-    context = _poisoned_attention(tested)
-    granted(context.rm(0, -1, -1), "seq_rm returned false")
-    return next_prompt(context, 8, "seq_rm returned true")
+    """No flash attention; decode a token on poisoned state, remove all, decode another prompt and go on.
 
-
-@probe("NaN in attention KV after clear without data", "llama_kv_cache::get_n_kv")
-def nan_in_attention_cleared(tested: ModelUnderTest) -> Outcome:
-    """No flash attention; decode a token on poisoned state, clear without data, another prompt; go on."""
-    context = _poisoned_attention(tested)
-    lib.llama_memory_clear(context.memory, False)
-    return next_prompt(context, 8, "cleared")
+    Again with llama_memory_clear, without data, in place of seq_rm.
+    """
+    return all_sound(_emptied(_poisoned_attention(tested), way, 8, 1) for way in ("seq_rm", "clear"))

@@ -72,13 +72,19 @@ def failed_file_restore(tested: ModelUnderTest) -> Outcome:
     return still_there(context, before, 20, "8 restores returned 0")
 
 
-def _shrinking(tested: ModelUnderTest, whole: bool) -> Outcome:
-    """A file loses the end of its last tensor between being parsed and its data being read.
+@probe("A state file that loses its end while its data is read", "llama_context::state_seq_load_file")
+def file_shrinks(tested: ModelUnderTest) -> Outcome:
+    """Two sequences; restore a file over the first, cut it before its last tensor is read; start again.
 
-    State replaced by then is lost. A message in the log gives the moment.
+    Again with a file of the whole context. A message in the log gives the moment between parsing and reading;
+    state replaced by then is lost.
     """
     if sys.platform == "win32":
         raise NotApplicable("a file that is open cannot be cut here")
+    return all_sound(_shrinking(tested, whole) for whole in (False, True))
+
+
+def _shrinking(tested: ModelUnderTest, whole: bool) -> Outcome:
     donor = tested.context(**TWO).grown(200, text=3)
     context = tested.context(**TWO).filled({0: 20, 1: 15})
     beside = context.save(1)
@@ -106,20 +112,6 @@ def _shrinking(tested: ModelUnderTest, whole: bool) -> Outcome:
     if ends[0] >= 0:
         return refused(context.goes_on(ends[0] + 1), said)
     return refused(context.starts_over(20, text=2), said)
-
-
-@probe("A state file that loses its end while its data is read", "llama_context::state_seq_load_file")
-def file_shrinks(tested: ModelUnderTest) -> Outcome:
-    """Two sequences; restore a file over the first, cut it before its last tensor is read; start again."""
-    return _shrinking(tested, whole=False)
-
-
-@probe(
-    "A whole-context state file that loses its end while its data is read", "llama_context::state_load_file"
-)
-def file_shrinks_whole(tested: ModelUnderTest) -> Outcome:
-    """Two sequences; restore a whole file, cut it before its last tensor is read; start again."""
-    return _shrinking(tested, whole=True)
 
 
 def _over(context: Context, blob: bytes, flags: int, what: str, seq: int = 0) -> Outcome:
@@ -157,30 +149,26 @@ def restore_other_flags(tested: ModelUnderTest) -> Outcome:
     )
 
 
-def _beside(tested: ModelUnderTest, cut: int | None) -> Outcome:
-    """Restore thirty tokens of another text over a sequence whose cells a copy shares; go on with both."""
-    blob = tested.context(**TWO).grown(30, text=3).save()
-    context = tested.context(**TWO).grown(20)
-    context.cp(0, 1)
-    read = context.load(blob[:cut])
-    said = f"the restore returned {'success' if read else 0}"
-    copied = went_on(context.goes_on(20, 1), f"{said}, the copy goes on")
-    if not read and context.last() < 19:
-        return copied
-    restored = context.goes_on(30, text=3) if read else context.goes_on(20)
-    return all_sound((copied, went_on(restored, f"{said}, both go on")))
-
-
 @probe("A state restored over a sequence that shares its cells", "llama_kv_cache::state_read")
 def restore_beside_copy(tested: ModelUnderTest) -> Outcome:
-    """Twenty tokens, copied to a second sequence; restore thirty others over the first; go on with both."""
-    return _beside(tested, None)
+    """Twenty tokens, copied to a second sequence; restore thirty others over the first; go on with both.
 
+    Again with a state that lacks its last eight bytes.
+    """
+    blob = tested.context(**TWO).grown(30, text=3).save()
 
-@probe("A truncated state over a sequence that shares its cells", "llama_kv_cache::state_read")
-def failed_restore_beside_copy(tested: ModelUnderTest) -> Outcome:
-    """Twenty tokens, copied to a second sequence; restore a state without its last eight bytes; go on."""
-    return _beside(tested, -8)
+    def beside(offered: bytes) -> Outcome:
+        context = tested.context(**TWO).grown(20)
+        context.cp(0, 1)
+        read = context.load(offered)
+        said = f"the restore returned {'success' if read else 0}"
+        copied = went_on(context.goes_on(20, 1), f"{said}, the copy goes on")
+        if not read and context.last() < 19:
+            return copied
+        restored = context.goes_on(30, text=3) if read else context.goes_on(20)
+        return all_sound((copied, went_on(restored, f"{said}, both go on")))
+
+    return all_sound(beside(offered) for offered in (blob, blob[:-8]))
 
 
 @probe("A state restored over a pending rollback", "llama_memory_recurrent::state_read")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from typing import Any
 
 from llama_cpp import llama_cpp as lib
@@ -37,19 +38,6 @@ def _truncated(tested: ModelUnderTest, flags: int) -> Outcome:
     return still_there(context, before, 20, f"{len(cuts)} restores returned 0")
 
 
-def _next_prompt(tested: ModelUnderTest, flags: int) -> Outcome:
-    """Restore a truncated state over a live one, then decode another prompt of twelve without removing."""
-    blob = tested.context().grown(12).save(flags=flags)
-    context = tested.context().grown(12)
-    if context.load(blob[:-8], flags=flags):
-        return wrong("the truncated state was accepted")
-    if status := context.feed(0, 12, text=1):
-        context.rm(0, -1, -1)
-        said = f"the restore returned 0, the next prompt {status} until the sequence was removed"
-        return refused(context.starts_over(12, text=1), said)
-    return went_on(context.goes_on(12, text=1), "the next prompt was accepted after a failed restore")
-
-
 @probe("A truncated state over a live sequence", "llama_kv_cache::state_read_meta")
 def failed_full_restore(tested: ModelUnderTest) -> Outcome:
     """Twenty live tokens; restore a full state of others that ends early, in ten places; go on at twenty."""
@@ -62,16 +50,25 @@ def failed_partial_restore(tested: ModelUnderTest) -> Outcome:
     return _truncated(tested, PARTIAL)
 
 
-@probe("The next prompt after a failed restore with a window", "llama_memory_hybrid_iswa::state_read")
+@probe("The next prompt after a failed restore", "llama_memory_hybrid::state_read")
 def failed_restore_next_prompt(tested: ModelUnderTest) -> Outcome:
-    """Twelve live tokens; a truncated full state; then another prompt from position 0, nothing removed."""
-    return _next_prompt(tested, FULL)
+    """Twelve live tokens; a truncated full state; then another prompt from position 0, nothing removed.
 
+    Again with a PARTIAL snapshot.
+    """
+    donor = tested.context().grown(12)
 
-@probe("The next prompt after a failed PARTIAL restore", "llama_memory_hybrid::state_read")
-def failed_partial_next_prompt(tested: ModelUnderTest) -> Outcome:
-    """Twelve live tokens; a truncated PARTIAL snapshot; then another prompt from position 0."""
-    return _next_prompt(tested, PARTIAL)
+    def after(flags: int) -> Outcome:
+        context = tested.context().grown(12)
+        if context.load(donor.save(flags=flags)[:-8], flags=flags):
+            return wrong("the truncated state was accepted")
+        if status := context.feed(0, 12, text=1):
+            context.rm(0, -1, -1)
+            said = f"the restore returned 0, the next prompt {status} until the sequence was removed"
+            return refused(context.starts_over(12, text=1), said)
+        return went_on(context.goes_on(12, text=1), "the next prompt was accepted after a failed restore")
+
+    return all_sound(after(flags) for flags in (FULL, PARTIAL))
 
 
 @probe("A truncated whole-context state over a live one", "llama_context::state_set_data")
@@ -187,30 +184,24 @@ def damaged_length(tested: ModelUnderTest) -> Outcome:
     return after_failure(context, 12)
 
 
-def _emptied(tested: ModelUnderTest, shape: dict[str, Any]) -> Outcome:
-    """Restore an empty sequence's state over one of two; decode another prompt in it; go on with both."""
-    context = tested.context(**shape)
-    nothing = context.save(1)
-    context.filled(BOTH)
-    if not context.load(nothing):
-        return after_failure(context, 12)
-    said = f"the restore returned success, the sequence ends at position {context.last()}"
-    if context.last() >= 0:
-        return wrong(said)
-    return all_sound(
-        went_on(gap, said) for gap in (context.starts_over(12, text=2), context.goes_on(12, 1, text=1))
-    )
-
-
 @probe("The state of an empty sequence restored over a live one", "llama_kv_cache::state_read_sinfo")
 def empty_state(tested: ModelUnderTest) -> Outcome:
-    """Two sequences, unified; restore an empty one's state over the first; go on with both."""
-    return _emptied(tested, TWO)
+    """Two sequences; restore an empty one's state over the first; decode another prompt in it.
 
+    Go on with both. First with one stream for both, then with a stream for each.
+    """
 
-@probe(
-    "The state of an empty sequence restored, with a stream per sequence", "llama_kv_cache::state_read_sinfo"
-)
-def empty_state_stream(tested: ModelUnderTest) -> Outcome:
-    """Two sequences, not unified; restore an empty one's state over the first; go on with both."""
-    return _emptied(tested, SPLIT)
+    def emptied(shape: Mapping[str, Any], streams: str) -> Outcome:
+        context = tested.context(**shape)
+        nothing = context.save(1)
+        context.filled(BOTH)
+        if not context.load(nothing):
+            return after_failure(context, 12)
+        said = f"{streams}: the restore returned success, the sequence ends at position {context.last()}"
+        if context.last() >= 0:
+            return wrong(said)
+        return all_sound(
+            went_on(gap, said) for gap in (context.starts_over(12, text=2), context.goes_on(12, 1, text=1))
+        )
+
+    return all_sound(emptied(*each) for each in ((TWO, "one stream"), (SPLIT, "two streams")))

@@ -52,25 +52,21 @@ def window_restored(tested: ModelUnderTest) -> Outcome:
     return went_on(context.goes_on(100), "snapshot and cut were granted")
 
 
-def _window_onto(tested: ModelUnderTest, held: int) -> Outcome:
-    """Restore the PARTIAL snapshot of 100 tokens into a context that holds `held`, go on at 100."""
+@probe("A window restored beside less attention", "llama_kv_cache_iswa::init_batch")
+def window_without_attention(tested: ModelUnderTest) -> Outcome:
+    """swa_full=False; restore the PARTIAL snapshot of 100 tokens into an empty context; go on at 100.
+
+    Again where 50 tokens are live.
+    """
     tested.need("window")
     snapshot = tested.context(**_SMALL).grown(100, chunk=32).save(flags=PARTIAL)
-    context = tested.context(**_SMALL).grown(held, chunk=32)
-    granted(context.load(snapshot, flags=PARTIAL), "the snapshot was refused")
-    return went_on(context.goes_on(100), f"the snapshot was restored beside {held} tokens of attention")
 
+    def beside(held: int) -> Outcome:
+        context = tested.context(**_SMALL).grown(held, chunk=32)
+        granted(context.load(snapshot, flags=PARTIAL), "the snapshot was refused")
+        return went_on(context.goes_on(100), f"the snapshot was restored beside {held} tokens of attention")
 
-@probe("A window restored into empty attention", "llama_kv_cache_iswa::init_batch")
-def window_without_attention(tested: ModelUnderTest) -> Outcome:
-    """swa_full=False; restore the PARTIAL snapshot of 100 tokens into an empty context; go on at 100."""
-    return _window_onto(tested, 0)
-
-
-@probe("A window restored beside attention that ends earlier", "llama_kv_cache_iswa::init_batch")
-def window_ahead_of_attention(tested: ModelUnderTest) -> Outcome:
-    """swa_full=False; restore the PARTIAL snapshot of 100 tokens where 50 are live; go on at 100."""
-    return _window_onto(tested, 50)
+    return all_sound(beside(held) for held in (0, 50))
 
 
 @probe("Attention of a range restored without its window", "llama_kv_cache_iswa::init_batch")

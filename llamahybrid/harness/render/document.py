@@ -65,12 +65,9 @@ class Section:
 def sections(report: Report) -> list[Section]:
     """Return a section for each target with verdicts or an error, and one with tables of several."""
     found = [_target(target) for target in report.targets if target.error or verdicts(target)]
-    measured = [w.times for target in report.targets for w in target.workloads if w.times is not None]
     tables: list[Table] = []
-    if measured:
+    if any(w.times for target in report.targets for w in target.workloads):
         tables.append(_times(report))
-        if any(times.saving for times in measured):
-            tables.append(_savings(report))
     elif len(report.targets) > 1 and any(map(tabled, report.targets)):
         tables.append(_side_by_side(report))
     return [*found, Section("Side by side", tables=tables)] if tables else found
@@ -178,7 +175,7 @@ def _times(report: Report) -> Table:
     rows, last = [], ""
     for w, target in sorted(found, key=lambda each: order.index(each[0].workload)):
         times = w.times
-        if times is None or times.saving is not None:
+        if times is None:
             continue
         rows.append(
             (
@@ -194,19 +191,6 @@ def _times(report: Report) -> Table:
     head = ("workload", "target", "decoded / least", "first token", "tokens/s", "MiB a chat")
     title = f"{', '.join(report.models)}, median of {report.machine.get('rounds', UNTOLD)}"
     return Table(head, rows, title)
-
-
-def _savings(report: Report) -> Table:
-    """Return the cost of saving and restoring a state on each target, beside a memcpy of as many bytes."""
-    rows = []
-    for target in report.targets:
-        for found in (w.times.saving for w in target.workloads if w.times is not None):
-            if found is not None:
-                times = (f"{1e3 * seconds:.2f} ms" for seconds in (found.memcpy, found.save, found.restore))
-                ratios = (f"{seconds / found.memcpy:.1f}" for seconds in (found.save, found.restore))
-                rows.append((target.name, f"{found.bytes / (1 << 20):.1f}", *times, *ratios))
-    head = ("target", "MiB", "memcpy", "save", "restore", "save / memcpy", "restore / memcpy")
-    return Table(head, rows, "a state saved and restored in memory")
 
 
 def _side_by_side(report: Report) -> Table:

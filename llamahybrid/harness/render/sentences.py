@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from llamahybrid.harness.report import (
+    NOT_RUN,
     PROBE,
     Outcome,
     Report,
@@ -16,8 +17,6 @@ from llamahybrid.harness.report import (
 )
 
 _WORST_FIRST: Sequence[Outcome] = ("bad", "cannot tell", "ok")
-NOT_RUN = "it did not run: "
-"""Prefix of the detail of a workload that did not run."""
 HAZARD = "hazard:"
 """Prefix of the names of native hazards."""
 
@@ -95,29 +94,29 @@ def outcome(target: TargetFigures) -> Outcome:
 
 def tabled(target: TargetFigures) -> list[WorkloadFigures]:
     """Return the workloads of tables: those that ran, and of directed probes the bad ones."""
-    ran = [w for w in target.workloads if not any(verdict.name == "runs" for verdict in w.verdicts)]
+    ran = [w for w in target.workloads if w.ran]
     return [w for w in ran if PROBE not in w.workload or overall(w.verdicts) == "bad"]
 
 
 def headline(report: Report) -> str:
     """Return the whole report in one sentence."""
-    stopped = "" if report.complete else "the run was stopped, or out of time, before its end"
+    stopped = "" if report.complete else "the run was stopped before its end; so far: "
     if not any(target.error or verdicts(target) for target in report.targets):
-        return "; ".join(filter(None, (f"{_number(len(report.targets), 'target')} measured", stopped))) + "."
+        return f"{stopped}{_number(len(report.targets), 'target')} measured."
     counted = Counter(outcome(target) for target in report.targets)
     good = f"{counted['ok']} of {_number(len(report.targets), 'target')} without a fault"
-    bad = f"{counted['bad']} with faults" if counted["bad"] else ""
-    slow = sum(_only_slow(target) for target in report.targets)
+    ran = [w.ran for target in report.targets for w in target.workloads]
+    if not all(ran):
+        good += f" in the {sum(ran):,} of {_number(len(ran), 'workload')} that ran"
+    faults = [{each.name for each in verdicts(t) if each.outcome == "bad"} for t in report.targets]
+    with_faults, slow = sum(map(bool, faults)), faults.count({"reuse"})
+    bad = f"{with_faults} with faults" if with_faults else ""
     if slow:
-        bad += f", {'all' if slow == counted['bad'] else slow} of them only by decoding more than necessary"
+        bad += f", {'all' if slow == with_faults else slow} of them only by decoding more than necessary"
+    died = sum(target.error is not None for target in report.targets)
+    not_run = f"{died} did not run to the end" if died else ""
     untold = f"{counted['cannot tell']} cannot be judged" if counted["cannot tell"] else ""
-    return "; ".join(filter(None, (good, bad, untold, stopped))) + "."
-
-
-def _only_slow(target: TargetFigures) -> bool:
-    """Tell whether nothing is bad but the number of decoded tokens."""
-    names = {verdict.name for verdict in verdicts(target) if verdict.outcome == "bad"}
-    return target.error is None and names == {"reuse"}
+    return stopped + "; ".join(filter(None, (good, bad, not_run, untold))) + "."
 
 
 def of_target(target: TargetFigures) -> list[Sentence]:
@@ -138,8 +137,9 @@ def _summed(target: TargetFigures, name: str) -> Sentence:
     counted = [pair for pair in found if pair[1].outcome == result]
     text = described(name, result)
     if name == "runs":
-        text = f"{_number(len(found), 'workload')} did not run: {found[0][1].detail.removeprefix(NOT_RUN)}"
-        return Sentence(result, _ended(text))
+        why = found[0][1].detail.removeprefix(NOT_RUN)
+        first = ". First: " if any(verdict.detail != found[0][1].detail for _, verdict in found) else ": "
+        return Sentence(result, _ended(f"{_number(len(found), 'workload')} did not run{first}{why}"))
     if result == "cannot tell" and len(counted) < len(found):  # ok in the other workloads
         text = (
             f"{described(name, 'ok')} in {len(found) - len(counted)} of {_number(len(found), 'workload')}; "

@@ -31,6 +31,8 @@ def show(report: Report, console: Console) -> None:
     for section in sections(report):
         if section.outcome is not None:
             console.print(f"[bold]{escape(section.title)}[/] {_coloured(section.outcome)}", highlight=False)
+        if section.about:
+            console.print(escape(section.about), style="dim", highlight=False)
         for said in section.sentences:
             mark = f"[{_COLOURS[said.outcome]}]{_MARKS[said.outcome]}[/] "
             _hanging(console, mark, said.text, 2)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llamahybrid.harness.conversation import Request
-from llamahybrid.harness.report import Sameness, Saving
+from llamahybrid.harness.report import Sameness
 from llamahybrid.harness.workloads.speech import Vocabulary
 
 TOLERANCE = 5e-3
@@ -126,13 +126,6 @@ class Session(ABC):
         """Return the tokens of all requests decoded since the last call, by native counters."""
         return None
 
-    def saving(self, tokens: Sequence[int]) -> Saving | None:
-        """Measure saving and restoring the state of `tokens`; None: the target cannot.
-
-        Raises TargetError. The live state is lost.
-        """
-        return None
-
     def spell(self, tokens: Sequence[int], special: bool = True) -> str | None:
         """Return the text of tokens; `special`: with control tokens."""
         return None
@@ -146,8 +139,6 @@ class Target(ABC):
     """A system under test, on which sessions are opened."""
 
     needs_model: bool = True
-    kept_in: str | None = None
-    """Folder in which new processes keep conversations, if the target can."""
 
     def __init__(self, name: str, kind: str) -> None:
         self.name, self.kind = name, kind

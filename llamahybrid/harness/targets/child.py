@@ -25,12 +25,12 @@ from typing import Any, TextIO
 import llama_cpp
 import xxhash
 
+from llamahybrid.capi.gguf import quiet
 from llamahybrid.configuration import own_cache
 from llamahybrid.engine import bindings
 from llamahybrid.harness.conversation import Request
 from llamahybrid.harness.counters import DecodeCounter
 from llamahybrid.harness.report import Sameness
-from llamahybrid.harness.targets import saving
 from llamahybrid.harness.targets.base import STATE_TOKENS, Reply
 from llamahybrid.harness.targets.reference import compare, fresh_context, last_row, pieces_of
 from llamahybrid.harness.workloads.speech import Vocabulary
@@ -53,6 +53,8 @@ def maker(kind: str) -> Callable[..., Any]:
         module = importlib.util.module_from_spec(spec)
         sys.modules["target"] = module
         spec.loader.exec_module(module)
+        if not hasattr(module, name):
+            raise ImportError(f"there is no {name} in {path}")
         made: Callable[..., Any] = getattr(module, name)
         return made
     stock: Callable[..., Any] = llama_cpp.Llama
@@ -98,7 +100,10 @@ class Child:
         self._keeps_rows = True
 
     def open(self, kind: str, model: str, options: Mapping[str, Any], n_ctx: int, parallel: int) -> Any:
-        """Open a model in place of the current one; return its properties."""
+        """Open a model in place of the current one; return its properties.
+
+        Raises ValueError with llama.cpp's reason.
+        """
         self.close()
         self._kind, self._keeps_rows = kind, True
         several = kind == "ours" and parallel > 1
@@ -106,7 +111,12 @@ class Child:
         if kind == "ours":  # not the cache of LLAMAHYBRID_RAM, which is shared
             more["prompt_cache"] = own_cache()
         self._parallel = parallel if several else 1
-        self.llm = maker(kind)(model_path=model, **{"verbose": False, **options, **more, "n_ctx": n_ctx})
+        with quiet() as said:
+            try:
+                options = {"verbose": False, **options, **more, "n_ctx": n_ctx}
+                self.llm = maker(kind)(model_path=model, **options)
+            except ValueError as error:
+                raise ValueError(f"{error}: {' | '.join(said[-3:])}") from error
         self._completes = kind in ("stock+ram", "stock+disk")
         if kind == "stock+ram":
             self.llm.set_cache(llama_cpp.LlamaRAMCache())
@@ -270,11 +280,6 @@ class Child:
     def library(self) -> str:
         """Return the path of the loaded libllama; empty: unknown."""
         return str(getattr(llama_cpp.llama_cpp._lib, "_name", ""))
-
-    def saving(self, tokens: Sequence[int]) -> dict[str, Any] | None:
-        """Measure as `Session.saving`."""
-        found = saving.measured(self.llm, self._kind, tokens)
-        return None if found is None else asdict(found)
 
 
 def _count(told: Any) -> int | None:

@@ -26,7 +26,7 @@ _CLASS = re.compile(r"class:(.+):(\w+)(?:@(.+))?", re.DOTALL)
 def targets(
     names: Sequence[str], lib: Path | None = None, server_options: Sequence[str] = ()
 ) -> list[Target]:
-    """Return the `target` of each name. Raises TargetError, also for two targets of one name."""
+    """Return the `target` of each name. Raises as `target`, and TargetError for two targets of one name."""
     found = [target(name, lib, server_options) for name in names]
     twice = [name for name, count in Counter(each.name for each in found).items() if count > 1]
     if twice:
@@ -38,7 +38,7 @@ def target(name: str, lib: Path | None = None, server_options: Sequence[str] = (
     """Return the target of `NAMES`, `class:FILE:NAME`, `server:PATH`, or a URL, called LABEL after `LABEL=`.
 
     Python targets run on the libllama in `lib`, or in a folder or file after an `@`:
-    ``patched=stock@build/bin``. Raises TargetError for another name.
+    ``patched=stock@build/bin``. Raises TargetError for another name, EngineError if there is no libllama.
     """
     labelled = _LABEL.fullmatch(name)
     label, what = labelled.groups() if labelled else (name, name)

@@ -19,11 +19,10 @@ from llamahybrid.children import python
 from llamahybrid.errors import TargetError
 from llamahybrid.harness.conversation import Request
 from llamahybrid.harness.hazards.runner import loading
-from llamahybrid.harness.report import Sameness, Saving
+from llamahybrid.harness.report import Sameness
 from llamahybrid.harness.targets.base import ModelFile, Reply, Session, Shape, Target
 from llamahybrid.harness.workloads.speech import Vocabulary
 
-DISK = "LLAMAHYBRID_DISK"
 SECONDS = 600.0
 """Timeout of a request."""
 
@@ -35,7 +34,7 @@ def library_environment(lib: Path | None, kind: str) -> dict[str, str]:
     conversations is left out. Raises EngineError if there is no libllama.
     """
     environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}
-    environment.pop(DISK, None)
+    environment.pop("LLAMAHYBRID_DISK", None)
     if lib is None:
         return environment if kind == "ours" else {**environment, "LLAMAHYBRID_ENGINE": "stock"}
     return environment | loading(lib)
@@ -160,10 +159,6 @@ class _LocalSession(Session):
     def decoded(self) -> int | None:
         return int(self._process.call("decoded"))
 
-    def saving(self, tokens: Sequence[int]) -> Saving | None:
-        found = self._process.call("saving", tokens=list(tokens))
-        return None if found is None else Saving(**found)
-
     def spell(self, tokens: Sequence[int], special: bool = True) -> str | None:
         return str(self._process.call("spell", tokens=list(tokens), special=special))
 
@@ -172,7 +167,10 @@ class LocalTarget(Target):
     """`stock`, `stock+ram`, `stock+disk`, `ours`, `class:FILE:NAME`."""
 
     def __init__(self, name: str, kind: str, lib: Path | None = None) -> None:
+        """Raises EngineError if there is no libllama in `lib`."""
         super().__init__(name, kind)
+        if lib is not None:
+            loading(lib)
         self._lib = lib
         self.library = ""
         """Path of the loaded libllama, once a session was open."""
@@ -183,7 +181,7 @@ class LocalTarget(Target):
         """Open the model anew in this target's process. Raises TargetError."""
         if model is None:
             raise TargetError(f"{self.name} needs a model")
-        process = self._process = self._process or Process(self._environment())
+        process = self._process = self._process or Process(library_environment(self._lib, self.kind))
         try:
             options = {"n_threads": 1, "n_threads_batch": 1, **model.options}
             kind, path = self.kind, str(model.path)
@@ -199,10 +197,6 @@ class LocalTarget(Target):
             # the next workload starts in a new process
             self.close(20.0 if isinstance(error, Exception) else 1.0)
             raise
-
-    def _environment(self) -> dict[str, str]:
-        kept = {} if self.kept_in is None else {DISK: self.kept_in}
-        return library_environment(self._lib, self.kind) | kept
 
     def close(self, patience: float = 20.0) -> None:
         """End the process; kill it after `patience` seconds."""

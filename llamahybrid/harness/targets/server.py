@@ -72,7 +72,8 @@ class ServerTarget(Target):
                 if process.poll() is None:
                     raise
                 log.seek(0)
-                raise TargetError(f"llama-server died: {error}; {log.read()[-400:]}") from error
+                said = f"llama-server died, exit status {process.returncode}: {log.read()[-400:]}"
+                raise TargetError(said.rstrip(": ")) from error
             finally:
                 client.close()
                 process.kill()

@@ -120,6 +120,7 @@ CHAT_WORKLOADS = (
     Workload("chat: tools and pages", agent_chat, n_ctx=8192, bound=1.2, template=True),
 )
 
+# A checkpoint in front of a block that is removed by the next turn is a matter of luck.
 CHAT_AGENTS = (
     Workload("chat: changing line", dated_chat, bound=1.1, template=True),
     Workload("chat: moving reminder", reminded_chat, bound=1.5, template=True),

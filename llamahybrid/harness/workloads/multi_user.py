@@ -72,37 +72,10 @@ def sub_agents(speech: Speech) -> Conversation:
         main = [*main, *answer.tokens, *report, *speech.reply()]
 
 
-def changing_line(speech: Speech) -> Conversation:
-    """The system prompt says the time in its middle; the chat below it only grows."""
-    before, after = speech.message(80, "system"), speech.words(120)
-    history: list[int] = []
-    for _ in range(5):
-        history += speech.message(60) + speech.reply()
-        answer = yield Request(30, before + speech.words(6) + after + history)
-        history += answer.tokens
-
-
-def moving_reminder(speech: Speech) -> Conversation:
-    """A block of 40 tokens stands before the last question, and goes when the next one comes."""
-    reminder = speech.message(40)
-    history = speech.message(200, "system")
-    for _ in range(6):
-        question = speech.message(50) + speech.reply()
-        answer = yield Request(30, history + reminder + question)
-        history = [*history, *question, *answer.tokens]
-
-
 CROWDS = (
     Workload("four users", four_users),
     Workload("shared system prompt", shared_system_prompt),
     Workload("few-shot", few_shot),
     Workload("document questions", document_questions, n_ctx=8192),
     Workload("two agents", interrupted_agents, n_ctx=8192),
-)
-
-# A checkpoint in front of a block that is removed by the next turn is a matter of luck.
-AGENTS = (
-    Workload("sub-agents", sub_agents),
-    Workload("changing line", changing_line, bound=1.1),
-    Workload("moving reminder", moving_reminder, bound=1.5),
 )

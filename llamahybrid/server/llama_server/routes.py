@@ -112,7 +112,10 @@ async def tokenize(body: TokenizeRequest, service: InService) -> dict[str, list[
             else:
                 bos = body.add_special and number == 0
                 made += llm.tokenize(part.encode("utf-8"), add_bos=bos, special=body.parse_special)
-        return [{"id": token, "piece": piece(llm, token)} for token in made] if body.with_pieces else made
+        if not body.with_pieces:
+            return made
+        pieces = {token: piece(llm, token) for token in set(made)}
+        return [{"id": token, "piece": pieces[token]} for token in made]
 
     require_known(body, service.settings.ignore_unknown_fields)
     return {"tokens": await service.use(body.model, work)}

@@ -8,7 +8,7 @@ import pytest
 
 from llamahybrid.errors import EngineError, TargetError
 from llamahybrid.harness.conversation import Request
-from llamahybrid.harness.targets.base import ModelFile, Shape
+from llamahybrid.harness.targets.base import Shape
 from llamahybrid.harness.targets.choice import KEY, target, targets
 from tests.harness.fake_server import FakeServer
 
@@ -26,6 +26,7 @@ def test_target_may_have_a_label_and_a_library(tmp_path: Path) -> None:
     mine = tmp_path / "x@y" / "mine.py"
     mine.parent.mkdir()
     mine.touch()
+    (tmp_path / "libllama.so").touch()
     for written, name, kind in (
         (f"patched engine=ours@{tmp_path}", "patched engine", "ours"),
         (f"stock@{tmp_path}", f"stock@{tmp_path}", "stock"),
@@ -34,8 +35,8 @@ def test_target_may_have_a_label_and_a_library(tmp_path: Path) -> None:
     ):
         one = target(written)
         assert (one.name, one.kind) == (name, kind)
-        with pytest.raises(EngineError, match=f"no libllama at {tmp_path}:"):
-            one.open(ModelFile("x", tmp_path), Shape(256)).__enter__()
+    with pytest.raises(EngineError, match=f"no libllama at {mine.parent}:"):
+        target(f"stock@{mine.parent}")
     assert target(f"class:{mine}:Mine").kind == f"class:{mine}:Mine"
     url = target("new=http://127.0.0.1:9/?a=b")
     assert (url.name, url.kind) == ("new", "url")

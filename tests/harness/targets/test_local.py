@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,11 +64,15 @@ def test_class_that_reads_standard_input_loses_no_request(tmp_path: Path) -> Non
     mine.close()
 
 
-def test_failed_call_leaves_the_process_usable() -> None:
-    process = Process(dict(os.environ))
+@pytest.mark.parametrize("kind", ["stock", "ours"])
+def test_model_that_cannot_be_loaded_is_refused_with_the_reason_and_the_process_goes_on(
+    kind: str, tmp_path: Path
+) -> None:
+    (tmp_path / "x.gguf").write_bytes(b"no model")
+    process = Process(library_environment(None, kind))
     try:
-        with pytest.raises(TargetError):
-            process.call("open", kind="stock", model="/nowhere.gguf", options={}, n_ctx=256, parallel=1)
+        with pytest.raises(TargetError, match="invalid magic"):
+            process.call("open", kind=kind, model=str(tmp_path / "x.gguf"), options={}, n_ctx=256, parallel=1)
         assert process.call("resident") is not None
     finally:
         process.close()
@@ -132,7 +135,12 @@ class Refuses(llama_cpp.Llama):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("Dies", "exit status 7: CUDA error: out of memory"), ("Refuses", "not today")]
+    ("name", "said"),
+    [
+        ("Dies", "exit status 7: CUDA error: out of memory"),
+        ("Refuses", "not today"),
+        ("Misspelled", "there is no Misspelled in "),
+    ],
 )
 def test_target_that_dies_is_reported(name: str, said: str, model: ModelFile, tmp_path: Path) -> None:
     (tmp_path / "dying.py").write_text(DYING)

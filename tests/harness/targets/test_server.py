@@ -93,5 +93,5 @@ def test_llama_server_runs_for_one_session(
 
 def test_dead_llama_server_is_reported_with_its_last_line(model: ModelFile, tmp_path: Path) -> None:
     target = ServerTarget("it", program(tmp_path, DIES))
-    with pytest.raises(TargetError, match="llama-server died: it does not answer; no such model"):
+    with pytest.raises(TargetError, match="llama-server died, exit status 1: no such model"):
         target.open(model, Shape(256)).__enter__()

@@ -9,16 +9,15 @@ import pytest
 from typer.testing import CliRunner
 
 from llamahybrid.cli.main import app
-from llamahybrid.errors import ReportError
+from llamahybrid.errors import ReportError, TargetError
 from llamahybrid.harness.conversation import Request
 from llamahybrid.harness.report import Report
 from llamahybrid.harness.targets.base import ModelFile
 from llamahybrid.harness.targets.http import UrlTarget
-from llamahybrid.harness.targets.local import LocalTarget
 from llamahybrid.harness.traces.replay import needed_context, replay, suited
 from llamahybrid.harness.traces.trace import Entry, Trace
 from tests.harness.fake_server import FakeServer
-from tests.harness.pretended import PretendSession
+from tests.harness.pretended import PretendSession, PretendTarget
 from tests.harness.traces.said import MESSAGES, MORE, written
 
 
@@ -60,18 +59,22 @@ def test_empty_trace_is_refused(tmp_path: Path) -> None:
         replay([tmp_path / "empty"], [], [])
 
 
+def dying(request: Request) -> None:
+    raise TargetError("it died")
+
+
 def test_traces_of_one_name_are_named_with_their_folders(tmp_path: Path) -> None:
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         written(tmp_path / folder / "t", Request(5, messages=MESSAGES))
     paths = [tmp_path / "a" / "t", tmp_path / "b" / "t"]
     models = [ModelFile(name, tmp_path / name) for name in ("one", "two")]
-    nothing = LocalTarget("nothing", "stock", tmp_path / "nowhere")
+    nothing = PretendTarget(asked=dying)
     with FakeServer() as server:
         url, none = replay(paths, [UrlTarget("url", server.url), nothing], models).targets
     assert [w.workload for w in url.workloads] == ["a/t", "b/t"]
     assert none.error is not None
-    stopped = [error.rpartition(": no libllama")[0] for error in none.error.split("; ")]
+    stopped = [error.rpartition(": it died")[0] for error in none.error.split("; ")]
     assert stopped == ["one: a/t", "one: b/t", "two: a/t", "two: b/t"]
     with pytest.raises(ValueError, match="given twice"):
         replay([paths[0]] * 2, [], [])
