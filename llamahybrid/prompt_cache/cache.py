@@ -24,7 +24,7 @@ from llamahybrid.prompt_cache.base import (
     Tokens,
 )
 from llamahybrid.prompt_cache.disk import DiskRows
-from llamahybrid.prompt_cache.eviction import Eviction, ValueEviction
+from llamahybrid.prompt_cache.eviction import Eviction
 from llamahybrid.prompt_cache.promotion import promote
 from llamahybrid.prompt_cache.ram import default_ram_bytes
 from llamahybrid.prompt_cache.store import RamStore
@@ -78,7 +78,7 @@ class PromptCache(RamStore):
         if disk_write_bytes is not None:
             disk_write_bytes = budget("disk_write_bytes", disk_write_bytes)
         remote_bytes = budget("remote_bytes", remote_bytes)
-        super().__init__(limit, ValueEviction() if eviction is None else eviction)
+        super().__init__(limit, Eviction() if eviction is None else eviction)
         self._contexts: WeakSet[object] = WeakSet()
         self.disk: Tier | None = None
         """The folder's tier; None without a folder, or if it cannot be used."""

@@ -6,9 +6,8 @@ Segments go with the last checkpoint that needs them. Pinned entries never go.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from llamahybrid.prompt_cache.nodes import ENTRY_BYTES, ID_BYTES, NODE_BYTES, Entry, Match, Node
 from llamahybrid.prompt_cache.tree import Tree
@@ -28,43 +27,27 @@ OLDEST_PATHS = 128
 """Paths that are looked at for bare tokens that could go in a checkpoint's place."""
 
 
-@dataclass(frozen=True)
-class Tail:
-    """A leaf whose last tokens nothing needs."""
-
-    node: Node
+Victim: TypeAlias = Entry | Node
+"""A checkpoint, or a leaf whose last tokens nothing needs."""
 
 
-Victim: TypeAlias = Entry | Tail
+class Eviction:
+    """An order in which things go: least value first, of a few checkpoints that are looked at in turn."""
 
-
-class Eviction(Protocol):
-    """An order in which things go."""
+    def __init__(self) -> None:
+        self.value = ReuseValue()
 
     def learn(self, tree: Tree, match: Match, entries: Sequence[Entry]) -> None:
         """Note a request, before it follows this path with these checkpoints, shallowest first."""
+        self.value.learn(tree, match, entries)
 
     def victim(self, tree: Tree, path: Match | None, keep: Collection[Entry]) -> Victim | None:
         """Return the next victim; None if nothing may be evicted.
 
         `path`: tokens that must stay. `keep`: checkpoints; nothing goes once no other ones are left.
         """
-
-
-class ValueEviction:
-    """Least value first, of a few checkpoints that are looked at in turn."""
-
-    def __init__(self) -> None:
-        self.value = ReuseValue()
-
-    def learn(self, tree: Tree, match: Match, entries: Sequence[Entry]) -> None:
-        """See `Eviction.learn`."""
-        self.value.learn(tree, match, entries)
-
-    def victim(self, tree: Tree, path: Match | None, keep: Collection[Entry]) -> Victim | None:
-        """See `Eviction.victim`."""
         entry = self._least(tree, keep)
-        return bare_tail(tree, path, entry) or entry
+        return bare_leaf(tree, path, entry) or entry
 
     def going_next(self, tree: Tree, count: int) -> list[Entry]:
         """The checkpoints worth least of those that are looked at next, which changes nothing."""
@@ -87,8 +70,8 @@ class ValueEviction:
         return None
 
 
-def bare_tail(tree: Tree, path: Match | None, entry: Entry | None) -> Tail | None:
-    """Tokens that nothing needs, the longest unused first, if they are to go before `entry`."""
+def bare_leaf(tree: Tree, path: Match | None, entry: Entry | None) -> Node | None:
+    """The longest unused leaf with tokens that nothing needs, if they are to go before `entry`."""
     nodes = tree.oldest_nodes()
     if entry is not None:
         if tree.path_bytes * TOKENS_SHARE <= tree.entry_bytes + tree.segment_bytes:
@@ -98,7 +81,7 @@ def bare_tail(tree: Tree, path: Match | None, entry: Entry | None) -> Tail | Non
         if entry is not None and node.last_used >= entry.last_used:
             break
         if node.ends_bare() and node.tail(path.needs(node) if path else 0):
-            return Tail(node)
+            return node
     return None
 
 

@@ -13,7 +13,6 @@ from itertools import chain, count, takewhile
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from llamahybrid.prompt_cache.base import Tokens
-from llamahybrid.prompt_cache.eviction import ValueEviction
 from llamahybrid.prompt_cache.nodes import ID_BYTES, Node
 from llamahybrid.prompt_cache.tier import Placed
 from llamahybrid.prompt_cache.tree import Tree
@@ -167,8 +166,7 @@ def _glance(
 
 
 def _glance_at_ram(store: RamStore, shown: Shown, limit: int) -> _Glance:
-    eviction = store.eviction
-    going = eviction.going_next(store.tree, NEXT) if isinstance(eviction, ValueEviction) else []
+    going = store.eviction.going_next(store.tree, NEXT)
     ranks = {entry: rank for rank, entry in enumerate(going, 1)}
 
     def marks(node: Node) -> Iterator[_Mark]:

@@ -13,7 +13,7 @@ import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -93,22 +93,14 @@ def is_whole(buffer: Bytes) -> bool:
     return buffer.flags.owndata or (isinstance(mapping, mmap.mmap) and len(mapping) == buffer.nbytes)
 
 
-class Sized(Protocol):
-    """Anything that takes memory."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes."""
-
-
-T = TypeVar("T", bound=Sized)
-
-
 class Expected:
     """Memory that is about to be filled, and counts from now on."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
+
+
+T = TypeVar("T", bound=Bytes | Expected)
 
 
 class Account:
@@ -142,12 +134,12 @@ class Account:
         self._reserved[id(what)] = weakref.ref(what)
         return what
 
-    def reserved(self, what: Sized) -> int:
+    def reserved(self, what: Bytes | Expected) -> int:
         """Bytes of this very thing that count as handed out."""
         ref = self._reserved.get(id(what))
         return what.nbytes if ref is not None and ref() is what else 0
 
-    def unreserve(self, what: Sized) -> None:
+    def unreserve(self, what: Bytes | Expected) -> None:
         """Stop counting it as handed out."""
         self._reserved.pop(id(what), None)
 

@@ -17,8 +17,8 @@ from typing import TypeAlias
 from llamahybrid.prompt_cache.base import Bytes, CacheStats, Tokens
 from llamahybrid.prompt_cache.eviction import Eviction, bytes_to_stay
 from llamahybrid.prompt_cache.guard import Guard, guarded
-from llamahybrid.prompt_cache.nodes import Entry, Match
-from llamahybrid.prompt_cache.pins import Prefixes
+from llamahybrid.prompt_cache.nodes import Entry, Match, ids_of
+from llamahybrid.prompt_cache.pins import lies_on
 from llamahybrid.prompt_cache.ram import Account, Expected, new_buffer
 from llamahybrid.prompt_cache.tree import Tree
 
@@ -47,8 +47,6 @@ class Counts:
     tokens_saved: int = 0
     evictions: int = 0
     refused: int = 0
-    damaged: int = 0
-    """Damaged segments, without those that the present tree counts."""
 
 
 class Room:
@@ -60,12 +58,13 @@ class Room:
         self.account = Account(limit, self.guard.dropped)
         self.eviction = eviction
         self.counts = Counts()
-        self.prefixes = Prefixes()
-        """Prefixes that the user pinned."""
+        self.prefixes: dict[bytes, Tokens] = {}
+        """Prefixes that the user pinned; replaced, never changed, so that any thread may read them."""
+        self.tree = Tree()
         self._begin()
 
     def _begin(self) -> None:
-        self.tree = Tree()
+        self.tree = self.tree.emptied()
         self.users: list[tuple[weakref.ref[object], Entry]] = []
         """Plans, and readers of bytes, each with its checkpoint."""
         self.doomed: set[Entry] = set()
@@ -77,10 +76,7 @@ class Room:
         """Begin with nothing, after half a change. Checkpoints of plans count until they are collected."""
         for entry in self.in_use():
             self.account.reserve(entry.checkpoint.snapshot)
-        requests, damaged = self.tree.requests, self.tree.damaged
         self._begin()
-        self.tree.requests, self.tree.damaged = requests, damaged
-        self.prefixes = self.prefixes.copy()
         self.account.free_all()
 
     # -- buffers -----------------------------------------------------------------------------------
@@ -126,12 +122,15 @@ class Room:
     def used(self) -> int:
         """Return the bytes that count toward the budget now."""
         doomed = sum(e.nbytes for e in self.doomed)
-        return self.tree.nbytes + doomed + self.account.nbytes + self.prefixes.nbytes
+        return self.tree.nbytes + doomed + self.account.nbytes + self._prefix_bytes()
+
+    def _prefix_bytes(self) -> int:
+        return sum(map(len, self.prefixes))
 
     def staying(self, path: Match | None = None) -> int:
         """Return the bytes that no eviction frees: in use, handed out, or pinned by the user."""
         held = bytes_to_stay(self.in_use() | self.kept, path)
-        return held + self.account.reserved_bytes() + self.prefixes.nbytes
+        return held + self.account.reserved_bytes() + self._prefix_bytes()
 
     def _cannot_hold(self, need: int, path: Match | None = None) -> bool:
         """Return whether pins leave no room for `need` bytes, even if everything else went."""
@@ -177,7 +176,7 @@ class Room:
                 self.remove(victim)
                 self.counts.evictions += 1
             elif victim is not None:
-                self.tree.trim(victim.node, path.needs(victim.node) if path else 0)
+                self.tree.trim(victim, path.needs(victim) if path else 0)
             else:
                 return False
             if time.monotonic() >= end:
@@ -253,12 +252,13 @@ class Room:
     @property
     def pinned(self) -> Sequence[Tokens]:
         """Prefixes that the user pinned; from any thread."""
-        return self.prefixes.tokens
+        return list(self.prefixes.values())
 
     @guarded(0, later=True)
     def pin(self, tokens: Tokens) -> int:
         """See `PromptCache.pin`."""
-        self.prefixes.add(tokens)
+        if len(tokens):
+            self.prefixes = {**self.prefixes, ids_of(tokens): tokens}
         entries = self._on(tokens)
         for entry in entries:
             self._keep(entry, True)
@@ -268,14 +268,14 @@ class Room:
     @guarded(later=True)
     def unpin(self, tokens: Tokens) -> None:
         """See `PromptCache.unpin`."""
-        self.prefixes.remove(tokens)
-        self._keep_pinned(tokens)
+        self._unpin(tokens, lambda ids: ids == ids_of(tokens))
         self.make_room(0)
 
-    def _keep_pinned(self, tokens: Tokens) -> None:
-        """Keep only those checkpoints on this path that lie on pinned prefixes, after some were unpinned."""
+    def _unpin(self, tokens: Tokens, gone: Callable[[bytes], bool]) -> None:
+        """Unpin prefixes; checkpoints on this path are kept no longer, unless they lie on another one."""
+        self.prefixes = {ids: prefix for ids, prefix in self.prefixes.items() if not gone(ids)}
         for entry in self._on(tokens):
-            self._keep(entry, self.prefixes.cover(tokens[: entry.position]))
+            self._keep(entry, lies_on(tokens[: entry.position], self.prefixes))
 
     def _on(self, tokens: Tokens) -> list[Entry]:
         """Return the checkpoints on a path, of any model."""
@@ -305,7 +305,7 @@ class Room:
                 "tokens": tree.token_bytes // 4,
                 "idle_bytes": self.account.idle_bytes,
                 "budget": self.account.limit,
-                "damaged": counts.damaged + tree.damaged,
+                "damaged": tree.damaged,
                 "restarts": self.guard.restarts,
             },
         )

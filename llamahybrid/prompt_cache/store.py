@@ -30,12 +30,11 @@ from llamahybrid.prompt_cache.base import (
 )
 from llamahybrid.prompt_cache.eviction import Eviction
 from llamahybrid.prompt_cache.guard import guarded
-from llamahybrid.prompt_cache.nodes import ENTRY_BYTES, Entry, Match, Node, common_prefix
-from llamahybrid.prompt_cache.pins import Prefixes, pinned_before
+from llamahybrid.prompt_cache.nodes import ENTRY_BYTES, Entry, Match, Node, common_prefix, ids_of
+from llamahybrid.prompt_cache.pins import lies_on, pinned_before
 from llamahybrid.prompt_cache.ram import Expected, owned
 from llamahybrid.prompt_cache.room import Claimed, Room, User
 from llamahybrid.prompt_cache.selection import Habits, Known, plan_request, restore_point, unplanned
-from llamahybrid.prompt_cache.tree import Tree
 from llamahybrid.prompt_cache.write_policy import Point, restart_points
 
 MOST_NAMES = 64
@@ -185,7 +184,7 @@ class RamStore(Room):
     def _put(self, match: Match, checkpoint: Checkpoint, path: Tokens, marked: bool = False) -> Entry:
         """Index a checkpoint at the end of `path`, on this match. `marked`: a message starts there."""
         entry = self.tree.attach(match, checkpoint, marked)
-        self._keep(entry, self.prefixes.cover(path))
+        self._keep(entry, lies_on(path, self.prefixes))
         return entry
 
     @guarded(lambda *_: [], changes=False)
@@ -263,10 +262,9 @@ class RamStore(Room):
         self.forgets += 1
         for entry in list(self.tree.entries()):
             self.remove(entry)
-        self.counts.damaged += self.tree.damaged
-        self.tree = Tree()
+        self.tree = self.tree.emptied()
         self.account.free_all()
-        self.prefixes = Prefixes()
+        self.prefixes = {}
 
     @guarded(0, later=True)
     def forget(self, tokens: Tokens) -> int:
@@ -287,8 +285,7 @@ class RamStore(Room):
                 self._forget_below(top, stays)
         for entry in self.doomed:  # in use: their bytes go back to the system afterwards
             entry.recycled = False
-        self.prefixes.forget(tokens)
-        self._keep_pinned(tokens)
+        self._unpin(tokens, lambda ids: ids.startswith(ids_of(tokens)))
         self.account.free_all()  # idle buffers may hold forgotten state
         freed = before - self.used()
         self.make_room(0)
@@ -321,7 +318,7 @@ class RamStore(Room):
     @guarded(later=True)
     def drop_segment(self, segment: Segment) -> None:
         """Remove a damaged segment; the checkpoints behind it stay."""
-        self.counts.damaged += self.tree.remove_segment(segment)
+        self.tree.damaged += self.tree.remove_segment(segment)
 
     # -- for the tiers outside ---------------------------------------------------------------------
 
@@ -363,7 +360,7 @@ class RamStore(Room):
                 try:
                     part = part_of(segment, path, start, end, view.split)
                 except (ValueError, MemoryError):
-                    self.counts.damaged += 1
+                    self.tree.damaged += 1
                     continue
                 if part is not None:
                     self.tree.store(match, part)

@@ -52,6 +52,12 @@ class Tree:
         """Pieces of attention."""
         self.segment_bytes = 0
 
+    def emptied(self) -> Tree:
+        """Another tree with nothing in it, whose clock of requests and count of damage go on."""
+        tree = Tree()
+        tree.requests, tree.damaged = self.requests, self.damaged
+        return tree
+
     def __len__(self) -> int:
         return len(self._entries)
 

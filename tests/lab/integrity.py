@@ -8,6 +8,7 @@ from functools import singledispatch
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache.block_store import BlockStore
 from llamahybrid.prompt_cache.nodes import ID_BYTES, Entry, Node, tokens_of
+from llamahybrid.prompt_cache.pins import lies_on
 from llamahybrid.prompt_cache.ram import Account
 from llamahybrid.prompt_cache.store import RamStore
 from llamahybrid.prompt_cache.tier import Tier
@@ -56,8 +57,8 @@ def check_ram(store: RamStore) -> None:
     assert not any(id(s) in idle for s in snapshots), "a stored snapshot lies in the pool"
     pinned = {e for e in store.tree.entries() if e.user_pinned}
     assert store.kept == pinned, "what the user pinned is miscounted"
-    assert all(store.prefixes.cover(store.tree.path_of(e)) for e in pinned), "pinned by nobody"
-    own = store.kept or store.prefixes.nbytes
+    assert all(lies_on(store.tree.path_of(e), store.prefixes) for e in pinned), "pinned by nobody"
+    own = store.kept or store.prefixes
     assert store.used() <= store.account.limit or held or own or store.account.reserved_bytes(), "over budget"
 
 

@@ -10,14 +10,10 @@ import pytest
 from llamahybrid.harness.oracle import least_decodes
 from llamahybrid.harness.workloads.multi_user import CROWDS
 from llamahybrid.harness.workloads.tokens import TOKEN_WORKLOADS, Workload
-from llamahybrid.prompt_cache import CacheStats, PromptCache, eviction
+from llamahybrid.prompt_cache import CacheStats, PromptCache
 from llamahybrid.prompt_cache.base import Segment
-from llamahybrid.prompt_cache.eviction import (
-    Tail,
-    ValueEviction,
-    bare_tail,
-)
-from llamahybrid.prompt_cache.nodes import ENTRY_BYTES, Entry, Match
+from llamahybrid.prompt_cache.eviction import Eviction, Victim, bare_leaf
+from llamahybrid.prompt_cache.nodes import ENTRY_BYTES, Entry, Match, Node
 from llamahybrid.prompt_cache.tree import Tree
 from tests.lab.fake_engine import FakeAttention, FakeEngine
 from tests.lab.integrity import check_integrity
@@ -54,19 +50,19 @@ def test_an_abandoned_branch_of_a_returning_chat_goes_first() -> None:
 
 
 def test_tokens_of_paths_stay_while_they_are_few() -> None:
-    tree, order = Tree(), ValueEviction()
+    tree, order = Tree(), Eviction()
     tree.insert("m", ids(*[7] * 50))
     entry = put(tree, [1] * 50, 50)
     tree.insert("m", ids(*[8] * 10))
     assert order.victim(tree, None, ()) is entry
     tree.insert("m", ids(*[9] * 2000))
     victim = order.victim(tree, None, ())
-    assert isinstance(victim, Tail)
-    assert victim.node.tokens[0] == 7
+    assert isinstance(victim, Node)
+    assert victim.tokens[0] == 7
 
 
 def test_all_checkpoints_are_looked_at_before_none_may_go() -> None:
-    tree, order = Tree(), ValueEviction()
+    tree, order = Tree(), Eviction()
     long = [*range(1000)]
     keep = [put(tree, long, position) for position in range(5, 885, 5)]
     others = [put(tree, [2000 + number] * 20, 20) for number in range(16)]
@@ -88,19 +84,19 @@ def test_a_segment_is_not_stored_once_the_checkpoint_behind_it_had_to_go() -> No
     assert kept(cache, [7] * 100, 100) == [100]
 
 
-class Lru:
+class Lru(Eviction):
     """The checkpoint that no request was restored from for longest, wherever it lies."""
 
     def learn(self, tree: Tree, match: Match, entries: Sequence[Entry]) -> None:
         """Nothing is learned; the tree keeps the order of use."""
 
-    def victim(self, tree: Tree, path: Match | None, keep: Collection[Entry]) -> eviction.Victim | None:
+    def victim(self, tree: Tree, path: Match | None, keep: Collection[Entry]) -> Victim | None:
         free = (e for e in tree.entries() if not e.in_use and not e.user_pinned and e not in keep)
         entry = next(free, None)
-        return bare_tail(tree, path, entry) or entry
+        return bare_leaf(tree, path, entry) or entry
 
 
-def played(workloads: Sequence[Workload], order: eviction.Eviction) -> tuple[float, CacheStats]:
+def played(workloads: Sequence[Workload], order: Eviction) -> tuple[float, CacheStats]:
     """Workloads side by side in two GiB, too little for them: tokens decoded over the least, and counts."""
     speech, ours = PretendSpeech(), Ours(QWEN36_27B, 2 << 30, eviction=order)
     records = []
@@ -115,10 +111,10 @@ def played(workloads: Sequence[Workload], order: eviction.Eviction) -> tuple[flo
 def test_eviction_by_worth_decodes_half_of_what_least_recent_use_does(
     workloads: Sequence[Workload], most: float
 ) -> None:
-    worth, stats = played(workloads, ValueEviction())
+    worth, stats = played(workloads, Eviction())
     assert worth <= most
     assert worth < 0.5 * played(workloads, Lru())[0]
-    assert played(workloads, ValueEviction()) == (worth, stats), "the same each time"
+    assert played(workloads, Eviction()) == (worth, stats), "the same each time"
 
 
 # -- what stays ------------------------------------------------------------------------------------

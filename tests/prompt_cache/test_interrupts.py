@@ -16,7 +16,7 @@ import pytest
 
 from llamahybrid.prompt_cache import Costs, PromptCache
 from llamahybrid.prompt_cache.base import Tokens
-from llamahybrid.prompt_cache.eviction import ValueEviction
+from llamahybrid.prompt_cache.eviction import Eviction
 from llamahybrid.prompt_cache.nodes import Entry, Match
 from llamahybrid.prompt_cache.tree import Tree
 from tests.lab import interrupt_fuzz
@@ -42,7 +42,7 @@ def cached(cache: PromptCache, prompt: Sequence[int] = (*CHAT, 1)) -> int:
     return plan.cached
 
 
-class Halfway(ValueEviction):
+class Halfway(Eviction):
     """Calls `now` in the middle of a change of the cache, with its lock held."""
 
     now: Callable[[], Any] | None = None
