@@ -136,9 +136,8 @@ class Check:
         self._scales: dict[str, tuple[Speed, float]] = {}
         self._results = Collector(self.targets, self.models, self.found)
         self._steps = 0
-        self._steps_a_model = self.probes * (len(directed.PROBES) + 1) + len(self.workloads)
-        self._pairs_left = sum(len(self._models_of(target)) for target in self.targets)
-        self._of = self._pairs_left * self._steps_a_model
+        pairs = [model for target in self.targets for model in self._models_of(target)]
+        self._pairs_left, self._of = len(pairs), sum(map(self._steps_on, pairs))
         self._end = None if self.minutes is None else time.monotonic() + 60 * self.minutes
         return self._results.run(self._targets)
 
@@ -153,6 +152,12 @@ class Check:
     def _models_of(self, target: Target) -> Sequence[ModelFile | None]:
         return self.models if target.needs_model else (None,)
 
+    def _workloads_on(self, model: ModelFile | None) -> list[Workload]:
+        return [each for each in self.workloads if model is None or model.chats or not each.template]
+
+    def _steps_on(self, model: ModelFile | None) -> int:
+        return self.probes * (len(directed.PROBES) + 1) + len(self._workloads_on(model))
+
     def _on_model(self, target: Target, model: ModelFile | None) -> None:
         """Run everything on one model; an error is reported and ends it."""
         steps = self._steps
@@ -160,16 +165,14 @@ class Check:
             for figures in self._figures(target, model):
                 self._results.put(target, figures, model)
         self._pairs_left -= 1
-        self._steps = steps + self._steps_a_model
+        self._steps = steps + self._steps_on(model)
 
     def _figures(self, target: Target, model: ModelFile | None) -> Iterator[WorkloadFigures]:
         name = f"{target.name}, {model.name}" if model else target.name
         plan = self._plan(target, model, name)
         if self.probes:
             yield from self._probes(target, model, name, plan)
-        for workload in self.workloads:
-            if workload.template and model is not None and not model.chats:
-                continue
+        for workload in self._workloads_on(model):
             if not plan.fits(workload):
                 self._steps += 1
                 needed = f"it needs about {plan.seconds(workload):.0f} s, more than is left (see --minutes)"

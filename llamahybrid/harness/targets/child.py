@@ -116,7 +116,8 @@ class Child:
                 options = {"verbose": False, **options, **more, "n_ctx": n_ctx}
                 self.llm = maker(kind)(model_path=model, **options)
             except ValueError as error:
-                raise ValueError(f"{error}: {' | '.join(said[-3:])}") from error
+                reason = " | ".join(said[-3:])
+                raise ValueError(f"{error}: {reason}" if reason else str(error)) from error
         self._completes = kind in ("stock+ram", "stock+disk")
         if kind == "stock+ram":
             self.llm.set_cache(llama_cpp.LlamaRAMCache())
