@@ -38,7 +38,7 @@ class Said(differential.Said):
     salt: str = ""
 
     def options(self) -> dict[str, Any]:
-        return {"logits_processor": LogitsProcessorList([self.watch])}
+        return {"logits_processor": LogitsProcessorList([self.watch])} if self.watched else {}
 
     def require_own(self, reports: Sequence[RequestReport], known: Sequence[Said]) -> None:
         """Raises Mismatch where a request knew more of its prompt than all those of its salt have asked."""
@@ -53,7 +53,7 @@ class Said(differential.Said):
 
     def judge(self, reference: Reference, setting: Setting, verdict: Verdict) -> None:
         """Raises Mismatch where a fresh stock context says something else."""
-        if self.seen or self.wrong:
+        if self.seen or self.wrong or not self.watched:
             try:
                 compare(reference, setting, verdict, self)
             except Mismatch as mismatch:
@@ -105,6 +105,7 @@ class Talk:
         deeds: tuple[tuple[Callable[[], Iterator[None]], int], ...] = (
             (self._ask, 60),
             (self._completion, 16),
+            (self._several_answers, 8),
             (self._by_hand, 6),
             (self._overflow, 3),
             (self._save, 3),
@@ -154,6 +155,7 @@ class Talk:
             (50, 8, 4, 8, 8, 2, 14, 6),
         )[0]
         said = self._begin(f"generate, {end}", self._prompt(take), self._any_salt())
+        said.watched = end in ("stop", "interrupt") or self._choice.random() < 0.6
         cancels, mine = common.cancels[id(llm)], False
 
         def criterion(ids: npt.NDArray[np.intc], scores: Logits) -> bool:
@@ -162,12 +164,8 @@ class Talk:
             return len(said.answer) == take and end == "stop"
 
         with llm.request(said.salt) as handle:
-            stream = llm.generate(
-                list(said.prompt),
-                temp=0.0,
-                stopping_criteria=StoppingCriteriaList([criterion]),
-                **said.options(),
-            )
+            criteria = {"stopping_criteria": StoppingCriteriaList([criterion])} if said.watched else {}
+            stream = llm.generate(list(said.prompt), temp=0.0, **criteria, **said.options())
         later: threading.Timer | None = None
         if end == "handle later":
             mine = True
@@ -240,6 +238,24 @@ class Talk:
         if ended == "cancelled":
             self._cancelled(said, mine, cancels)
         self._chat.asked(said.prompt, said.answer)
+
+    def _several_answers(self) -> Iterator[None]:
+        """Greedy answers to one prompt, read by turns: each row is that of a fresh context."""
+        common, prompt = self._common, self._prompt(8)
+        said = self._begin("several answers", prompt, self._any_salt())
+
+        def watch(ids: npt.NDArray[np.intc], scores: Logits) -> Logits:
+            there = [int(token) for token in ids]
+            common.said.append(Said(there, seen=[np.array(scores)], what=said.what, salt=said.salt))
+            return scores
+
+        options = {"temperature": 0.0, "stream": True, "logits_processor": LogitsProcessorList([watch])}
+        take, count = self._rng.randint(1, 8), self._rng.randint(2, 3)
+        with suppress(Busy), self._llm.request(said.salt) as handle:
+            for _ in self._llm.create_completion(list(prompt), max_tokens=take, n=count, **options):
+                yield
+        said.require_own(handle.reports, common.known)
+        self._chat.asked(prompt, [])
 
     def _by_hand(self) -> Iterator[None]:
         """Reset, evaluate, sample, evaluate, ... without a stop."""
