@@ -11,7 +11,7 @@ from pathlib import Path
 import typer
 
 from llamahybrid.configuration import default_folder
-from llamahybrid.errors import RecordError, RecordGone
+from llamahybrid.errors import RecordError
 from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.block_store import BlockStore
 from llamahybrid.prompt_cache.blocks import Item
@@ -96,19 +96,13 @@ class CacheFolder:
 
     def check(self, one: Found) -> RecordError | None:
         """Read a whole record and return its damage; None: sound, or unreadable now (printed and counted)."""
-        for attempt in range(2):  # a read error may be transient
-            try:
-                self.store.read(one.namespace, one.tokens, one.item)
-                return None
-            except RecordGone:
-                return RecordGone("its file is gone")
-            except RecordError as error:
-                if attempt:
-                    return error
-            except (OSError, MemoryError) as error:
-                self.unread += 1
-                typer.echo(f"{one.name}: {error or 'no memory for it'}", err=True)
-                return None
+        try:
+            self.store.read(one.namespace, one.tokens, one.item)
+        except RecordError as error:
+            return error
+        except (OSError, MemoryError) as error:
+            self.unread += 1
+            typer.echo(f"{one.name}: {error or 'no memory for it'}", err=True)
         return None
 
     def remove(self, key: bytes) -> bool:

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from llamahybrid.errors import SnapshotError
-from llamahybrid.prompt_cache.base import Bytes, Segment, Tokens
+from llamahybrid.prompt_cache.base import Bytes, Range, Segment, Tokens
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES, header_of, open_sealed, seal
 from llamahybrid.prompt_cache.ram import new_buffer
 
@@ -189,21 +189,17 @@ class Splitter:
     def __init__(self, layout: SegmentLayout) -> None:
         self._layout = layout
 
-    def __call__(self, segment: Segment, path: Tokens, at: int) -> tuple[Segment, Segment]:
-        """Return the parts [start, at) and [at, end) of a segment of `path`, its tokens [0, end).
+    def parts(self, segment: Segment, path: Tokens, ranges: Iterable[Range]) -> Iterator[Segment]:
+        """Yield parts of a segment of `path`, the tokens before its end.
 
         Raises SnapshotError when the segment is damaged.
         """
         name = header_of(segment.record[:HEADER_BYTES].tobytes()).namespace
-        payload, n = open_segment(segment, name, path), segment.end - segment.start
-        split = at - segment.start
-        first, second = (new_buffer(HEADER_BYTES + self._layout.size(size)) for size in (split, n - split))
-        self._layout.part(payload, 0, split, first[HEADER_BYTES:])
-        self._layout.part(payload, split, n, second[HEADER_BYTES:])
-        return (
-            seal_segment(first, name, path[:at], segment.start),
-            seal_segment(second, name, path, at),
-        )
+        payload = open_segment(segment, name, path)
+        for start, end in ranges:
+            record = new_buffer(HEADER_BYTES + self._layout.size(end - start))
+            self._layout.part(payload, start - segment.start, end - segment.start, record[HEADER_BYTES:])
+            yield seal_segment(record, name, path[:end], start)
 
     def join(self, segments: Sequence[Segment], path: Tokens) -> Segment:
         """Return one segment for adjoining ones of `path`, the tokens before the end of the last one.

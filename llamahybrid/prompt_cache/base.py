@@ -7,7 +7,7 @@ A *checkpoint* is a token position whose exact state can be restored; its *snaps
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias, get_args
 
@@ -56,8 +56,8 @@ class Segment:
 class Splitter(Protocol):
     """Cuts and joins segments of one layout; raises ValueError for a damaged one."""
 
-    def __call__(self, segment: Segment, path: Tokens, at: int) -> tuple[Segment, Segment]:
-        """Return the segments of [start, at) and [at, end). `path`: the tokens [0, end)."""
+    def parts(self, segment: Segment, path: Tokens, ranges: Iterable[Range]) -> Iterator[Segment]:
+        """Yield parts of a segment, which is checked once. `path`: the tokens before its end."""
 
     def join(self, segments: Sequence[Segment], path: Tokens) -> Segment:
         """Return one segment for adjoining ones. `path`: the tokens before the end of the last one."""
@@ -68,13 +68,9 @@ def part_of(segment: Segment, path: Tokens, start: int, end: int, split: Splitte
 
     Raises ValueError when the segment is damaged.
     """
-    if split is None and (start, end) != (segment.start, segment.end):
-        return None
-    if split is not None and end < segment.end:
-        segment, _ = split(segment, path[: segment.end], end)
-    if split is not None and start > segment.start:
-        _, segment = split(segment, path[:end], start)
-    return segment
+    if (start, end) == (segment.start, segment.end):
+        return segment
+    return None if split is None else next(split.parts(segment, path[: segment.end], [(start, end)]))
 
 
 def clipped(ranges: Iterable[Range], end: int, start: int = 0) -> list[Range]:

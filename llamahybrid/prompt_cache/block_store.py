@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeAlias
 
-from llamahybrid.errors import RecordError
+from llamahybrid.errors import RecordError, RecordGone
 from llamahybrid.prompt_cache.base import Range, Tokens
 from llamahybrid.prompt_cache.blocks import (
     BLOCK,
@@ -24,7 +25,6 @@ from llamahybrid.prompt_cache.blocks import (
     shared,
     spans,
 )
-from llamahybrid.prompt_cache.envelope import path_digest
 from llamahybrid.prompt_cache.nodes import ID_BYTES, ids_of, token_at
 from llamahybrid.prompt_cache.records import Record
 from llamahybrid.prompt_cache.seen import Seen
@@ -35,6 +35,9 @@ BATCH = 500
 
 FIRST = 8
 """Nodes of a path that are read at first: most prompts that are not known end among them."""
+
+BEGUN_SECONDS = 600
+"""Time in which a record may follow its row."""
 
 Values: TypeAlias = "dict[bytes, bytes | None]"
 Known: TypeAlias = "dict[bytes, Node | None]"
@@ -48,9 +51,9 @@ class Busy(OSError):
 
 
 class Rows:
-    """A place for rows of keys and values, and for records; its methods raise OSError for what it refuses.
+    """A store of rows of keys and values, and of records; its methods raise OSError for what it refuses.
 
-    The methods that do nothing here are for a place that has to be opened, or that tells an order.
+    The methods that do nothing here are for a store that has to be opened, or that tells an order.
     """
 
     nbytes = 0
@@ -222,11 +225,20 @@ class BlockStore:
         return found
 
     def read(self, namespace: str, tokens: Tokens, item: Item) -> Record:
-        """Read a record of a path. Raises RecordError for a damaged one and for another's, RecordGone."""
-        record, path = self.rows.read(item.key), item.tokens(tokens)
-        header = record.head.header
-        of_path = header.digest == path_digest(namespace, path)
-        if not of_path or (header.start, header.end) != (item.start, len(path)):
+        """Read a record of a path, twice if need be: a bit may be read wrong once.
+
+        Raises RecordError for a damaged one and for another's, RecordGone where there is none, and OSError.
+        """
+        try:
+            return self._read(namespace, tokens, item)
+        except RecordGone:
+            raise
+        except RecordError:
+            return self._read(namespace, tokens, item)
+
+    def _read(self, namespace: str, tokens: Tokens, item: Item) -> Record:
+        record = self.rows.read(item.key)
+        if not record.header.is_of(namespace, item.tokens(tokens), item.start):
             raise RecordError("a record lies under the name of another")
         return record
 
@@ -310,16 +322,18 @@ class BlockStore:
         """Keys of records and rows that no checkpoint needs; damaged and evicted rows leave such ones.
 
         `tokens`: a path that is to be forgotten, in any namespace: checkpoints that go on from it are not
-        needed, nor those that lead only there. Those that other paths share are, and those that end within
-        its first `stays` tokens. Rows that another process adds later are not among these; what it adds just
-        then may be, which is a miss.
+        needed, nor those that lead only there. Checkpoints that other paths share are needed, and those that
+        end within its first `stays` tokens; so is a path that another process has begun to write. Without
+        `tokens`, such a path may be lost, which is a miss.
         """
+        begun = math.inf if tokens is None else time.time() - BEGUN_SECONDS
         there = [key for kind in (b"r", b"a", b"n") for key in self.rows.keys(kind)]
         records, stored = set(there), list(self.each())
         gone = set() if tokens is None else _on_path(stored, ids_of(tokens), stays)
         needed = set[bytes]()
         for one in stored:
-            if one.hashes[-1] not in gone and one.keys[0] in records:
+            written = one.keys[0] in records or one.node.written > begun
+            if written and one.hashes[-1] not in gone:
                 needed.update(one.keys, (b"n" + hash_ for hash_ in one.hashes))
         return [key for key in there if key not in needed]
 

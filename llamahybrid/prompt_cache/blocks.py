@@ -21,7 +21,7 @@ import xxhash
 from llamahybrid.prompt_cache.base import Range, Tokens
 from llamahybrid.prompt_cache.nodes import ID_BYTES, IDS, common_prefix, tokens_of
 
-BLOCK = 128
+BLOCK = 64
 BLOCK_BYTES = BLOCK * ID_BYTES
 HASH_BYTES = 16
 NO_PARENT = bytes(HASH_BYTES)
@@ -125,7 +125,7 @@ class Item:
 
     @property
     def logits(self) -> bool:
-        """It has the logits of a prompt's end."""
+        """True for a checkpoint with the logits of a prompt's end."""
         return self.node is not None and self.node.logits
 
 

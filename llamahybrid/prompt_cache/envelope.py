@@ -53,6 +53,11 @@ class Header:
         """True for the state at one position, not attention of a range."""
         return self.start == self.end
 
+    def is_of(self, namespace: str, tokens: Tokens, start: int) -> bool:
+        """Return whether it belongs to these tokens, the prefix up to its end. `start`: of a segment."""
+        range_ = (self.start, self.end) == (start, len(tokens))
+        return range_ and self.digest == path_digest(namespace, tokens)
+
     def check(self, payload: Bytes) -> None:
         """Raise SnapshotError unless this is the payload that was sealed."""
         if payload.nbytes != self.payload_bytes:

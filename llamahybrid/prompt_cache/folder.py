@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import stat
 from pathlib import Path
 from typing import BinaryIO
@@ -23,6 +24,10 @@ MARK_TEXT = f"llamahybrid disk cache, format {FORMAT}\n".encode()
 
 FOREIGN = "cache.db"
 """Index of a folder in which another program keeps its cache with the diskcache library."""
+
+OURS = re.compile(r"[0-9a-f]{2}|" + re.escape(FOREIGN) + "(-wal|-shm|-journal)?")
+"""Names of what lies in a folder of records; they may outlive the mark where a folder is removed while it is
+in use."""
 
 MOUNTS = Path("/proc/self/mounts")
 """The list of file systems, on Linux."""
@@ -102,7 +107,8 @@ def _mark(own: Path) -> None:
         with opened(path) as mark:
             text = mark.read(len(MARK_TEXT) + 1)
     except FileNotFoundError:
-        if any(own.iterdir()) and not path.exists():  # another process may be making it, too
+        strange = [entry.name for entry in own.iterdir() if not OURS.fullmatch(entry.name)]
+        if strange and not path.exists():  # another process may be making it, too, or may have removed half
             raise FolderRefused(f"{own} is not a cache of ours: name another folder") from None
         text = b""
     if not text:  # two processes may do so: they say the same

@@ -107,25 +107,19 @@ class Loader:
 
     def _read(self, namespace: str, tokens: Tokens, item: Item) -> Record | None:
         """Read a record of a prompt's path; None where it does not serve. Raises OSError."""
-        for attempt in range(2):
-            try:
-                return self._store.read(namespace, tokens, item)
-            except RecordGone:
-                self._counts.gone += 1
-                self.discard(item.key)
-                return None
-            except RecordError as error:  # once more: a bit may have been read wrong
-                if attempt:
-                    self._damaged(item.key, error)
-            except OSError as error:
-                if error.errno not in _ONE_FILE:
-                    raise
-                self._counts.errors += 1
-                self.leave_alone(item.key, UNREADABLE_SECONDS)
-                logger.warning(
-                    "a record of the %s cache cannot be read, and is left out: %s", self._name, error
-                )
-                return None
+        try:
+            return self._store.read(namespace, tokens, item)
+        except RecordGone:
+            self._counts.gone += 1
+            self.discard(item.key)
+        except RecordError as error:
+            self._damaged(item.key, error)
+        except OSError as error:
+            if error.errno not in _ONE_FILE:
+                raise
+            self._counts.errors += 1
+            self.leave_alone(item.key, UNREADABLE_SECONDS)
+            logger.warning("a record of the %s cache cannot be read, and is left out: %s", self._name, error)
         return None
 
     def _damaged(self, key: bytes, error: Exception) -> None:

@@ -279,8 +279,8 @@ class Tier:
         breaker.failed(error)
 
     def glance(self, seconds: float, most: int) -> tuple[list[Placed], bytes]:
-        """The newest places, at most `most`, with namespaces and tokens, and the key of the record that goes
-        next, if these are all places; nothing where the look takes longer than `seconds`."""
+        """The newest checkpoints, at most `most`, and the key of the record that goes next, if these are all;
+        nothing where the look takes longer than `seconds`."""
         try:
             return self.reader.call(seconds, lambda: self.opened(self._glanced, most))
         except Exception as error:  # a view is worth neither a pause of reading nor an error

@@ -277,7 +277,8 @@ class Tree:
         parts: tuple[Segment, ...] = ()
         try:
             if splitter is not None:
-                parts = splitter(segment, tokens_to(node)[: segment.end], position)
+                ranges = (segment.start, position), (position, segment.end)
+                parts = tuple(splitter.parts(segment, tokens_to(node)[: segment.end], ranges))
         except (ValueError, MemoryError):
             self.damaged += 1
         at = node.segments.index(segment)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError, TimeoutError
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from llamahybrid.errors import SnapshotError
-from llamahybrid.prompt_cache.base import NOTHING, Bytes, Logits, Range, Segment, Tokens, part_of
+from llamahybrid.prompt_cache.base import NOTHING, Bytes, Logits, Range, Segment, Tokens, clipped
 from llamahybrid.prompt_cache.blocks import Item, chain, digest_at, spans
-from llamahybrid.prompt_cache.envelope import HEADER_BYTES, header_of, path_digest, sealed
+from llamahybrid.prompt_cache.envelope import HEADER_BYTES, header_of, sealed
 from llamahybrid.prompt_cache.nodes import common_prefix, ids_of
-from llamahybrid.prompt_cache.records import HEAD_BYTES, pack
+from llamahybrid.prompt_cache.records import pack
 from llamahybrid.prompt_cache.seen import Seen
 from llamahybrid.prompt_cache.store import RamStore
 from llamahybrid.prompt_cache.worker import Late, Worker
@@ -208,41 +208,39 @@ class Writer:
     def _nbytes(self, job: Job, point: Point) -> int:
         """Bytes of the record of a state, about; 0 where RAM has evicted it."""
         with self.source.checkpoint_at(job.namespace, job.path[: point.position]) as state:
-            return 0 if state is None else state.snapshot.nbytes + HEAD_BYTES
+            return 0 if state is None else state.snapshot.nbytes + HEADER_BYTES
 
     def _write_attention(self, job: Job, position: int) -> bool:
         """Write the attention before a position that is not there yet; False where it is not to be had."""
-        segments = self.source.attention(job.namespace, job.path, 0, len(job.path))
         path = chain(job.namespace, ids_of(job.path[:position]))[1:]
-        keys = [b"a" + prefix.hash for prefix in path]
-        there = self._tier.rows.sizes(keys)
-        for key, (start, end) in zip(keys, spans(position), strict=True):
-            if job.forgets != self.source.forgets:
+        keys = {span: b"a" + prefix.hash for span, prefix in zip(spans(position), path, strict=True)}
+        there = self._tier.rows.sizes([*keys.values()])
+        missing = dict.fromkeys(span for span, key in keys.items() if key not in there)
+        for segment in self._attention(job, list(missing)):
+            span = segment.start, segment.end
+            forgotten = job.forgets != self.source.forgets
+            if forgotten or not self._put(job, keys[span], span, segment.record):
                 return False
-            if key not in there:
-                state = self._attention(job, segments, start, end)
-                if state is None or not self._put(job, key, (start, end), state):
-                    return False
-        return True
+            del missing[span]
+        return not missing
 
-    def _attention(self, job: Job, segments: Sequence[Segment], start: int, end: int) -> Bytes | None:
-        """The attention [start, end) as one segment; None where RAM does not have it."""
+    def _attention(self, job: Job, missing: Sequence[Range]) -> Iterator[Segment]:
+        """Yield attention of these ranges, as far as RAM has it, one after the other: each is a copy."""
         split = self.source.splitter(job.namespace)
-        parts: list[Segment] = []
-        at = start
-        try:
-            for segment in segments:
-                if segment.start <= at < min(segment.end, end):
-                    stop = min(segment.end, end)
-                    part = part_of(segment, job.path[: segment.end], at, stop, split)
-                    parts += [] if part is None else [part]
-                    at = stop
-            if at < end or not parts or (parts[0].start, parts[-1].end) != (start, end):
-                return None
-            whole = parts[0] if split is None or len(parts) == 1 else split.join(parts, job.path[:end])
-        except ValueError:
-            return None
-        return whole.record if whole.end == end else None
+        if split is None:
+            return
+        begun: list[Segment] = []
+        ends = {end: start for start, end in missing}
+        for segment in self.source.attention(job.namespace, job.path, 0, len(job.path)):
+            ranges = clipped(missing, segment.end, segment.start)
+            try:
+                for part in split.parts(segment, job.path[: segment.end], ranges):
+                    begun = [*begun, part] if begun and begun[-1].end == part.start else [part]
+                    if ends.get(part.end) == begun[0].start:
+                        yield part if len(begun) == 1 else split.join(begun, job.path[: part.end])
+                        begun = []
+            except ValueError:
+                begun = []
 
     def _put(self, job: Job, key: bytes, span: Range, state: Bytes, logits: Logits | None = None) -> bool:
         """Write one record of a path; False if it does not fit, or is sealed otherwise.
@@ -255,7 +253,7 @@ class Writer:
         if not self.budget.open():
             tier.counts.deferred += 1
             return False
-        parts = pack(state, logits)
+        parts = pack(state, logits, job.namespace, job.path[: span[1]])
         n_bytes = sum(map(len, parts))
         if not self._make_room(n_bytes, job):
             return False
@@ -289,8 +287,6 @@ class Writer:
 def _sealed_for(state: Bytes, namespace: str, path: Tokens, span: Range) -> bool:
     """An envelope is of this path: the model's fingerprint may have changed between a look and the seal."""
     try:
-        header = header_of(state[:HEADER_BYTES].tobytes())
+        return header_of(state[:HEADER_BYTES].tobytes()).is_of(namespace, path[: span[1]], span[0])
     except SnapshotError:
         return False
-    of_path = header.digest == path_digest(namespace, path[: span[1]])
-    return of_path and (header.start, header.end) == span

@@ -20,7 +20,6 @@ from llamahybrid.prompt_cache.blocks import Why, digest_at
 from llamahybrid.prompt_cache.disk import DiskRows
 from llamahybrid.prompt_cache.envelope import sealed
 from llamahybrid.prompt_cache.nodes import ids_of
-from llamahybrid.prompt_cache.records import pack
 from tests.prompt_cache.asking import files
 
 TEXT = np.array([*b"the quick brown fox jumps over the lazy dog"], np.int32)
@@ -38,7 +37,7 @@ def put(
         patch.setattr(block_store.time, "time", lambda: written)
         if start is None:
             BlockStore(rows).link(namespace, tokens, Why.SYSTEM, logits=False)
-    rows.write((b"r" if start is None else b"a") + digest_at(namespace, ids_of(tokens)), pack(state, None))
+    rows.write((b"r" if start is None else b"a") + digest_at(namespace, ids_of(tokens)), [state.data])
     rows.release()
 
 

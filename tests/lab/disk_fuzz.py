@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.progress import track
 
 from llamahybrid.errors import RecordError
-from llamahybrid.prompt_cache.base import Bytes, Costs, LiveView, Segment, Tokens
+from llamahybrid.prompt_cache.base import Bytes, Costs, LiveView, Range, Segment, Tokens
 from llamahybrid.prompt_cache.block_store import BlockStore
 from llamahybrid.prompt_cache.blocks import Item
 from llamahybrid.prompt_cache.cache import PromptCache
@@ -60,18 +60,15 @@ def content(kind: str, start: int, tokens: Tokens) -> Bytes:
 class MadeUp:
     """Cuts and joins made-up segments. Raises ValueError for one that is not as it should be."""
 
-    def __call__(self, segment: Segment, path: Tokens, at: int) -> tuple[Segment, Segment]:
+    def parts(self, segment: Segment, path: Tokens, ranges: Iterable[Range]) -> Iterator[Segment]:
         if not np.array_equal(segment.record, content("attention", segment.start, path)):
             raise ValueError("a segment is damaged or foreign")
-        first, second = path[:at], path
-        return (
-            Segment(segment.start, at, content("attention", segment.start, first)),
-            Segment(at, segment.end, content("attention", at, second)),
-        )
+        for start, end in ranges:
+            yield Segment(start, end, content("attention", start, path[:end]))
 
     def join(self, segments: Sequence[Segment], path: Tokens) -> Segment:
         for segment in segments:
-            self(segment, path[: segment.end], segment.end)
+            list(self.parts(segment, path[: segment.end], ()))
         return Segment(segments[0].start, len(path), content("attention", segments[0].start, path))
 
 

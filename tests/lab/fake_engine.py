@@ -6,7 +6,7 @@ A request runs as the real one does: both drive the same `Schedule`, and do what
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -58,8 +58,8 @@ class FakeAttention:
         assert digest == zlib.crc32(np.array(before, np.int32).tobytes()), "foreign attention"
         return tokens
 
-    def __call__(self, segment: Segment, path: Tokens, at: int) -> tuple[Segment, Segment]:
-        """Cut a segment of `path` in two. Raises ValueError where it is damaged."""
+    def parts(self, segment: Segment, path: Tokens, ranges: Iterable[tuple[int, int]]) -> Iterator[Segment]:
+        """Parts of a segment of `path`. Raises ValueError where it is damaged."""
         tokens = path.tolist()
         try:
             sound = tokens[segment.start :] == self.tokens_in(segment, tokens[: segment.start])
@@ -67,16 +67,15 @@ class FakeAttention:
             raise ValueError(str(error)) from error
         if not sound:
             raise ValueError("a segment of other tokens")
-        return (
-            self.of(tokens[: segment.start], tokens[segment.start : at]),
-            self.of(tokens[:at], tokens[at:]),
-        )
+        for start, end in ranges:
+            assert segment.start <= start < end <= segment.end, "no part of it"
+            yield self.of(tokens[:start], tokens[start:end])
 
     def join(self, segments: Sequence[Segment], path: Tokens) -> Segment:
         """One segment for adjoining ones of `path`. Raises ValueError where one is damaged."""
         tokens, start = path.tolist(), segments[0].start
         for segment in segments:
-            self(segment, path[: segment.end], segment.start + 1)
+            next(self.parts(segment, path[: segment.end], [(segment.start, segment.end)]))
         assert [s.end for s in segments] == [*(s.start for s in segments[1:]), len(tokens)], "a hole"
         return self.of(tokens[:start], tokens[start:])
 

@@ -128,12 +128,9 @@ class NaivePromptCache:
         assert view.split is not None
         if view.forgotten:
             return False
-        rest = segment
-        for at in range(segment.start + 1, segment.end + 1):
-            one = rest
-            if at < segment.end:
-                one, rest = view.split(rest, view.tokens[: rest.end], at)
-            self._attention.setdefault((view.namespace, tuple(view.tokens[:at].tolist())), one)
+        each = [(at, at + 1) for at in range(segment.start, segment.end)]
+        for one in view.split.parts(segment, view.tokens[: segment.end], each):
+            self._attention.setdefault((view.namespace, tuple(view.tokens[: one.end].tolist())), one)
         return True
 
     def remember(self, namespace: str, tokens: Tokens, state: LiveState | None = None) -> None:

@@ -155,6 +155,13 @@ def compare(store: BlockStore, ours: set[Path], prompt: Path) -> None:
         assert set(seen.followers) == following
 
 
+def test_a_path_that_another_process_begins_to_write_outlives_forgetting_another() -> None:
+    store, begun = BlockStore(DictRows()), tuple(range(2 * BLOCK))
+    store.link("a", ids(begun), Why.TIP, logits=False)
+    assert not store.unneeded(ids([5, 6]))
+    assert len(store.unneeded(ids(begun[:9]))) == len(store.unneeded()) == 3
+
+
 @given(paths(), st.integers(0, 1 << 16))
 def test_a_flipped_bit_of_a_row_never_makes_a_look_up_fail(path: Path, at: int) -> None:
     store = BlockStore(DictRows())
@@ -202,7 +209,8 @@ def test_of_a_path_the_shallow_states_go_first_and_attention_last() -> None:
 def test_rows_of_other_lengths_are_none() -> None:
     sound = Node(bytes(16), b"text", next=(bytes(16),)).pack()
     assert Node.unpack(sound) is not None
-    rows = (None, b"", b"x", sound[:30], bytes(32) + b"\xff" * 30, sound[:32] + b"\x08" + sound[33:])
+    at = 16 + BLOCK // 8  # the number of following nodes
+    rows = (None, b"", b"x", sound[:at], bytes(at) + b"\xff" * 30, sound[:at] + b"\x08" + sound[at + 1 :])
     assert [Node.unpack(raw) for raw in rows] == [None] * len(rows)
 
 

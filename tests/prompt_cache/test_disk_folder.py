@@ -12,19 +12,24 @@ import stat
 import subprocess
 import sys
 import time
-from itertools import combinations
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import diskcache
 import pytest
 
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache import folder as folders
+from llamahybrid.prompt_cache.base import Segment
+from llamahybrid.prompt_cache.blocks import BLOCK
 from llamahybrid.prompt_cache.disk import DiskRows
+from llamahybrid.prompt_cache.envelope import HEADER_BYTES, header_of
 from llamahybrid.prompt_cache.folder import FOLDER, FOREIGN, MARK
 from llamahybrid.prompt_cache.outline import outline
 from llamahybrid.prompt_cache.records import FORMAT
-from tests.lab.fake_engine import FakeEngine
+from tests.lab.fake_engine import FakeAttention, FakeEngine
 from tests.lab.waiting import wait_until
 
 from .asking import SLOW, A, B, C, ask, everything, files, filled
@@ -188,6 +193,16 @@ def test_a_folder_that_is_removed_is_made_again(folder: Path, which: str) -> Non
     assert ask(PromptCache(1 << 24, folder), C).source == "disk"
 
 
+def test_a_folder_that_was_removed_in_part_is_used_again(folder: Path) -> None:
+    """Another process wrote a record while its mark and its index were removed."""
+    filled(folder)
+    for name in (MARK, FOREIGN):
+        (folder / FOLDER / name).unlink()
+    cache = filled(folder)
+    assert ask(cache, A).cached == len(A)
+    assert ask(PromptCache(1 << 24, folder), A).source == "disk"
+
+
 def test_files_of_a_killed_process_are_swept_when_they_are_old(folder: Path) -> None:
     filled(folder)
     shard = files(folder)[0].parent
@@ -248,10 +263,11 @@ def test_records_under_the_names_of_others_are_misses(folder: Path) -> None:
     for number in (1, 2):
         ask(cache, chat(number))
     assert cache.close()
-    by_name = [(path.stat().st_size, path.name[30:33], path) for path in files(folder)]
-    pairs = [(a, b) for (*one, a), (*other, b) in combinations(by_name, 2) if one == other]
-    assert pairs
-    for first, second in pairs:
+    alike = defaultdict[tuple[int, int], list[Path]](list)
+    for path in files(folder):
+        header = header_of(path.read_bytes()[:HEADER_BYTES])
+        alike[header.start, header.end].append(path)
+    for first, second in alike.values():
         raw = first.read_bytes()
         first.write_bytes(second.read_bytes())
         second.write_bytes(raw)
@@ -417,6 +433,24 @@ def test_a_conversation_in_full_swing_is_not_written_turn_by_turn(folder: Path) 
     assert cache.stats().extra["disk_superseded"] > 10
     again = FakeEngine(PromptCache(1 << 24, folder), costs=SLOW)
     assert again.prefill([*engine.state, 1, 2]).cached == 1300
+
+
+def test_attention_in_ram_is_not_checked_again_for_each_of_its_records(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, checked = FakeAttention.parts, list[int]()
+
+    def counted(self: FakeAttention, segment: Segment, *arguments: Any) -> Iterator[Segment]:
+        checked.append(segment.end)
+        return parts(self, segment, *arguments)
+
+    cache = PromptCache(1 << 24, folder)
+    FakeEngine(cache).prefill(range(2000))
+    monkeypatch.setattr(FakeAttention, "parts", counted)
+    assert cache.flush()
+    assert 0 < len(checked) < 10 * cache.stats().segments
+    assert len(files(folder)) > 2000 // BLOCK
+    assert ask(PromptCache(1 << 24, folder), [*range(2000), 1]).cached == 2000
 
 
 @pytest.mark.parametrize(("hourly", "most"), [(0, 0), (6000, 10_000)])

@@ -7,24 +7,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-import xxhash
 
 from llamahybrid.errors import RecordError
-from llamahybrid.prompt_cache import records
-from llamahybrid.prompt_cache.envelope import open_sealed, path_digest, sealed
-from llamahybrid.prompt_cache.records import HEAD_BYTES, Record, pack, read_record
+from llamahybrid.prompt_cache.envelope import HEADER_BYTES, open_sealed, path_digest, sealed
+from llamahybrid.prompt_cache.records import Record, pack, read_record
 
-from . import test_envelope as envelopes
 from .asking import A
+from .test_envelope import made_up
 
 TOKENS = np.arange(40, dtype=np.int32)
 LOGITS = np.linspace(-1, 1, 11, dtype=np.float32)
 PAYLOAD = np.arange(200, dtype=np.uint8)
 
 
-def packed(logits: np.ndarray | None = LOGITS, start: int | None = None) -> bytes:
+def packed(logits: np.ndarray | None = LOGITS, start: int | None = None, of: np.ndarray = TOKENS) -> bytes:
     state = sealed(PAYLOAD, namespace="model", tokens=TOKENS, start=start)
-    return b"".join(pack(state, logits))
+    return b"".join(pack(state, logits, "model", of))
 
 
 def read(raw: bytes) -> Record:
@@ -49,7 +47,7 @@ def test_no_damaged_byte_goes_unseen() -> None:
             read(bytes(damaged))
 
 
-@pytest.mark.parametrize("length", [0, 5, HEAD_BYTES - 1, HEAD_BYTES, HEAD_BYTES + 80, -1])
+@pytest.mark.parametrize("length", [0, 5, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + 80, -1])
 def test_a_truncated_record_is_refused(length: int) -> None:
     with pytest.raises(RecordError):
         read(packed()[:length])
@@ -60,25 +58,12 @@ def test_a_record_with_a_tail_is_refused() -> None:
         read(packed() + b"x")
 
 
-def test_bytes_without_a_seal_make_no_record() -> None:
-    with pytest.raises(RecordError, match="header"):
-        pack(PAYLOAD, None)
+def test_logits_of_another_prompt_are_refused() -> None:
+    with pytest.raises(RecordError, match="logits"):
+        read(packed(of=TOKENS[1:]))
 
 
 # -- records that somebody made up -----------------------------------------------------------------
-
-
-def made_up(**change: Any) -> bytes:
-    """The file of a record whose checksums hold and whose fields do not."""
-    frame = {
-        "magic": records.MAGIC,
-        "logits": 0,
-        "row": xxhash.xxh3_64_intdigest(b""),
-    }
-    own = {name: change[name] for name in frame.keys() & change}
-    head = records._FRAME.pack(*(frame | own).values())
-    envelope = envelopes.made_up(**{name: value for name, value in change.items() if name not in frame})
-    return head + records._SEAL.pack(xxhash.xxh3_64_intdigest(head + envelope)) + envelope
 
 
 MADE_UP: dict[str, dict[str, Any]] = {
@@ -86,11 +71,10 @@ MADE_UP: dict[str, dict[str, Any]] = {
     "no range": {"start": 5},
     "huge": {"start": 2**32 - 1, "end": 2**32 - 1},
     "huge payload": {"size": 2**60},
-    "huge logits": {"logits": 2**32 - 1},
     "another's digest": {"digest": path_digest("model", np.array(A[:4], np.int32))},
     "an older version": {"version": 2},
     "a newer version": {"version": 4},
-    "another format": {"magic": b"LLHREC06"},
+    "another format": {"magic": b"LLHSTATF"},
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +12,7 @@ from llamahybrid.prompt_cache import Costs, LiveView, Plan, PromptCache
 from llamahybrid.prompt_cache.base import Segment
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES
 from llamahybrid.prompt_cache.nodes import ENTRY_BYTES
-from tests.lab.fake_engine import FakeEngine
+from tests.lab.fake_engine import FakeAttention, FakeEngine
 from tests.lab.integrity import check_integrity
 
 from .test_budget import path_bytes
@@ -303,10 +303,11 @@ def test_no_memory_for_two_parts_costs_that_segment() -> None:
     cache = PromptCache(1 << 20)
     store(cache, PATH, 150, 250)
 
-    def starved(*_: object) -> tuple[Segment, Segment]:
-        raise MemoryError
+    class Starved(FakeAttention):
+        def parts(self, *_: object) -> Iterator[Segment]:
+            raise MemoryError
 
-    plan_for(cache, [5], replace(view(ELSEWHERE), split=starved))
+    plan_for(cache, [5], replace(view(ELSEWHERE), split=Starved(8)))
     cache.remember("m", np.array([*PATH[:200], 999], np.int32))
     assert (cache.stats().segments, cache.stats().entries) == (0, 2)
     assert cache.stats().extra["damaged"] == 1

@@ -38,7 +38,8 @@ from tests.lab.waiting import wait_until
 
 from .asking import SLOW, A, B, C, ask
 from .stores import DEADLINE, FolderStore, MemoryStore, Operation, ServerStore, Store
-from .test_records import MADE_UP, made_up
+from .test_envelope import made_up
+from .test_records import MADE_UP
 
 KINDS: tuple[Kind, ...] = ("recurrent", "hybrid", "window")
 SECRET = np.array(A[160:190], np.int32).tobytes()
