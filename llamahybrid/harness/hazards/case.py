@@ -25,6 +25,8 @@ class Known:
     """With our patches."""
     says: str
     """Exact detail with our patches: positions, return values and statuses."""
+    patches: tuple[str, ...]
+    """Numbers of our patches that mend it on this model; none for a control, which stock passes."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +50,13 @@ class Probe:
 
     @property
     def patches(self) -> tuple[str, ...]:
-        """Numbers of our patches that mend it; none for a control, which stock passes."""
-        return table()[self.id][0]
+        """Numbers of our patches that mend it on any of its models."""
+        return tuple(sorted({number for known in self.known.values() for number in known.patches}))
 
     @property
     def known(self) -> Mapping[str, Known]:
         """The outcome by the name of each known model, as in known.txt; the default is first."""
-        return table()[self.id][1]
+        return table()[self.id]
 
     @property
     def model(self) -> str:
@@ -68,16 +70,16 @@ def probe(title: str, site: str) -> Callable[[Run], Probe]:
 
 
 @cache
-def table() -> dict[str, tuple[tuple[str, ...], dict[str, Known]]]:
-    """Return patches and known outcomes by the id of a probe."""
-    found: dict[str, tuple[tuple[str, ...], dict[str, Known]]] = {}
+def table() -> dict[str, dict[str, Known]]:
+    """Return known outcomes by the id of a probe, and by the name of a model."""
+    found: dict[str, dict[str, Known]] = {}
     for name, patches, models, stock, patched, says in _rows():
         if name:
-            numbers = () if patches == "-" else tuple(patches.split())
-            outcomes = found.setdefault(name, (numbers, {}))[1]
-            mended = Verdict[patched.upper()], says
+            outcomes = found.setdefault(name, {})
+            mended, numbers = (Verdict[patched.upper()], says), patches
         here = (Verdict[patched.upper()], says) if patched else mended
-        outcomes |= {each: Known(Verdict[stock.upper()], *here) for each in models.split()}
+        own = tuple((patches or numbers).replace("-", "").split())
+        outcomes |= {each: Known(Verdict[stock.upper()], *here, own) for each in models.split()}
     return found
 
 

@@ -38,8 +38,9 @@ class Result:
 def expected(result: Result, patches: frozenset[str] | None) -> bool:
     """Tell whether our engine was built without the patches for this and therefore behaves as stock."""
     known = result.probe.known.get(result.model)
-    lacking = patches is not None and not patches.issuperset(result.probe.patches)
-    return lacking and known is not None and result.outcome.verdict is known.stock
+    if known is None or patches is None or patches.issuperset(known.patches):
+        return False
+    return result.outcome.verdict is known.stock
 
 
 def cure(probe: Probe) -> str:

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import pytest
 
 from llamahybrid.engine.bindings import stock
-from llamahybrid.harness.hazards.case import Probe
+from llamahybrid.harness.hazards.case import Known, Probe
 from llamahybrid.harness.hazards.catalogue import PROBES
 from llamahybrid.harness.hazards.outcome import Verdict
 from llamahybrid.harness.hazards.runner import Result, library, run
@@ -49,10 +49,10 @@ def surprise(result: Result, patched: bool) -> str | None:
     return None if found == known else f"{found}, known is {known}"
 
 
-def _marks(probe: Probe) -> Collection[pytest.MarkDecorator]:
+def _marks(known: Known) -> Collection[pytest.MarkDecorator]:
     """On stock only the full suite runs it: our changes do not alter stock."""
     if PATCHED:
-        return [pytest.mark.patched, *marks(probe.patches)]
+        return [pytest.mark.patched, *marks(known.patches)]
     return [pytest.mark.patched, pytest.mark.full]
 
 
@@ -61,9 +61,9 @@ def _marks(probe: Probe) -> Collection[pytest.MarkDecorator]:
 @pytest.mark.parametrize(
     ("probe", "model"),
     [
-        pytest.param(probe, model, id=f"{probe.id}-{model}", marks=_marks(probe))
+        pytest.param(probe, model, id=f"{probe.id}-{model}", marks=_marks(known))
         for probe in PROBES
-        for model in probe.known
+        for model, known in probe.known.items()
     ],
 )
 def test_probe_has_its_known_outcome(results: Results, probe: Probe, model: str) -> None:
