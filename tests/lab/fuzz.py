@@ -2,10 +2,10 @@
 
 ``python -m tests.lab.fuzz --seconds 600 [--seed 1] [--arch qwen35] [--way restarts | --way one-life]``
 
-Each history takes the next seed and the next setting. Exit status 1 on the first mismatch, with the seed and
-the shrunk history; the table shows the requests of each architecture and the worst difference. As
-``one-life`` all histories of an architecture use one `Llama`, whose resident memory, less the bytes of its
-prompt cache, must not grow.
+Each history takes the next seed and the next setting, with more arguments at random. Exit status 1 on the
+first mismatch, with the seed and the shrunk history; the table shows the requests of each architecture and
+the worst difference. As ``one-life`` all histories of an architecture use one `Llama`, whose resident memory,
+less the bytes of its prompt cache, must not grow.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from llamahybrid.llama import Llama
 from tests.lab.campaign import main
 from tests.lab.differential import Mismatch, Runner, Verdict, check
 from tests.lab.history import random_history, restarted
-from tests.lab.reference import SETTINGS, Factory, Reference, settings_for
+from tests.lab.reference import SETTINGS, Factory, Reference, crossed, settings_for
 
 LENGTH = 12
 """Operations of a history."""
@@ -47,7 +47,8 @@ def run(model: Path, seed: int, count: int, until: float, factory: Factory, rest
     """
     total, settings = Verdict(), settings_for(model)
     for number in range(seed, seed + count) if settings else ():
-        setting, history = settings[number % len(settings)], random_history(number, length=LENGTH)
+        setting = crossed(settings[number % len(settings)], number)
+        history = random_history(number, length=LENGTH)
         try:
             total.add(check(restarted(history) if restarts else history, factory, model, setting))
         except Mismatch as mismatch:

@@ -38,7 +38,7 @@ from tests.lab.fuzz import generative
 from tests.lab.inside import MergedBatches, keep_rows_on_request, set_patience, set_wait
 from tests.lab.integrity import check_integrity
 from tests.lab.parallel_talk import Common, Talk, advance, in_a_thread
-from tests.lab.reference import Reference, Setting, settings_for
+from tests.lab.reference import Reference, Setting, crossed, settings_for
 
 CONTEXTS = (256, 512, 512, 768, 1536)
 LONGEST = 220
@@ -212,15 +212,13 @@ def comparable(model: Path) -> tuple[Setting, ...]:
 
 
 def run(model: Path, seed: int, count: int, until: float, outcome: Outcome) -> int:
-    """At most `count` histories from `seed` on, until the clock shows `until`; the seed after the last.
+    """One to `count` histories from `seed` on, until the clock shows `until`; the seed after the last.
 
     Raises Mismatch, which names the seed and the setting.
     """
     settings = comparable(model)
     for number in range(seed, seed + count) if settings else ():
-        if time.monotonic() > until:
-            return number
-        setting = settings[number % len(settings)]
+        setting = crossed(settings[number % len(settings)], number)
         faulthandler.dump_traceback_later(STUCK_SECONDS, exit=True)
         try:
             play(model, setting, number, outcome)
@@ -229,6 +227,8 @@ def run(model: Path, seed: int, count: int, until: float, outcome: Outcome) -> i
             raise Mismatch(f"{model.stem}, {setting.name}, seed {number}: {kind}{error}") from error
         finally:
             faulthandler.cancel_dump_traceback_later()
+        if time.monotonic() > until:
+            return number + 1
     return seed + count
 
 

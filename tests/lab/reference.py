@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -85,6 +86,27 @@ SETTINGS: tuple[Setting, ...] = (
         batch_sensitive=True,
     ),
 )
+
+
+OTHERS: Mapping[str, Sequence[Any]] = {
+    "n_ctx": (256, 513),
+    "n_batch": (7, 31, 64, 257),
+    "n_ubatch": (5, 8, 32, 256),
+    "swa_full": (True, False),
+    "offload_kqv": (False,),
+    "rope_freq_base": (5000.0, 1e6),
+    "rope_freq_scale": (0.5,),
+    "logits_all": (True,),
+    "use_mmap": (False,),
+}
+"""Values of arguments that campaigns cross with the settings; none makes logits more sensitive."""
+
+
+def crossed(setting: Setting, seed: int) -> Setting:
+    """The setting with some more arguments, drawn from a seed."""
+    rng = random.Random(f"arguments {seed}")
+    more = {name: rng.choice(values) for name, values in OTHERS.items() if rng.random() < 0.2}
+    return replace(setting, name=f"{setting.name} {more}", arguments={**more, **setting.arguments})
 
 
 def settings_for(model: Path, settings: Sequence[Setting] = SETTINGS) -> tuple[Setting, ...]:
