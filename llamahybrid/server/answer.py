@@ -15,16 +15,13 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from llamahybrid.server.answer_format import AnswerFormat, event
 from llamahybrid.server.errors import Refusal, refusal
-from llamahybrid.server.job import Chunk, Done, Failure, Item, Job
-from llamahybrid.server.progress import Progress
+from llamahybrid.server.job import Done, Failure, Item, Job
 
 logger = logging.getLogger("llamahybrid.server")
 
 Result = TypeVar("Result")
-
-COMMENT = b": ping\n\n"
-"""Keeps proxies from closing a silent stream."""
 
 STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -64,19 +61,10 @@ async def unless_gone(receive: Receive, doing: asyncio.Future[Result]) -> Result
 class Answer(Response):
     """The answer of a job. A disconnect of the client ends the job."""
 
-    progress = Progress
-    """Type of the chunks with the progress of the prompt."""
-    silence = COMMENT
-    """Ping of a silent stream."""
-    end = b""
-    """End of a stream."""
-
-    def failed(self, refused: Refusal) -> bytes:
-        """Return an error as an event of a stream."""
-        return event(refused.body)
-
-    def __init__(self, job: Job, ping_seconds: float) -> None:
+    def __init__(self, job: Job, form: type[AnswerFormat], ping_seconds: float) -> None:
+        """`form`: of the answer."""
         self._job = job
+        self._form = form
         self._ping_seconds = ping_seconds
         self.background = None
         self.raw_headers = []
@@ -111,23 +99,11 @@ class Answer(Response):
                 started = True
                 await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
             over = bool(items) and isinstance(items[-1], (Done, Failure))
-            data = b"".join(map(self._encoded, items)) if items else self.silence
+            data = b"".join(map(self._encoded, items)) if items else self._form.silence
             if data or over:
                 await send({"type": "http.response.body", "body": data, "more_body": not over})
 
     def _encoded(self, item: Item) -> bytes:
         if isinstance(item, Done):
-            return self.end
-        return self.failed(refusal(item.error)) if isinstance(item, Failure) else event(item)
-
-
-class OpenAIAnswer(Answer):
-    """A completion or a response, or their events."""
-
-    end = b"data: [DONE]\n\n"
-
-
-def event(data: Chunk) -> bytes:
-    """Encode a server-sent event; its type is that of the data, if they have one."""
-    kind = b"event: " + data["type"].encode() + b"\n" if "type" in data else b""
-    return kind + b"data: " + json.dumps(data, default=float).encode() + b"\n\n"
+            return self._form.end
+        return self._form.failed(refusal(item.error)) if isinstance(item, Failure) else event(item)

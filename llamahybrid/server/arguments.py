@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 import llama_cpp
 import numpy as np
 import numpy.typing as npt
+from llama_cpp.server import types as upstream
 
 from llamahybrid.client import json_schema
 from llamahybrid.client.chat_template import Prompt
@@ -16,12 +17,12 @@ from llamahybrid.client.chat_template import chat_prompt as render
 from llamahybrid.client.chat_way import Continuing, continuation_of
 from llamahybrid.client.template_probe import markers_of
 from llamahybrid.llama import Llama
-from llamahybrid.server.bodies import CacheOptions, ChatCompletionRequest, CompletionRequest
+from llamahybrid.server.bodies import ChatCompletionRequest, CompletionRequest
 from llamahybrid.server.errors import bad, require_tokens
 from llamahybrid.server.messages import require_readable, with_mappings, with_thoughts
-from llamahybrid.server.options import ReadingOptions, SamplingOptions, TemplateOptions, template_kwargs
+from llamahybrid.server.options import template_kwargs
 from llamahybrid.server.prompts import PromptRules, prompt_rules
-from llamahybrid.server.thinking import ContinuationOptions, ThinkingOptions, goes_on
+from llamahybrid.server.thinking import goes_on
 
 Logits = npt.NDArray[np.single]
 
@@ -36,16 +37,17 @@ functionary_chat_handler and functionary_v1_v2_chat_handler: "TODO: support stre
 
 _ends: WeakKeyDictionary[Llama, list[int]] = WeakKeyDictionary()
 
-_OURS = {"best_of", "logit_bias_type", "user", "min_tokens", "add_special_tokens", *CacheOptions.model_fields}
-_OURS |= {*SamplingOptions.model_fields, *TemplateOptions.model_fields, *ReadingOptions.model_fields}
-_OURS |= {*ThinkingOptions.model_fields, *ContinuationOptions.model_fields}
-_OURS -= {"typical_p"}
-"""Fields of requests that are no arguments."""
+_ARGUMENTS = {
+    *upstream.CreateCompletionRequest.model_fields,
+    *upstream.CreateChatCompletionRequest.model_fields,
+}
+_ARGUMENTS = _ARGUMENTS - {"best_of", "logit_bias_type", "min_tokens", "user"} | {"typical_p"}
+"""Fields of requests that are arguments."""
 
 
 def arguments(llm: Llama, body: CompletionRequest | ChatCompletionRequest, alias: str) -> dict[str, Any]:
     """Return the arguments. Raises Refusal for fields that this model cannot obey."""
-    options: dict[str, Any] = body.model_dump(include=set(type(body).model_fields) - _OURS)
+    options: dict[str, Any] = body.model_dump(include=_ARGUMENTS & type(body).model_fields.keys())
     options["model"] = alias
     options["stop"] = [stop for stop in body.stop or () if stop]  # an empty one would end nothing
     for name in ("presence_penalty", "frequency_penalty"):  # null to OpenAI, a number to upstream

@@ -10,11 +10,12 @@ from llama_cpp.server import types as upstream
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from llamahybrid.llama import Llama
+from llamahybrid.server.answer_format import AnswerFormat
 from llamahybrid.server.errors import bad
 from llamahybrid.server.messages import normalized, require_few, without_nulls
 from llamahybrid.server.options import (
     First,
-    ReadingOptions,
+    ParsingOptions,
     SamplingOptions,
     TemplateOptions,
     at_most,
@@ -22,7 +23,6 @@ from llamahybrid.server.options import (
 )
 from llamahybrid.server.request_fields import Route
 from llamahybrid.server.schemas import MOST_LETTERS, excess
-from llamahybrid.server.telling import Telling
 from llamahybrid.server.thinking import ContinuationOptions, ThinkingOptions
 from llamahybrid.server.translation import translated
 
@@ -62,8 +62,7 @@ class RequestBody(BaseModel):
 
     model_config = ConfigDict(allow_inf_nan=False, extra="allow")
     route: ClassVar[Route]
-    telling: ClassVar[type[Telling] | None] = None
-    """The form of another API than llama_cpp.server's, for the answer."""
+    answer_format: ClassVar[type[AnswerFormat]] = AnswerFormat
 
     @model_validator(mode="before")
     @classmethod
@@ -197,7 +196,7 @@ class ChatCompletionRequest(
     TemplateOptions,
     ThinkingOptions,
     ContinuationOptions,
-    ReadingOptions,
+    ParsingOptions,
     CacheOptions,
 ):
     """`/v1/chat/completions`."""

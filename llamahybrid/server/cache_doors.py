@@ -5,7 +5,6 @@ Each takes a chat (`messages`, `tools`, ...) or a `prompt`, as the routes for an
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -14,9 +13,9 @@ from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.server.arguments import chat_prompt
 from llamahybrid.server.bodies import ChatCompletionRequest, CompletionRequest
-from llamahybrid.server.completing import limited
 from llamahybrid.server.errors import Refusal, bad, require_tokens
 from llamahybrid.server.limits import PAGE
+from llamahybrid.server.prompts import PromptRules, prompt_rules
 from llamahybrid.server.routes import SECURED, InService
 from llamahybrid.server.service import Service
 
@@ -30,7 +29,8 @@ async def warm(request: Request, body: dict[str, Any], service: InService) -> di
 
     def work(llm: Llama) -> dict[str, Any]:
         prompt = _tokens(llm, asked)
-        report = limited(partial(llm.warm, prompt), service.settings.max_prompt_tokens, None)
+        prompt_rules.set(PromptRules(service.settings.max_prompt_tokens))
+        report = llm.warm(prompt)
         return {
             "model": service.models.alias(asked.model),
             "prompt_tokens": report.total,

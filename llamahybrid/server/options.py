@@ -94,7 +94,7 @@ class TemplateOptions(BaseModel):
     documents: list[dict[str, Any]] | None = Field(default=None, max_length=1000)
 
 
-class ReadingOptions(BaseModel):
+class ParsingOptions(BaseModel):
     """Options for the parsing of answers to chats."""
 
     parse_tool_calls: bool = Field(default=True, description="Calls become tool_calls instead of text.")

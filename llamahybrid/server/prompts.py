@@ -114,17 +114,6 @@ class ServedLlama(Llama):
             start = end
         return made + after
 
-    def detokenize(
-        self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
-    ) -> bytes:
-        """Return the bytes of tokens as upstream, which copies the text once more at each token."""
-        whole = super().detokenize
-        if len(tokens) <= FEW_MARKERS or type(self.tokenizer_) is not LlamaTokenizer:
-            return bytes(whole(tokens, prev_tokens, special))
-        pieces = {token: whole([token], None, special) for token in set(tokens)}
-        text = b"".join(map(pieces.__getitem__, tokens))
-        return text[tokens[0] == self.token_bos() and text[:1] == b" " :]
-
     @cached_property
     def _markers(self) -> list[tuple[bytes, int]]:
         """Texts of control and user-defined tokens with their attributes, the longest first, as llama.cpp."""
@@ -158,3 +147,12 @@ class ServedLlama(Llama):
         if rules.observe is not None:
             rules.observe(tokens)
         return super().generate(tokens, *args, **kwargs)
+
+
+def detokenized(llm: Llama, tokens: Sequence[int], special: bool = False) -> bytes:
+    """Return the bytes of tokens as `Llama.detokenize`, which copies the text once more at each token."""
+    if len(tokens) <= FEW_MARKERS or type(llm.tokenizer_) is not LlamaTokenizer:
+        return bytes(llm.detokenize(list(tokens), special=special))
+    pieces = {token: llm.detokenize([token], special=special) for token in set(tokens)}
+    text = b"".join(map(pieces.__getitem__, tokens))
+    return text[tokens[0] == llm.token_bos() and text[:1] == b" " :]

@@ -28,7 +28,7 @@ from llamahybrid.server.bodies import (
     EmbeddingRequest,
 )
 from llamahybrid.server.errors import bad, later, require_tokens
-from llamahybrid.server.prompts import TokenText
+from llamahybrid.server.prompts import TokenText, detokenized
 from llamahybrid.server.request_fields import require_known
 from llamahybrid.server.service import Service
 
@@ -180,7 +180,7 @@ async def detokenize(body: DetokenizeRequest, service: InService) -> DetokenizeI
 
     def work(llm: Llama) -> str:
         require_tokens(llm.n_vocab(), body.tokens, "tokens")
-        return str(llm.detokenize(body.tokens), "utf-8", errors="replace")
+        return str(detokenized(llm, body.tokens), "utf-8", errors="replace")
 
     return DetokenizeInputResponse(text=await service.use(body.model, work))
 

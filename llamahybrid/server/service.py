@@ -18,22 +18,22 @@ from llamahybrid.client.salt import digest
 from llamahybrid.llama import Llama
 from llamahybrid.memory.fingerprint import salt_tag
 from llamahybrid.prompt_cache.base import OUTSIDE
+from llamahybrid.server.access import Viewer, Viewers
 from llamahybrid.server.admission import Admission, Place
-from llamahybrid.server.answer import Answer, OpenAIAnswer, unless_gone
+from llamahybrid.server.answer import Answer, unless_gone
 from llamahybrid.server.bodies import Body, CompletionRequest, RequestBody
-from llamahybrid.server.completing import limited, make_answer, prompts_of
+from llamahybrid.server.completion import make_answer, prompts_of
 from llamahybrid.server.errors import bad, later, refusal
-from llamahybrid.server.job import Chunk, Create, Done, Failure, Job, Outbox
+from llamahybrid.server.job import Chunk, Done, Failure, Job, Outbox
 from llamahybrid.server.keyed_prompts import KeyedPrompts
 from llamahybrid.server.keys import salt_of_request
 from llamahybrid.server.loading import load
 from llamahybrid.server.metrics import ERRORS, Metrics, Values
 from llamahybrid.server.models import Models
-from llamahybrid.server.prompts import Observer
+from llamahybrid.server.prompts import Observer, PromptRules
 from llamahybrid.server.request_fields import require_known
 from llamahybrid.server.settings import ModelSettings, ServerSettings
 from llamahybrid.server.usage import summary
-from llamahybrid.server.viewers import Viewer, Viewers
 
 logger = logging.getLogger("llamahybrid.server")
 
@@ -125,8 +125,8 @@ class Service:
 
     # -- requests ----------------------------------------------------------------------------------
 
-    async def answer(self, request: Request, asked: RequestBody, form: type[Answer] = OpenAIAnswer) -> Answer:
-        """Answer a request when its turn comes. Raises Refusal. `form`: of the HTTP response."""
+    async def answer(self, request: Request, asked: RequestBody) -> Answer:
+        """Answer a request when its turn comes. Raises Refusal."""
         arrived = time.perf_counter()
         ignore = self.settings.ignore_unknown_fields
         require_known(asked, ignore)
@@ -143,20 +143,20 @@ class Service:
         try:
             if llm.model_params.vocab_only:
                 raise bad("this model was opened for its vocabulary alone (vocab_only)", "model")
-            create: Create = partial(make_answer, llm, asked, body, alias, ignore)
             tag = salt_tag(digest(named))
             observe = self._observer(request, body, llm, alias, tag)
-            within = partial(limited, create, self.settings.max_prompt_tokens, observe)
-            is_chat = not isinstance(body, CompletionRequest)
+            rules = PromptRules(self.settings.max_prompt_tokens, observe)
+            create = partial(make_answer, llm, asked, body, alias, rules, ignore)
+            is_chat, form = not isinstance(body, CompletionRequest), asked.answer_format
             progress = form.progress(is_chat, alias) if body.return_progress else None
             over = partial(self._over, arrived, place, tag, prompts)
-            job = Job(within, body.stream, partial(llm.request, named), over, self._outbox, progress)
+            job = Job(create, body.stream, partial(llm.request, named), over, self._outbox, progress)
             self.jobs[job] = alias
             job.start(self._threads)
         except BaseException:
             self.admission.leave(place)
             raise
-        return form(job, self._ping_seconds)
+        return Answer(job, form, self._ping_seconds)
 
     def salt(self, request: Request, said: str | None) -> str:
         """Return the salt of a request with this `cache_salt`. Raises Refusal for a missing one."""

@@ -14,9 +14,9 @@ import pytest
 from llamahybrid.client.salt import digest
 from llamahybrid.memory.fingerprint import salt_tag
 from llamahybrid.server import cache_page
+from llamahybrid.server.access import DIGEST_LETTERS, Viewers
 from llamahybrid.server.keys import salt_of
 from llamahybrid.server.settings import ServerSettings
-from llamahybrid.server.viewers import DIGEST_LETTERS, Viewers
 from tests.lab.serving import Held, Serving, serving, wait_until
 
 FILES = ("/cache", "/cache/cache.js", "/cache/cache.css", "/cache/data")

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import llama_cpp
 import pytest
 
@@ -47,7 +48,20 @@ def test_requests_name_a_model_by_any_of_its_names(tiny_model: TinyModel) -> Non
         for name, status in (("first", 200), ("gpt-4o", 200), (None, 200), ("frist", 404)):
             got = client.post("/tokenize", json={"model": name, "content": "x"})
             assert got.status_code == status, got.text
-        assert got.json()["error"]["code"] == "model_not_found"
+        hello = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+        for path, asked in (
+            ("/v1/completions", {"prompt": "x"}),
+            ("/v1/chat/completions", hello),
+            ("/v1/embeddings", {"input": "x"}),
+            ("/v1/responses", {"input": "x"}),
+            ("/completion", {"prompt": "x"}),
+            ("/cache/warm", {"prompt": "x"}),
+        ):
+            got = client.post(path, json={**asked, "model": "frist"})
+            assert (got.status_code, got.json()["error"]["code"]) == (404, "model_not_found"), path
+        claude = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+        with claude, pytest.raises(anthropic.NotFoundError):
+            claude.messages.create(model="frist", max_tokens=1, messages=[{"role": "user", "content": "x"}])
         assert client.get("/props", params={"model": "gpt-4o"}).json()["model_alias"] == "first"
         copilot = client.post("/v1/engines/copilot-codex/completions", json={"prompt": "x"})
         assert "vocab_only" in copilot.text, "the default model's error"

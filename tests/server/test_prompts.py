@@ -17,7 +17,7 @@ from llamahybrid.errors import ContextOverflow
 from llamahybrid.llama import Llama
 from llamahybrid.server import prompts
 from llamahybrid.server.loading import load
-from llamahybrid.server.prompts import PIECE_BYTES, PromptRules, PromptTooLong, prompt_rules
+from llamahybrid.server.prompts import PIECE_BYTES, PromptRules, PromptTooLong, detokenized, prompt_rules
 from llamahybrid.server.settings import ModelSettings
 from llamahybrid.tiny.vocab import vocabulary
 from tests.lab.gguf_edits import with_bos, with_name
@@ -115,4 +115,4 @@ def test_tokens_of_pieces_are_upstreams(
                 expected = llama_cpp.Llama.tokenize(llm, text, add_bos, special)
                 assert llm.tokenize(text, add_bos, special=special) == expected, text
                 text = llama_cpp.Llama.detokenize(llm, expected, special=special)
-                assert llm.detokenize(expected, special=special) == text
+                assert detokenized(llm, expected, special) == text

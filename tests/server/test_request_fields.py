@@ -40,7 +40,6 @@ TOOL: Any = {
 PRINTABLE = list(range(32, 127))
 
 OBEYED: dict[str, dict[str, Any]] = {
-    "model": {"model": "/no/such.gguf"},
     "prompt": {"prompt": "another"},
     "messages": {"messages": [{"role": "user", "content": "another"}]},
     "input": {"input": "another"},
@@ -182,9 +181,13 @@ def plain(http: httpx.Client) -> Callable[..., Any]:
     return answer
 
 
+ELSEWHERE = ("encoding_format", "model")
+"""Fields of test_routes.py and test_models_come_and_go.py."""
+
+
 def obeyed() -> list[Any]:
     every = [(route, name) for route in (*TEXT_ROUTES, Route.EMBEDDINGS) for name in FIELDS]
-    names = [each for each in every if effect(*each) is Effect.OBEYED and each[1] != "encoding_format"]
+    names = [each for each in every if effect(*each) is Effect.OBEYED and each[1] not in ELSEWHERE]
     return [pytest.param(route, name, id=f"{route.name.lower()}-{name}") for route, name in names]
 
 

@@ -16,7 +16,7 @@ from tests.lab.serving import Serving, parts, serving
 from tests.request.test_thinking import CLOSE, HELLO, OPENED
 
 from .conftest import TinyModel
-from .test_channel_reading import HARMONY
+from .test_harmony_parser import HARMONY
 
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 ASKED: dict[str, Any] = {"messages": HELLO, "temperature": 0.0, "repeat_penalty": 1.0, "max_tokens": 40}

@@ -6,8 +6,9 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 
+from llamahybrid.server.answer_format import EventFormat, Events, Part, Parts, Step, event
+from llamahybrid.server.errors import Refusal
 from llamahybrid.server.job import Chunk
-from llamahybrid.server.telling import Events, Part, Parts, Step, Telling
 from llamahybrid.server.usage import usage_so_far
 
 
@@ -20,7 +21,7 @@ class Blocks:
         self.whole = True
         """The arguments of each call are JSON."""
 
-    def told(self, steps: Iterable[Step]) -> Iterator[Chunk]:
+    def events(self, steps: Iterable[Step]) -> Iterator[Chunk]:
         """Yield the events of steps."""
         for step, part, text in steps:
             if step == "begin":
@@ -68,11 +69,19 @@ def _input(arguments: str) -> tuple[Chunk, bool]:
     return (found, True) if isinstance(found, dict) else ({}, False)
 
 
-class MessageTelling(Telling):
-    """Makes the message of one request."""
+class MessageFormat(EventFormat):
+    """The message that answers one request."""
+
+    silence = event({"type": "ping"})
+    end = b""
+
+    @staticmethod
+    def failed(refused: Refusal) -> bytes:
+        """See `AnswerFormat.failed`."""
+        return event(refused.anthropic)
 
     def events(self, chunks: Events) -> Events:
-        """See `Telling.events`."""
+        """See `EventFormat.events`."""
         self._blocks, parts = Blocks(), Parts()
         reason: str | None = None
         begun = False
@@ -83,15 +92,15 @@ class MessageTelling(Telling):
                     begun = True
                     yield {"type": "message_start", "message": self._begun(chunk["id"])}
                 if self.asked.max_tokens:
-                    yield from self._blocks.told(parts.add(choice["delta"]))
+                    yield from self._blocks.events(parts.add(choice["delta"]))
                 reason = choice["finish_reason"] or reason
         if begun:
-            yield from self._blocks.told(parts.end())
+            yield from self._blocks.events(parts.end())
             yield {"type": "message_delta", "delta": self._stop(reason), "usage": self._usage()}
             yield {"type": "message_stop"}
 
     def whole(self, events: list[Chunk]) -> Chunk:
-        """See `Telling.whole`."""
+        """See `EventFormat.whole`."""
         begun, end = events[0]["message"], events[-2]
         return {**begun, **end["delta"], "content": self._blocks.content, "usage": end["usage"]}
 

@@ -13,7 +13,7 @@ from llamahybrid.client.chat_template import unread
 from llamahybrid.client.template_probe import markers_of
 from llamahybrid.llama import Llama
 from llamahybrid.server.anthropic import types
-from llamahybrid.server.anthropic.message import MessageTelling
+from llamahybrid.server.anthropic.message import MessageFormat
 from llamahybrid.server.bodies import MOST_STOPS, MOST_TOOLS, ChatCompletionRequest, RequestBody
 from llamahybrid.server.messages import normalized, require_few, without_nulls
 from llamahybrid.server.options import First, set_effort
@@ -102,7 +102,7 @@ class MessagesRequest(CountTokensRequest):
     """`/v1/messages`."""
 
     route: ClassVar = Route.MESSAGES
-    telling: ClassVar = MessageTelling
+    answer_format: ClassVar = MessageFormat
 
     stream: bool = False
     max_tokens: int = Field(ge=0, description="0: the prompt is decoded and kept, nothing is said.")

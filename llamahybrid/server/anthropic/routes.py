@@ -6,24 +6,13 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from llamahybrid.llama import Llama
-from llamahybrid.server.answer import Answer, event
 from llamahybrid.server.anthropic.request import CountTokensRequest, MessagesRequest
 from llamahybrid.server.arguments import chat_prompt
-from llamahybrid.server.errors import ANTHROPIC, Refusal, bad
+from llamahybrid.server.errors import ANTHROPIC, bad
 from llamahybrid.server.request_fields import require_known
 from llamahybrid.server.routes import SECURED, InService
 
 router = APIRouter(dependencies=SECURED, tags=["Anthropic"])
-
-
-class MessageAnswer(Answer):
-    """A message, or its events as they come."""
-
-    silence = event({"type": "ping"})
-
-    def failed(self, refused: Refusal) -> bytes:
-        """See `Answer.failed`."""
-        return event(refused.anthropic)
 
 
 @router.post(ANTHROPIC, summary="Message", response_model=None)
@@ -32,7 +21,7 @@ async def create_message(request: Request, body: MessagesRequest, service: InSer
     if (body.model_extra or {}).get("thread") is not None:  # with this code the client sends them all again
         message = "this server holds no conversations: send all messages, and no thread"
         raise bad(message, "thread", "thread_unsupported_request")
-    return await service.answer(request, body, MessageAnswer)
+    return await service.answer(request, body)
 
 
 @router.post(f"{ANTHROPIC}/count_tokens", summary="Tokens of messages", response_model=None)

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from llamahybrid.llama import Llama
 from llamahybrid.server.bodies import CompletionRequest, RequestBody, Stops, Tokens
 from llamahybrid.server.errors import Refusal, bad
-from llamahybrid.server.llama_server.told import CompletionTelling
+from llamahybrid.server.llama_server.completion import CompletionFormat
 from llamahybrid.server.options import MOST_TOKENS, First, Text
 from llamahybrid.server.request_fields import Effect, Route, effect
 
@@ -46,7 +46,7 @@ class LlamaServerRequest(RequestBody):
     """`/completion`. Options of completions are validated when it becomes one."""
 
     route: ClassVar = Route.COMPLETION
-    telling: ClassVar = CompletionTelling
+    answer_format: ClassVar = CompletionFormat
 
     model: str | None = None
     prompt: Any = ""

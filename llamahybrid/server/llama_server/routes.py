@@ -14,7 +14,6 @@ from starlette.responses import Response
 
 from llamahybrid.client.chat_template import template_of
 from llamahybrid.llama import Llama
-from llamahybrid.server.answer import Answer
 from llamahybrid.server.arguments import chat_prompt
 from llamahybrid.server.bodies import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
 from llamahybrid.server.errors import require_tokens
@@ -24,7 +23,7 @@ from llamahybrid.server.llama_server.request import (
     LlamaServerRequest,
     TokenizeRequest,
 )
-from llamahybrid.server.llama_server.told import ContentProgress
+from llamahybrid.server.prompts import detokenized
 from llamahybrid.server.request_fields import require_known
 from llamahybrid.server.routes import SECURED, InService, embed
 
@@ -39,23 +38,17 @@ _DEFAULTS = (
 """Options whose defaults `/props` returns."""
 
 
-class FormAnswer(Answer):
-    """An answer in llama-server's form."""
-
-    progress = ContentProgress
-
-
 @router.post("/completion", response_model=None)
 @router.post("/completions", include_in_schema=False, response_model=None)
 async def create_completion(request: Request, body: LlamaServerRequest, service: InService) -> Response:
     """Continue a prompt."""
-    return await service.answer(request, body, FormAnswer)
+    return await service.answer(request, body)
 
 
 @router.post("/infill", response_model=None)
 async def create_infill(request: Request, body: InfillRequest, service: InService) -> Response:
     """Fill in between a prefix and a suffix."""
-    return await service.answer(request, body, FormAnswer)
+    return await service.answer(request, body)
 
 
 class LlamaServerEmbeddingRequest(EmbeddingRequest):
@@ -127,7 +120,7 @@ async def detokenize(body: DetokenizeRequest, service: InService) -> dict[str, s
 
     def work(llm: Llama) -> str:
         require_tokens(llm.n_vocab(), body.tokens, "tokens")
-        return str(llm.detokenize(body.tokens, special=True), "utf-8", errors="replace")
+        return str(detokenized(llm, body.tokens, special=True), "utf-8", errors="replace")
 
     require_known(body, service.settings.ignore_unknown_fields)
     return {"content": await service.use(body.model, work)}

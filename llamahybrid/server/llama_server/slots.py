@@ -14,10 +14,10 @@ from llamahybrid.core.request import NO_LIMIT
 from llamahybrid.core.slot import Slot
 from llamahybrid.llama import Llama
 from llamahybrid.memory.fingerprint import salt_tag
+from llamahybrid.server.access import Viewer, tag_of
 from llamahybrid.server.cache_page import text_of
 from llamahybrid.server.errors import later
 from llamahybrid.server.routes import SECURED, InService
-from llamahybrid.server.viewers import Viewer, tag_of
 
 SHOW_TEXT = "LLAMA_SERVER_SLOTS_DEBUG"
 """llama-server's environment variable for showing prompts and answers: a number other than 0."""

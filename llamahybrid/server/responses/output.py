@@ -9,9 +9,9 @@ from contextlib import closing
 from copy import deepcopy
 from typing import Any
 
+from llamahybrid.server.answer_format import EventFormat, Events, Part, Parts, Step
 from llamahybrid.server.errors import refusal
 from llamahybrid.server.job import Chunk
-from llamahybrid.server.telling import Events, Part, Parts, Step, Telling
 from llamahybrid.server.usage import usage_so_far
 
 
@@ -24,7 +24,7 @@ class Output:
         self._response_id = response_id
         self._freeform = freeform
 
-    def told(
+    def events(
         self, steps: Iterable[Step], logprobs: Sequence[Any] = (), status: str = "completed"
     ) -> Iterator[Chunk]:
         """Yield the events of steps. `logprobs`: of text. `status`: of an item that ends."""
@@ -101,11 +101,11 @@ def freeform_input(arguments: str) -> str:
     return text if isinstance(text, str) else arguments
 
 
-class ResponseTelling(Telling):
-    """Makes the response to one request."""
+class ResponseFormat(EventFormat):
+    """The response to one request."""
 
     def events(self, chunks: Events) -> Events:
-        """See `Telling.events`."""
+        """See `EventFormat.events`."""
         number, began, events = 0, None, self._events(chunks)
         try:
             for number, event in enumerate(events, 1):
@@ -122,7 +122,7 @@ class ResponseTelling(Telling):
             events.close()
 
     def whole(self, events: list[Chunk]) -> Chunk:
-        """See `Telling.whole`."""
+        """See `EventFormat.whole`."""
         response: Chunk = events[-1]["response"]
         return response
 
@@ -137,12 +137,12 @@ class ResponseTelling(Telling):
                         yield {"type": f"response.{kind}", "response": response}
                 (choice,) = chunk["choices"]
                 logprobs = (choice.get("logprobs") or {}).get("content") or []
-                yield from output.told(parts.add(choice["delta"]), logprobs)
+                yield from output.events(parts.add(choice["delta"]), logprobs)
                 reason = choice["finish_reason"] or reason
         if output is not None:
             # A cancelled response is incomplete, too: OpenAI's types have no other word.
             status = "incomplete" if reason in ("length", "cancelled") else "completed"
-            yield from output.told(parts.end(), status=status)
+            yield from output.events(parts.end(), status=status)
             yield {"type": f"response.{status}", "response": self._response(chunk, output, status)}
 
     def _response(self, made: Chunk, output: Output, status: str) -> Chunk:

@@ -19,7 +19,7 @@ from llamahybrid.server.bodies import MOST_TOOLS, ChatCompletionRequest, Request
 from llamahybrid.server.messages import require_few, without_nulls
 from llamahybrid.server.options import First, at_most, set_effort
 from llamahybrid.server.request_fields import Effect, Route, effect
-from llamahybrid.server.responses.output import ResponseTelling
+from llamahybrid.server.responses.output import ResponseFormat
 
 MOST_METADATA = 16
 """Pairs, as OpenAI's. The response repeats them; nothing else uses them."""
@@ -109,7 +109,7 @@ class ResponseRequest(RequestBody):
     """`/v1/responses`. Sampling and cache options of chats pass through to the chat."""
 
     route: ClassVar = Route.RESPONSES
-    telling: ClassVar = ResponseTelling
+    answer_format: ClassVar = ResponseFormat
 
     model: str | None = None
     input: str | list[Any] = ""

@@ -11,12 +11,12 @@ import re
 from collections.abc import Iterator
 
 from llamahybrid.client.markers import Channels
-from llamahybrid.server.reading import Delta, held, told
+from llamahybrid.server.answer_parser import Delta, marker_start, tool_call
 
 _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 
 
-class ChannelReader:
+class HarmonyParser:
     """Parses one answer."""
 
     def __init__(self, channels: Channels, tools: bool, think: bool, header: str | None = None) -> None:
@@ -49,7 +49,7 @@ class ChannelReader:
             at = self._text.find(end)
             if at < 0:
                 if not self._calls_a_tool:
-                    at = held(self._text, end)
+                    at = marker_start(self._text, end)
                     piece, self._text = self._text[:at], self._text[at:]
                     yield from self._said(piece)
                 return
@@ -93,7 +93,7 @@ class ChannelReader:
         if not called:
             yield {"content": f"{self._header}{self._channels.message}{text}"}
             return
-        yield {"tool_calls": [told(self.calls, found[1], text.strip())]}
+        yield {"tool_calls": [tool_call(self.calls, found[1], text.strip())]}
         self.calls += 1
 
     def _said(self, text: str) -> Iterator[Delta]:

@@ -13,7 +13,7 @@ from llamahybrid.client.markers import Markers
 from llamahybrid.client.template_probe import probe
 from llamahybrid.client.thought import ThoughtMarkers
 from llamahybrid.engine.sdist import member
-from llamahybrid.server.reading import Reader
+from llamahybrid.server.answer_parser import AnswerParser
 from llamahybrid.tiny.vocab import CHAT_TEMPLATE
 
 TOOLS: dict[str, Any] = {
@@ -63,7 +63,7 @@ def read(
     found: Markers, text: str, size: int = 10**6, think: bool = True, thinking: bool = False
 ) -> tuple[str, str, list[Any]]:
     """The thinking, the content and the calls of an answer that comes in pieces of that size."""
-    reader = Reader(found, TOOLS, think, thinking)
+    reader = AnswerParser(found, TOOLS, think, thinking)
     deltas = [delta for at in range(0, len(text), size) for delta in reader.feed(text[at : at + size])]
     deltas += reader.end()
     calls = [call for delta in deltas for call in delta.get("tool_calls", ())]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -13,10 +13,10 @@ from llamahybrid.client.extras import asking
 from llamahybrid.llama import Llama
 from llamahybrid.server.arguments import arguments
 from llamahybrid.server.bodies import Body, CompletionRequest, RequestBody
-from llamahybrid.server.chat_reading import reading_of
+from llamahybrid.server.chat_parser import chat_parser_of
+from llamahybrid.server.multi_prompt import completions
 from llamahybrid.server.options import AnswerTokens, extras_of, template_kwargs
-from llamahybrid.server.prompts import Observer, PromptRules, prompt_rules
-from llamahybrid.server.several import completions
+from llamahybrid.server.prompts import PromptRules, prompt_rules
 from llamahybrid.server.thinking import budget_of, goes_on
 from llamahybrid.server.usage import reports_so_far, timings, usage
 
@@ -27,17 +27,24 @@ def prompts_of(body: Body) -> int:
 
 
 def make_answer(
-    llm: Llama, asked: RequestBody, body: Body, alias: str, ignore_unread: bool, stream: bool
+    llm: Llama,
+    asked: RequestBody,
+    body: Body,
+    alias: str,
+    rules: PromptRules,
+    ignore_unread: bool,
+    stream: bool,
 ) -> Any:
-    """Return the answer to a request of any API, or the events of its stream. Raises Refusal.
+    """Return the answer to a request of any API, or the events of its stream.
 
-    Call it in the request's thread: it may take seconds to tokenize texts and to compile schemas.
+    Call it in the request's thread and context: it may take seconds to tokenize texts and to compile schemas.
     `body`: the completion or chat of the request. `ignore_unread`: leave out variables that the chat template
-    does not read.
+    does not read. Raises Refusal, and PromptTooLong by the rules.
     """
+    prompt_rules.set(rules)
     asked.prepare(llm, body)
     create = partial(_complete, llm, body, alias, ignore_unread)
-    return asked.telling(llm, asked, alias).make(create, stream) if asked.telling else create(stream)
+    return asked.answer_format(llm, asked, alias).make(create, stream)
 
 
 def _complete(llm: Llama, body: Body, alias: str, ignore_unread: bool, stream: bool) -> Any:
@@ -62,32 +69,18 @@ def _complete_one(llm: Llama, body: Body, alias: str, ignore_unread: bool, strea
     told = AnswerTokens() if body.return_tokens else None
     options = {**arguments(llm, body, alias), "stream": stream}
     create = llm.create_completion
-    reading = None
+    parser = None
     if not isinstance(body, CompletionRequest):
         create = llm.create_chat_completion
         template = options["chat_template_kwargs"] = template_kwargs(llm, body, ignore_unread)
         budget = options["thinking_budget"] = budget_of(llm, body)
         options["thinking_budget_message"] = body.reasoning_budget_message
         options["continue_final_message"] = goes_on(llm, body)
-        reading = reading_of(llm, body, template, budget)
-    with asking(extras_of(llm, body, told, frozenset() if reading is None else reading.control)):
+        parser = chat_parser_of(llm, body, template, budget)
+    with asking(extras_of(llm, body, told, frozenset() if parser is None else parser.control)):
         made = create(**options)
     made = made if told is None else told.into(made)
-    return made if reading is None else reading.into(made)
-
-
-def limited(
-    create: Callable[..., Any],
-    tokens: int | None,
-    observe: Observer | None,
-    **options: Any,
-) -> Any:
-    """Return `create(**options)`; `observe` gets the ids of its prompts.
-
-    Raises PromptTooLong for a prompt with more than `tokens` tokens.
-    """
-    prompt_rules.set(PromptRules(tokens, observe))
-    return create(**options)
+    return made if parser is None else parser.into(made)
 
 
 def _timings(llm: Llama, prompts: int) -> dict[str, Any]:

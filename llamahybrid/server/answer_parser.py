@@ -19,7 +19,7 @@ Schemas = Mapping[str, Mapping[str, Any]]
 """The parameters of each tool, by its name."""
 
 
-class Reader:
+class AnswerParser:
     """Parses one answer."""
 
     def __init__(
@@ -58,9 +58,9 @@ class Reader:
                 yield {"reasoning_content": text}
             return
         if self._inside and self._call is not None:
-            calls = parsed(text, self._call, self._tools)
+            calls = parse_calls(text, self._call, self._tools)
             if calls is not None:
-                yield self._told(calls)
+                yield self._calls(calls)
                 return
         if text and (text.strip() or not self.calls):
             yield {"content": text}
@@ -91,7 +91,7 @@ class Reader:
         end = self._think.end
         at = self._text.find(end)
         if at < 0:
-            kept = len(self._text[: held(self._text, end)].rstrip())
+            kept = len(self._text[: marker_start(self._text, end)].rstrip())
             thought, self._text = self._text[:kept], self._text[kept:]
             return {"reasoning_content": thought} if thought else None
         thought, self._text = self._text[:at].rstrip("\n"), self._text[at + len(end) :]
@@ -106,7 +106,7 @@ class Reader:
             return {} if self._inside else self._content(len(self._text)) if lead else None
         at = self._text.find(opens)
         if at < 0:
-            return self._content(len(self._text[: held(self._text, opens)].rstrip()))
+            return self._content(len(self._text[: marker_start(self._text, opens)].rstrip()))
         self._inside = True
         before, self._text = self._text[:at].rstrip(), self._text[at:]
         self._begun |= bool(before)
@@ -119,9 +119,9 @@ class Reader:
             return None
         text, self._text = self._text[: at + len(closes)], self._text[at + len(closes) :]
         self._inside = False
-        calls = parsed(text, call, self._tools)
+        calls = parse_calls(text, call, self._tools)
         if calls is not None:
-            return self._told(calls)
+            return self._calls(calls)
         self._begun = True
         return {"content": text}
 
@@ -130,18 +130,18 @@ class Reader:
         self._begun |= bool(text.strip())
         return {"content": text} if text else None
 
-    def _told(self, calls: list[tuple[str, str]]) -> Delta:
+    def _calls(self, calls: list[tuple[str, str]]) -> Delta:
         first, self.calls = self.calls, self.calls + len(calls)
-        return {"tool_calls": [told(first + number, *each) for number, each in enumerate(calls)]}
+        return {"tool_calls": [tool_call(first + number, *each) for number, each in enumerate(calls)]}
 
 
-def told(index: int, name: str, arguments: str) -> Delta:
+def tool_call(index: int, name: str, arguments: str) -> Delta:
     """Return a call of a tool in OpenAI's form."""
     function = {"name": name, "arguments": arguments}
     return {"index": index, "id": f"call_{uuid4().hex}", "type": "function", "function": function}
 
 
-def held(text: str, marker: str) -> int:
+def marker_start(text: str, marker: str) -> int:
     """Return the position from which a text may grow into the marker; its length if there is none."""
     for at in range(max(0, len(text) - len(marker) + 1), len(text)):
         if marker.startswith(text[at:]):
@@ -149,13 +149,13 @@ def held(text: str, marker: str) -> int:
     return len(text)
 
 
-def parsed(text: str, call: CallMarkers, tools: Schemas) -> list[tuple[str, str]] | None:
+def parse_calls(text: str, call: CallMarkers, tools: Schemas) -> list[tuple[str, str]] | None:
     """Return the names and JSON arguments of the calls in a text; None if the text is no call."""
     inner = text.strip().removeprefix(call.opens).strip()
     if closes := call.closes:
         inner = inner.removesuffix(closes).strip()
     try:
-        found = _objects(inner) if call.form == "object" else _several(inner, call, tools)
+        found = _objects(inner) if call.form == "object" else _tagged_calls(inner, call, tools)
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     names = {name for name, _ in found}
@@ -178,7 +178,7 @@ def _objects(inner: str) -> list[tuple[str, str]]:
     return found
 
 
-def _several(inner: str, call: CallMarkers, tools: Schemas) -> list[tuple[str, str]]:
+def _tagged_calls(inner: str, call: CallMarkers, tools: Schemas) -> list[tuple[str, str]]:
     """Return the calls between tags. Several calls share the outer tags and repeat the inner ones."""
     if call.form == "named" and not call.closes:
         return list(_in_a_row(inner, call))

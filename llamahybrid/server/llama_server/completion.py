@@ -8,31 +8,47 @@ from collections.abc import Sequence
 from contextlib import closing
 
 from llamahybrid.core.report import PromptProgress
+from llamahybrid.server.answer_format import EventFormat, Events
 from llamahybrid.server.job import Chunk, Create
 from llamahybrid.server.progress import Progress, numbers
-from llamahybrid.server.telling import Events, Telling
 from llamahybrid.server.usage import reports_so_far, timings, usage_so_far
 
 
-class CompletionTelling(Telling):
-    """Makes the answer to one request."""
+class ContentProgress(Progress):
+    """Progress of a prompt in the form of these chunks."""
+
+    def chunk(self, progress: PromptProgress) -> Chunk:
+        """See `Progress.chunk`."""
+        nothing: Chunk = {"content": "", "tokens": [], "stop": False}
+        return {"index": 0, "id_slot": -1, **nothing, "prompt_progress": numbers(progress)}
+
+    def into(self, chunks: Events) -> Events:
+        """Return the chunks as they are: they have no ids."""
+        return chunks
+
+
+class CompletionFormat(EventFormat):
+    """The completion that answers one request."""
+
+    progress = ContentProgress
+    end = b""
 
     _text = ""
 
     def make(self, create: Create, stream: bool) -> Chunk | Events:
-        """See `Telling.make`; a whole answer is that of a stream, so that both end alike."""
+        """See `AnswerFormat.make`; a whole answer is that of a stream, so that both end alike."""
         events = self.events(create(stream=True))
         return events if stream else self.whole(list(events))
 
     def whole(self, events: list[Chunk]) -> Chunk:
-        """See `Telling.whole`."""
+        """See `EventFormat.whole`."""
         *parts, last = events
         last["content"] = self._text
         last["tokens"] = [token for part in parts for token in part["tokens"]]
         return selected(last, self.asked.response_fields)
 
     def events(self, chunks: Events) -> Events:
-        """See `Telling.events`: those of the chunks of a completion."""
+        """See `EventFormat.events`: those of the chunks of a completion."""
         reason: str | None = None
         began: float | None = None
         with closing(chunks):
@@ -72,19 +88,6 @@ class CompletionTelling(Telling):
             **{"index": 0, "id_slot": -1, "tokens_evaluated": used["prompt_tokens"]},
             "tokens_predicted": used["completion_tokens"] if self.asked.n_predict else 0,
         }
-
-
-class ContentProgress(Progress):
-    """Progress of a prompt in the form of these chunks."""
-
-    def chunk(self, progress: PromptProgress) -> Chunk:
-        """See `Progress.chunk`."""
-        nothing: Chunk = {"content": "", "tokens": [], "stop": False}
-        return {"index": 0, "id_slot": -1, **nothing, "prompt_progress": numbers(progress)}
-
-    def into(self, chunks: Events) -> Events:
-        """Return the chunks as they are: they have no ids."""
-        return chunks
 
 
 def indented_end(text: str, indent: int) -> int | None:

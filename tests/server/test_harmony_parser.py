@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from llamahybrid.client.template_probe import probe
-from llamahybrid.server.channel_reading import ChannelReader
+from llamahybrid.server.harmony_parser import HarmonyParser
 
 HARMONY = (
     "{% for m in messages %}{% if m.role == 'assistant' %}"
@@ -34,7 +34,7 @@ def markers(template: str = HARMONY) -> Any:
 
 
 def read(text: str, size: int, tools: bool = True, think: bool = True) -> tuple[str, str, list[Any]]:
-    reader = ChannelReader(markers().channels, tools, think)
+    reader = HarmonyParser(markers().channels, tools, think)
     deltas = [each for at in range(0, len(text), size) for each in reader.feed(text[at : at + size])]
     deltas += reader.end()
     calls = [call["function"] for each in deltas for call in each.get("tool_calls", ())]

@@ -1,21 +1,37 @@
-"""Telling: answers in the form of another API than llama_cpp.server's, made in the request's thread."""
+"""Answers in the form of an API: OpenAI's, as upstream makes them, or another one, made of a chat's parts."""
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from llamahybrid.llama import Llama
+from llamahybrid.server.errors import Refusal
 from llamahybrid.server.job import Chunk, Create
+from llamahybrid.server.progress import Progress
 from llamahybrid.server.usage import reports_so_far
 
 Events: TypeAlias = Generator[Chunk, None, None]
 
 
-class Telling(ABC):
-    """Makes the answer to one request."""
+def event(data: Chunk) -> bytes:
+    """Encode a server-sent event; its type is that of the data, if they have one."""
+    kind = b"event: " + data["type"].encode() + b"\n" if "type" in data else b""
+    return kind + b"data: " + json.dumps(data, default=float).encode() + b"\n\n"
+
+
+class AnswerFormat:
+    """The answer to one request in OpenAI's form; made in the request's thread."""
+
+    progress = Progress
+    """Type of the chunks with the progress of the prompt."""
+    silence = b": ping\n\n"
+    """A comment, which keeps proxies from closing a silent stream."""
+    end = b"data: [DONE]\n\n"
+    """End of a stream."""
 
     def __init__(self, llm: Llama, asked: Any, alias: str) -> None:
         """`asked`: the request. `alias`: the name of the model in the answer."""
@@ -24,18 +40,32 @@ class Telling(ABC):
         self.alias = alias
 
     def make(self, create: Create, stream: bool) -> Chunk | Events:
-        """Return the answer, or the events of a stream, of what `create` makes: a chat or its chunks."""
+        """Return the answer, or the events of a stream; `create` makes a completion or its chunks."""
+        made: Chunk | Events = create(stream=stream)
+        return made
+
+    @staticmethod
+    def failed(refused: Refusal) -> bytes:
+        """Return an error as an event of a stream."""
+        return event(refused.body)
+
+
+class EventFormat(AnswerFormat, ABC):
+    """The answer to one chat in the form of another API, which has events of its own."""
+
+    def make(self, create: Create, stream: bool) -> Chunk | Events:
+        """See `AnswerFormat.make`."""
         made = create(stream=stream)
         events = self.events(made if stream else _as_chunks(made))
         return events if stream else self.whole(list(events))
 
     @abstractmethod
     def events(self, chunks: Events) -> Events:
-        """Yield the events that tell the chunks of a chat."""
+        """Yield the events of the chunks of a chat."""
 
     @abstractmethod
     def whole(self, events: list[Chunk]) -> Chunk:
-        """Return the answer that these events tell."""
+        """Return the answer that these events are of."""
 
     def stop_sequence(self) -> str | None:
         """Return the stop sequence of the request that ended the answer; None: none did."""

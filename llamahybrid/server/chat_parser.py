@@ -11,24 +11,24 @@ from typing import Any, TypeAlias
 from llamahybrid.client.chat_way import continuation_of
 from llamahybrid.client.template_probe import begins_thinking, markers_of
 from llamahybrid.llama import Llama
+from llamahybrid.server.answer_parser import AnswerParser, Delta
 from llamahybrid.server.bodies import ChatCompletionRequest
-from llamahybrid.server.channel_reading import ChannelReader
-from llamahybrid.server.reading import Delta, Reader
+from llamahybrid.server.harmony_parser import HarmonyParser
 from llamahybrid.server.thinking import goes_on
 
 Chunk = dict[str, Any]
 
 
-AnswerReader: TypeAlias = Reader | ChannelReader
+Parser: TypeAlias = AnswerParser | HarmonyParser
 """A parser of one answer."""
 
 
-class ChatReading:
+class ChatParser:
     """Parses the answers to one request, in its thread."""
 
-    def __init__(self, make: Callable[[], AnswerReader], control: frozenset[int] = frozenset()) -> None:
+    def __init__(self, make: Callable[[], Parser], control: frozenset[int] = frozenset()) -> None:
         """`make`: makes a parser of one answer. `control`: control tokens that its text has to contain."""
-        self._readers = defaultdict[int, AnswerReader](make)
+        self._parsers = defaultdict[int, Parser](make)
         self.control = control
 
     def into(self, made: Any) -> Any:
@@ -37,17 +37,17 @@ class ChatReading:
 
     def _whole(self, made: Chunk) -> Chunk:
         for choice in made["choices"]:
-            reader, message = self._readers[choice["index"]], choice["message"]
+            parser, message = self._parsers[choice["index"]], choice["message"]
             text = message.get("content") or ""
             told: Delta = {}
-            for delta in (*reader.feed(text), *reader.end()):
+            for delta in (*parser.feed(text), *parser.end()):
                 for name, value in delta.items():
                     told[name] = told[name] + value if name in told else value
             for call in told.get("tool_calls", ()):
                 del call["index"]
-            called = reader.calls or message.get("tool_calls")
+            called = parser.calls or message.get("tool_calls")
             choice["message"] = {**message, "content": None if called else "", **told}
-            choice["finish_reason"] = reason(reader, choice["finish_reason"])
+            choice["finish_reason"] = reason(parser, choice["finish_reason"])
         return made
 
     def _stream(self, chunks: Any) -> Generator[Chunk, None, None]:
@@ -58,30 +58,30 @@ class ChatReading:
 
     def _chunks(self, chunk: Chunk) -> Iterator[Chunk]:
         (choice,) = chunk["choices"]
-        reader, delta, ended = self._readers[choice["index"]], choice["delta"], choice["finish_reason"]
-        told = list(reader.feed(delta["content"])) if delta.get("content") else []
+        parser, delta, ended = self._parsers[choice["index"]], choice["delta"], choice["finish_reason"]
+        told = list(parser.feed(delta["content"])) if delta.get("content") else []
         rest: Delta = {name: value for name, value in delta.items() if name != "content"}
         if ended is None:
             first, *told = told or [{}]
             yield {**chunk, "choices": [{**choice, "delta": {**rest, **first}}]}
         else:
-            told += reader.end()
+            told += parser.end()
         for each in told:
             more = {"index": choice["index"], "delta": each, "logprobs": None, "finish_reason": None}
             yield {**chunk, "choices": [more]}
         if ended is not None:
-            yield {**chunk, "choices": [{**choice, "finish_reason": reason(reader, ended), "delta": rest}]}
+            yield {**chunk, "choices": [{**choice, "finish_reason": reason(parser, ended), "delta": rest}]}
 
 
-def reason(reader: AnswerReader, ended: str | None) -> str | None:
+def reason(parser: Parser, ended: str | None) -> str | None:
     """Return the finish reason of an answer that may have called tools."""
-    return "tool_calls" if reader.calls and ended == "stop" else ended
+    return "tool_calls" if parser.calls and ended == "stop" else ended
 
 
-def reading_of(
+def chat_parser_of(
     llm: Llama, body: ChatCompletionRequest, template: Mapping[str, Any], budget: int | None
-) -> ChatReading | None:
-    """Return the reader of the answers to a chat; None if upstream's completions need no reading.
+) -> ChatParser | None:
+    """Return the parser of the answers to a chat; None if upstream's completions need no parsing.
 
     `template`: variables of the chat template. `budget`: of a thought. The end of a thought that is ended at
     once is not left in the content, nor is any thought beside JSON or a regular expression.
@@ -104,9 +104,9 @@ def reading_of(
     if (channels := markers.channels) is not None:
         inside = begun is not None and begun.inside
         header = f"{channels.channel}{channels.thought if inside else ''}" if begun is not None else None
-        return ChatReading(partial(ChannelReader, channels, bool(tools), think, header), markers.control)
+        return ChatParser(partial(HarmonyParser, channels, bool(tools), think, header), markers.control)
     if not (think or (schemas and markers.call)):
         return None
     thinking = think and (begins_thinking(llm, template) if begun is None else begun.inside)
-    make = partial(Reader, markers, schemas, think, thinking, begun is not None)
-    return ChatReading(make, markers.control)
+    make = partial(AnswerParser, markers, schemas, think, thinking, begun is not None)
+    return ChatParser(make, markers.control)
