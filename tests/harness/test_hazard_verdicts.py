@@ -69,7 +69,7 @@ def test_result_becomes_a_verdict_that_names_its_cure(found: Verdict, outcome: s
     verdict_ = verdict(made(found), None)
     assert (verdict_.name, verdict_.outcome) == (f"hazard:{MENDED.id}", outcome)
     assert verdict_.detail.startswith(f"{MENDED.title}: {found.value}; qwen35: no /home/ada/x [red]")
-    assert ("cured by the set server (0001 0020)" in verdict_.detail) is not found.sound
+    assert ("cured by the set reuse (0001)" in verdict_.detail) is not found.sound
     assert verdict_.detail.endswith(
         "our patches: exact, the rollback was refused, snapshot and cut were granted."
     )

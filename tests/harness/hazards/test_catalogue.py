@@ -38,7 +38,7 @@ def test_catalogue_has_faults_for_each_patch() -> None:
     assert verdicts.count(Verdict.WRONG) >= 15
     assert verdicts.count(Verdict.DIED) >= 8
     assert {number for probe in PROBES for number in probe.patches} >= {
-        f"{n:04}" for n in (*range(1, 14), 15, 17, 20, 25, 26, 27, 28, 30)
+        f"{n:04}" for n in (*range(1, 14), 15, 17, 25, 26, 27, 28, 30)
     }
 
 
@@ -48,7 +48,10 @@ def test_known_outcomes_are_those_of_the_probes() -> None:
     assert probe.done.startswith("Twelve tokens; stop after 10, 50 and 97 % of the next one;")
     assert (probe.patches, probe.model) == (("0002",), "qwen35")
     refused = Known(
-        Verdict.WRONG, Verdict.REFUSED, "the decode returned 2, 0 tokens left; the next decode returned -2"
+        Verdict.WRONG,
+        Verdict.REFUSED,
+        "the decode returned 2, 0 tokens left; the next decode returned -2",
+        ("0002",),
     )
-    exact = Known(Verdict.WRONG, Verdict.EXACT, "the decode returned 2, 0 tokens left")
+    exact = Known(Verdict.WRONG, Verdict.EXACT, "the decode returned 2, 0 tokens left", ("0002",))
     assert probe.known == {"qwen35": refused, "jamba": refused, "lfm2": refused, "mamba": exact}
