@@ -197,6 +197,9 @@ def test_the_smallest_contexts_open_as_upstreams(open_model):
 def test_a_context_of_less_than_nothing_is_refused(open_model, slots):
     with pytest.raises(ValueError, match="n_ctx counts tokens"):
         open_model(n_ctx=-1, n_parallel=slots)
+    for name in ("n_batch", "n_ubatch"):
+        with pytest.raises(ValueError, match="n_batch and n_ubatch count tokens"):
+            open_model(n_parallel=slots, **{name: -1})
 
 
 @pytest.mark.parametrize("prompt_cache", [None, False])

@@ -66,11 +66,12 @@ class ContextShape:
 
         The library ends the process where a batch has no room for one token of each sequence, or for the
         planes and two tokens, and hangs on a negative `n_ctx` with several sequences. Raises ValueError for
-        batches without room for the slots, and for a negative `n_ctx`.
+        batches without tokens or without room for the slots, and for a negative `n_ctx`.
         """
         if (n_ctx := options.get("n_ctx", 512)) < 0:
             raise ValueError("n_ctx counts tokens: 1 or more, or 0 for as many as the model was trained with")
-        room = min(options.get("n_batch", 512), options.get("n_ubatch", 512))
+        if (room := min(options.get("n_batch", 512), options.get("n_ubatch", 512))) < 1:
+            raise ValueError("n_batch and n_ubatch count tokens: 1 or more")
         room = min(room, n_ctx or room)  # upstream's batches are no longer than that
         if slots < 1:
             raise ValueError("n_parallel counts requests that run at once: 1 or more")

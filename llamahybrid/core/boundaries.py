@@ -15,7 +15,10 @@ from llama_cpp import llama_cpp
 
 from llamahybrid.prompt_cache.base import Tokens
 
-_UNASKED, _PLAIN, _OPENS = -1, 0, 1
+_UNASKED, _PLAIN, _OPENS, _CLOSES = -1, 0, 1, 2
+
+CLOSING = 3
+"""Most tokens from one that closes a message to the start of the next one: a newline comes between."""
 
 
 class Boundaries:
@@ -27,18 +30,29 @@ class Boundaries:
         self._kind: npt.NDArray[np.int8] = np.full(n_vocab, _UNASKED, dtype=np.int8)
 
     def find(self, tokens: Tokens) -> list[int]:
-        """Positions in (0, n), ascending, where a message or a marked part starts."""
+        """Positions in (0, n), ascending, where a message or a marked part starts.
+
+        The first one lies before the token that closes the first message: more tools or instructions make
+        that longer.
+        """
         known = tokens >= 0  # natively decoded content has none
         ids = np.where(known, tokens, 0)
         for token in np.unique(ids[self._kind[ids] == _UNASKED]).tolist():
             self._kind[token] = self._ask(token)
         positions: list[int] = np.flatnonzero(known & (self._kind[ids] == _OPENS)).tolist()
-        return positions[1:] if positions[:1] == [0] else positions
+        inside = positions[1:] if positions[:1] == [0] else positions
+        return [self._closed(ids, inside[0]), *inside[1:]] if inside else []
+
+    def _closed(self, ids: Tokens, start: int) -> int:
+        """The position of the token that closes the message before `start`; `start` where none does."""
+        before = max(1, start - CLOSING)
+        closing = np.flatnonzero(self._kind[ids[before:start]] == _CLOSES)
+        return before + int(closing[-1]) if len(closing) else start
 
     def _ask(self, token: int) -> int:
         attributes = int(llama_cpp.llama_vocab_get_attr(self._vocab, token))
         if llama_cpp.llama_vocab_is_eog(self._vocab, token):
-            return _PLAIN  # closes a message
+            return _CLOSES
         if attributes & llama_cpp.LLAMA_TOKEN_ATTR_CONTROL:
             return _OPENS
         if attributes & llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED:

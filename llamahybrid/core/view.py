@@ -24,7 +24,6 @@ class View:
         self.n_tokens = 0
         self.scores: npt.NDArray[np.single] = np.zeros((0, 0), dtype=np.single)
         self.sampler: Any = None
-        self.mirostat_mu: Any = None
         self.requires_eval = True
         self.logits_all = False
         self.seed = 0
@@ -131,7 +130,7 @@ class View:
         if self.salt == salt:
             return False
         self.reset()
-        self.sampler = self.mirostat_mu = None
+        self.sampler = None
         self.true_rows = 0
         self.salt = salt
         return True

@@ -18,12 +18,16 @@ import numpy as np
 from llama_cpp._internals import LlamaBatch, LlamaContext, LlamaModel
 
 from llamahybrid.capi.gguf import Gguf
+from llamahybrid.engine import loaded
 from llamahybrid.errors import LlamaHybridError
 from llamahybrid.memory.context import GuardedContext
 
 logger = logging.getLogger("llamahybrid")
 
 FLOAT_BYTES = 4
+
+WIDE_ROWS = "0024"
+"""The patch without which llama.cpp ends the process where it reads rows wider than its embeddings."""
 
 
 def embeds_only(model_path: str, options: Mapping[str, Any]) -> bool:
@@ -131,6 +135,12 @@ class Vectors:
     def _made(self) -> tuple[GuardedContext, LlamaBatch]:
         """Return the context, which is freed with its model, and the batch."""
         if self._context is None or self._batch is None:
+            wide = llama_cpp.llama_model_n_embd_out(self._model.model) > self._model.n_embd()
+            if wide and WIDE_ROWS not in loaded.patches():
+                raise LlamaHybridError(
+                    "llama.cpp would end the process: of this architecture, it embeds with the patches of "
+                    "`llamahybrid engine build --hardening` only"
+                )
             try:
                 made = LlamaContext(model=self._model, params=self._params, verbose=False)
             except ValueError as error:

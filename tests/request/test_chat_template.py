@@ -81,3 +81,13 @@ def test_other_changes_stay_refused(templated: Any, change: str) -> None:
     llm = templated("{% set own = [] %}{% set _ = own.append(1) %}{% set _ = " + change + " %}{{ _.mro }}")
     with pytest.raises(SecurityError):
         llm.create_chat_completion(HELLO, **ASKED)
+
+
+def test_instructions_that_are_added_to_a_system_prompt_leave_it_known(opened: Any) -> None:
+    """Such prompts differ where the first message ended, at the token that closes it."""
+    llm, system = opened(n_ctx=1024), "You are a helpful machine that has tools. " * 8
+    for text in (system, system + "Answer in one word."):
+        messages = [{"role": "system", "content": text}, *HELLO]
+        llm.create_chat_completion(messages, **ASKED)
+    known = llm.tokenize(("<|im_start|>system\n" + system).encode(), add_bos=False, special=True)
+    assert llm.last_request.cached == llm.last_request.matched == len(known)

@@ -10,6 +10,7 @@ import pytest
 from llama_cpp import llama_cpp as native
 
 from llamahybrid.capi.gguf import Gguf
+from llamahybrid.engine import loaded
 from llamahybrid.errors import LlamaHybridError, ModelClosed, RequestCancelled
 from llamahybrid.memory.vectors import embeds_only
 from tests.lab.waiting import wait_until
@@ -223,3 +224,14 @@ def test_models_that_do_not_chat_are_upstreams(opened):
 def test_a_model_that_was_opened_without_embeddings_says_so(opened, texts):
     with pytest.raises(RuntimeError, match="embedding=True"):
         opened().embed(texts)
+
+
+def test_a_model_whose_rows_are_wider_than_its_embeddings_does_not_end_the_process(opened):
+    """Unless patch 0024 is in the library (llama.cpp, src/llama-context.cpp, decode)."""
+    llm = opened("qwen4exp", embedding=True)
+    if "0024" in loaded.patches():
+        assert np.shape(llm.embed("one"))[-1] == llm.n_embd()
+    else:
+        with pytest.raises(LlamaHybridError, match="would end the process"):
+            llm.embed("one")
+    assert take(llm, [5, 6, 7], 2)
