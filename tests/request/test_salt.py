@@ -286,7 +286,7 @@ def test_folder_does_not_tell_a_salt(opened: Opened, tmp_path: Path) -> None:
     for needle in (A.encode(), A.encode("utf-16-le"), A.encode().hex().encode(), digest(A)):
         assert not any(needle in path.read_bytes() or needle in str(path).encode() for path in files)
     store, _ = stored(tmp_path)
-    plain, salted = sorted({path.namespace for _, path in store.each()}, key=len)
+    plain, salted = sorted({each.namespace for each in store.each()}, key=len)
     assert salted.startswith(f"{plain}+"), "whoever owns the folder sees which model a record is of"
 
 

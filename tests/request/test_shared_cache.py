@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from llamahybrid import PromptCache
-from llamahybrid.prompt_cache.nodes import tokens_of
 from tests.lab.disk_fuzz import stored
 from tests.lab.integrity import check_integrity
 from tests.request.asking import CUTS, Batches, take
@@ -31,8 +30,7 @@ def entries_of(cache: PromptCache, tokens: Sequence[int]) -> int:
 
 def records_of(folder: Path, tokens: Sequence[int]) -> int:
     """Records on disk that begin as the tokens do."""
-    store, there = stored(folder)
-    paths = [tokens_of(path.ids) for place, path in store.each() for item in place.items if item.key in there]
+    paths = [path for _, path in stored(folder)[1].values()]
     ends = [min(len(tokens), len(path)) for path in paths]
     return sum(np.array_equal(p[:n], tokens[:n]) for p, n in zip(paths, ends, strict=True))
 
