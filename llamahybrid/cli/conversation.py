@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +57,7 @@ def read(path: Path) -> list[Message]:
     if path.stat().st_size > LARGEST_FILE:
         raise ValueError(f"larger than {LARGEST_FILE >> 20} MiB")
     try:
-        found = TypeAdapter(list[_Message]).validate_json(path.read_bytes())
+        found = TypeAdapter(list[_Message]).validate_json(path.read_bytes().removeprefix(BOM_UTF8))
     except ValidationError as error:
         wrong = error.errors()[0]
         raise ValueError("".join(f"{part}: " for part in wrong["loc"]) + wrong["msg"]) from error

@@ -32,8 +32,8 @@ class Boundaries:
     def find(self, tokens: Tokens) -> list[int]:
         """Positions in (0, n), ascending, where a message or a marked part starts.
 
-        The first one lies before the token that closes the first message: more tools or instructions make
-        that longer.
+        That of the second message lies before the token that closes the first one: more tools or
+        instructions make the first one longer.
         """
         known = tokens >= 0  # natively decoded content has none
         ids = np.where(known, tokens, 0)
@@ -41,13 +41,13 @@ class Boundaries:
             self._kind[token] = self._ask(token)
         positions: list[int] = np.flatnonzero(known & (self._kind[ids] == _OPENS)).tolist()
         inside = positions[1:] if positions[:1] == [0] else positions
-        return [self._closed(ids, inside[0]), *inside[1:]] if inside else []
-
-    def _closed(self, ids: Tokens, start: int) -> int:
-        """The position of the token that closes the message before `start`; `start` where none does."""
-        before = max(1, start - CLOSING)
-        closing = np.flatnonzero(self._kind[ids[before:start]] == _CLOSES)
-        return before + int(closing[-1]) if len(closing) else start
+        closing = np.flatnonzero(known & (self._kind[ids] == _CLOSES))
+        for number, start in enumerate(inside):
+            found = closing[(closing > 0) & (closing < start) & (closing >= start - CLOSING)]
+            if len(found):
+                inside[number] = int(found[-1])
+                break
+        return inside
 
     def _ask(self, token: int) -> int:
         attributes = int(llama_cpp.llama_vocab_get_attr(self._vocab, token))

@@ -40,9 +40,9 @@ def verdict(result: Result, patches: frozenset[str] | None) -> Verdict:
         said.append(f"{result.model}: {found.detail}")
     if found.difference and not found.verdict.sound:
         said.append(f"logits off by {found.difference:.2g}")
-    if not found.verdict.sound and probe.patches:
-        said.append(f"cured by the set {cure(probe)} ({' '.join(probe.patches)})")
     known = probe.known.get(result.model, probe.known[probe.model])
+    if not found.verdict.sound and known.patches:
+        said.append(f"cured by the set {cure(known.patches)} ({' '.join(known.patches)})")
     sound = f"With our patches: {known.patched.value}, {known.says}."
     detail = f"{'; '.join(said)}\n{probe.done} (llama.cpp: {probe.site}) {sound}"
     return Verdict(f"hazard:{probe.id}", outcome, detail)

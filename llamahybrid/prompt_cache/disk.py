@@ -161,7 +161,8 @@ class DiskRows(Rows):
 
     def sizes(self, keys: Sequence[bytes]) -> dict[bytes, int]:
         """See `Rows.sizes`."""
-        return {key: size for key, mode, size in self._named("mode, size", keys) if mode == MODE_BINARY}
+        found = self._named("mode, size", keys)
+        return {key: n for key, mode, n in found if mode == MODE_BINARY and isinstance(n, int)}
 
     def _named(self, columns: str, keys: Sequence[bytes]) -> Iterator[tuple[Any, ...]]:
         """Keys and columns of rows; row by row, diskcache takes ten times as long."""

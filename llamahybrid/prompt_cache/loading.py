@@ -103,6 +103,9 @@ class Loader:
         if offer.checkpoint is None:
             return Loaded(NOTHING, None, tuple(segments))
         checkpoint = records[offer.checkpoint]
+        if offer.checkpoint.logits and checkpoint.logits is None:  # another process wrote it without them
+            self._damaged(offer.checkpoint.key, RecordError("a record has not the logits that its row names"))
+            return None
         return Loaded(checkpoint.state, checkpoint.logits, tuple(segments))
 
     def _read(self, namespace: str, tokens: Tokens, item: Item) -> Record | None:

@@ -57,9 +57,12 @@ def _restore_point(
             limit = offer.attention[-1].start  # a chat's beginning is of use, too
             continue
         if expected is not None:
+            failed = tier.counts.late + tier.counts.errors
             loaded = tier.load(view.namespace, tokens, offer, view.split, saved)
             if loaded is not None:
                 ram.insert_loaded(view, path, loaded, expected, known.forgets, tier.name)
+                return
+            if tier.counts.late + tier.counts.errors > failed:  # another look would be as late
                 return
             del expected
         limit = offer.position - 1  # never the same again, whatever the store says

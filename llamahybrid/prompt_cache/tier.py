@@ -140,10 +140,11 @@ class Tier:
 
         `within`: seconds that it saves, and may take.
         """
-        started, late = time.monotonic(), self.counts.late
-        loaded = self._ask(self._seconds(within), self.loader.load, namespace, tokens, offer, split)
-        if loaded is not None or self.counts.late > late:
-            self.costs.measured(offer.nbytes, time.monotonic() - started)
+        started, seconds = time.monotonic(), self._seconds(within)
+        loaded = self._ask(seconds, self.loader.load, namespace, tokens, offer, split)
+        took = time.monotonic() - started
+        if loaded is not None or took >= seconds:  # what is refused at once measures nothing
+            self.costs.measured(offer.nbytes, took)
         if loaded is not None:
             self.reading.worked()
             self.counts.loaded += 1
@@ -224,7 +225,7 @@ class Tier:
         def changed() -> bool:
             try:
                 return change(*args, **kwargs)
-            except OSError as error:
+            except Exception as error:  # a damaged index raises what it likes
                 self.failed(self.writing, error)
                 return False
 

@@ -39,6 +39,8 @@ class Job:
     """Records of its path outside RAM, as far as was looked and written since."""
     forgets: int = 0
     """`RamStore.forgets` when its writing began."""
+    pinned: dict[bytes, int] | None = None
+    """Bytes of records on pinned paths, which make no room; None: room was not needed."""
 
     def lies_on(self, path: Tokens) -> bool:
         """All its states belong to prefixes of this path."""
@@ -176,7 +178,7 @@ class Writer:
             tier.counts.deferred += 1
             ready.clear()
         for point in sorted(ready):  # the rows first: no record is there that `forget` does not find
-            store.link(job.namespace, job.path[: point.position], point.why, logits=point.logits)
+            store.link(job.namespace, job.path[: point.position], point.why, logits=False)
             attended = not job.attention or self._write_attention(job, point.position)
             if job.forgets != self.source.forgets:
                 return False
@@ -192,7 +194,9 @@ class Writer:
                     continue
                 empty = not state.snapshot.nbytes  # attention is all
                 sealed_ = sealed(NOTHING, namespace=job.namespace, tokens=path) if empty else state.snapshot
-                self._put(job, key, (len(path), len(path)), sealed_, state.logits)
+                written = self._put(job, key, (len(path), len(path)), sealed_, state.logits)
+                if written and state.logits is not None:
+                    store.link(job.namespace, path, point.why, logits=True)
         if self.budget.hourly:
             store.used(job.namespace, job.path, store.look(job.namespace, job.path))
         return True
@@ -232,13 +236,15 @@ class Writer:
         begun: list[Segment] = []
         ends = {end: start for start, end in missing}
         for segment in self.source.attention(job.namespace, job.path, 0, len(job.path)):
-            ranges = clipped(missing, segment.end, segment.start)
+            if not (ranges := clipped(missing, segment.end, segment.start)):
+                continue
             try:
                 for part in split.parts(segment, job.path[: segment.end], ranges):
                     begun = [*begun, part] if begun and begun[-1].end == part.start else [part]
-                    if ends.get(part.end) == begun[0].start:
-                        yield part if len(begun) == 1 else split.join(begun, job.path[: part.end])
-                        begun = []
+                    if part.end in ends:
+                        whole, begun = begun, []
+                        if ends[part.end] == whole[0].start:
+                            yield part if len(whole) == 1 else split.join(whole, job.path[: part.end])
             except ValueError:
                 begun = []
 
@@ -272,13 +278,14 @@ class Writer:
             places = {point.position for point in job.points}
             own = [i for i in job.seen.items if not i.is_checkpoint or i.end in places]
             spared = {i.key: i.nbytes for i in own}
-            pinned = [(n, p, store.look(n, p)) for n in self._namespaces for p in self.source.pinned]
-            spared |= {i.key: i.nbytes for *_, seen in pinned for i in seen.items}
-            if sum(spared.values()) + n_bytes > limit:
+            if job.pinned is None:  # once: what is written later goes last anyway
+                pinned = [(n, p, store.look(n, p)) for n in self._namespaces for p in self.source.pinned]
+                job.pinned = {i.key: i.nbytes for *_, seen in pinned for i in seen.items}
+                for namespace, tokens, seen in pinned:
+                    store.used(namespace, tokens, seen)
+                store.used(job.namespace, job.path, replace(job.seen, items=tuple(own)))
+            if sum((spared | job.pinned).values()) + n_bytes > limit:
                 return False
-            for namespace, tokens, seen in pinned:
-                store.used(namespace, tokens, seen)
-            store.used(job.namespace, job.path, replace(job.seen, items=tuple(own)))
         gone = tier.rows.make_room(n_bytes, limit)
         tier.counts.evicted += gone or 0
         return gone is not None

@@ -106,7 +106,7 @@ class ServedLlama(Llama):
             whole: list[int] = super().tokenize(text, add_bos, special)
             return whole
         ends: list[int] = super().tokenize(b"", add_bos, special)  # BOS and EOS, as this vocabulary adds them
-        made = ends[:1] if ends and self._model.add_bos_token() else []
+        made = ends[:1] if len(ends) == 2 or self._model.add_bos_token() else []
         after = ends[len(made) :]
         start = 0
         for end in (*self._cuts(text, special), len(text)):
@@ -118,14 +118,19 @@ class ServedLlama(Llama):
     def _markers(self) -> list[tuple[bytes, int]]:
         """Texts of control and user-defined tokens with their attributes, the longest first, as llama.cpp."""
         vocab, tokens = self._model.vocab, range(self.n_vocab())
-        attrs = [(token, llama_cpp.llama_vocab_get_attr(vocab, token)) for token in tokens]
-        found = [(llama_cpp.llama_vocab_get_text(vocab, t), attr) for t, attr in attrs if attr & _MARKERS]
-        return sorted((each for each in found if each[0]), key=lambda each: -len(each[0]))
+
+        def found() -> list[tuple[bytes, int]]:
+            attrs = [(token, llama_cpp.llama_vocab_get_attr(vocab, token)) for token in tokens]
+            return [(llama_cpp.llama_vocab_get_text(vocab, t), attr) for t, attr in attrs if attr & _MARKERS]
+
+        every = self._calls.run(found)  # `close` waits for it
+        return sorted((each for each in every if each[0]), key=lambda each: -len(each[0]))
 
     def _cuts(self, text: bytes, special: bool) -> Iterator[int]:
         """Yield positions, at least `PIECE_BYTES` apart, at which llama.cpp finds the end of a control token.
 
-        `special`: as of `tokenize`; without, user-defined tokens alone are found.
+        `special`: as of `tokenize`; without, user-defined tokens alone are found. None beside white space
+        that such tokens may strip (Phi-3's): there the time of `<|end|>\\n` again and again is llama.cpp's.
         """
         markers = [(marker, attr) for marker, attr in self._markers if special or not attr & _SPECIAL]
         covered = text

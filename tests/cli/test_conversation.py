@@ -60,6 +60,12 @@ def test_files_without_messages_are_refused(tmp_path: Path, content: object, sai
     assert file.read_bytes() == before
 
 
+def test_a_file_that_an_editor_began_with_a_mark_is_read(tmp_path: Path) -> None:
+    save(tmp_path / "c.json", chat())
+    (tmp_path / "c.json").write_bytes(b"\xef\xbb\xbf" + (tmp_path / "c.json").read_bytes())
+    assert read(tmp_path / "c.json") == chat()
+
+
 def test_folders_pipes_and_missing_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "pipe")  # reading it would wait for ever
     for name in ("pipe", ".", "absent"):

@@ -22,13 +22,16 @@ import pytest
 
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache import folder as folders
-from llamahybrid.prompt_cache.base import Segment
-from llamahybrid.prompt_cache.blocks import BLOCK
+from llamahybrid.prompt_cache.base import Segment, Tokens
+from llamahybrid.prompt_cache.blocks import BLOCK, Node, Why
 from llamahybrid.prompt_cache.disk import DiskRows
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES, header_of
 from llamahybrid.prompt_cache.folder import FOLDER, FOREIGN, MARK
 from llamahybrid.prompt_cache.outline import outline
 from llamahybrid.prompt_cache.records import FORMAT
+from llamahybrid.prompt_cache.seen import Offer
+from llamahybrid.prompt_cache.tier import Tier
+from tests.lab.disk_fuzz import stored
 from tests.lab.fake_engine import FakeAttention, FakeEngine
 from tests.lab.waiting import wait_until
 
@@ -472,3 +475,50 @@ def test_checkpoints_evicted_before_they_were_written_are_counted(folder: Path) 
     cache.flush()
     assert cache.stats().extra["disk_dropped"] > 0
     assert cache.close()
+
+
+def test_a_read_that_comes_late_is_not_tried_at_each_shorter_prefix(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(folder).close()
+    cache, asked = PromptCache(1 << 24, folder), list[int]()
+
+    def late(tier: Tier, namespace: str, tokens: Tokens, offer: Offer, *_: object) -> None:
+        asked.append(offer.position)
+        tier.counts.late += 1
+
+    monkeypatch.setattr(Tier, "load", late)
+    assert ask(cache, [*A, 1, 2]).source == "none"
+    assert len(asked) == 1
+
+
+def test_logits_that_a_row_names_and_a_record_lacks_are_a_miss(folder: Path) -> None:
+    """Two processes wrote a checkpoint at once, with and without them."""
+    filled(folder).close()
+    store, there = stored(folder)
+    plain = [(item, tokens) for item, tokens in there.values() if item.is_checkpoint and not item.logits]
+    (one,) = (each for each in store.each() if each.keys[0] == plain[0][0].key)
+    store.link(one.namespace, plain[0][1], Why.TIP, logits=True)
+    cache = PromptCache(1 << 24, folder)
+    assert ask(cache, plain[0][1].tolist()).cached < len(plain[0][1])
+    assert cache.stats().extra["disk_damaged"] == 1
+
+
+def test_logits_that_were_not_written_are_named_by_no_row(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = DiskRows.write
+
+    def full(rows: DiskRows, key: bytes, parts: Any) -> None:
+        if key.startswith(b"r"):
+            raise OSError(errno.ENOSPC, "full")
+        write(rows, key, parts)
+
+    cache = PromptCache(1 << 24, folder)
+    monkeypatch.setattr(DiskRows, "write", full)
+    ask(cache, A)
+    cache.close()
+    store, _ = stored(folder)
+    nodes = [Node.unpack(raw) for _, raw in store.rows.rows(b"n")]
+    assert nodes
+    assert not any(node is not None and node.logits for node in nodes)

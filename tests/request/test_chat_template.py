@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import llama_cpp
 import pytest
 from jinja2.exceptions import SecurityError
 
-from tests.lab.gguf_edits import SWITCHED_TEMPLATE
+from llamahybrid import Llama
+from tests.lab.gguf_edits import SWITCHED_TEMPLATE, with_bos
 from tests.request.asking import said
 
 HELLO: Any = [{"role": "user", "content": "Which papers does a boat need?"}]
@@ -83,11 +86,18 @@ def test_other_changes_stay_refused(templated: Any, change: str) -> None:
         llm.create_chat_completion(HELLO, **ASKED)
 
 
-def test_instructions_that_are_added_to_a_system_prompt_leave_it_known(opened: Any) -> None:
+@pytest.mark.parametrize("bos", [False, True])
+def test_instructions_that_are_added_to_a_system_prompt_leave_it_known(
+    tiny_model: Any, tmp_path: Path, bos: bool
+) -> None:
     """Such prompts differ where the first message ended, at the token that closes it."""
-    llm, system = opened(n_ctx=1024), "You are a helpful machine that has tools. " * 8
-    for text in (system, system + "Answer in one word."):
-        messages = [{"role": "system", "content": text}, *HELLO]
-        llm.create_chat_completion(messages, **ASKED)
-    known = llm.tokenize(("<|im_start|>system\n" + system).encode(), add_bos=False, special=True)
-    assert llm.last_request.cached == llm.last_request.matched == len(known)
+    path = with_bos(tiny_model("qwen35"), tmp_path / "bos.gguf") if bos else tiny_model("qwen35")
+    system = "You are a helpful machine that has tools. " * 8
+    with closing(Llama(str(path), n_ctx=1024, n_threads=1, verbose=False)) as llm:
+        asks = (
+            "<|im_end|>\n<|im_start|>user\nWhich papers does a boat need?<|im_end|>\n<|im_start|>assistant\n"
+        )
+        for text in (system, system + "Answer in one word."):
+            llm.create_completion(f"<|im_start|>system\n{text}{asks}", **ASKED)
+        known = llm.tokenize(("<|im_start|>system\n" + system).encode(), add_bos=bos, special=True)
+        assert llm.last_request.cached == llm.last_request.matched == len(known)

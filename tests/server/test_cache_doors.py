@@ -62,6 +62,7 @@ def test_a_prompt_is_warmed_for_a_salt(small: Serving) -> None:
     assert cached(small, prompt=TEXT, cache_salt="mine") > 100
 
 
+@pytest.mark.timeout(90)  # a job that nobody drops is waited for: less than a planted fault may take
 def test_warming_ends_when_its_client_hangs_up(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,10 +43,10 @@ def expected(result: Result, patches: frozenset[str] | None) -> bool:
     return result.outcome.verdict is known.stock
 
 
-def cure(probe: Probe) -> str:
-    """Return the set of patches that cures a hazard; `stock`: it needs none."""
+def cure(patches: Sequence[str]) -> str:
+    """Return the set of patches that has all of these; `stock`: it needs none."""
     known = series.sets(sdist.PIN.version)
-    found = {known[number] for number in probe.patches}
+    found = {known[number] for number in patches}
     return next((name for name in ("hardening", "server", "reuse") if name in found), "stock")
 
 
