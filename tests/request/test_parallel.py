@@ -417,9 +417,10 @@ def test_answer_that_is_decoded_anew_beside_a_prompt_that_has_the_buffers_zeroed
     """In one batch: what the answer has just got is gone when it is its turn."""
     llm, right, meddled = opened(), stock(), []
     prompts = WORDS[:9], WORDS[20:30], WORDS[40:51]
-    noted, make = rejected(prompts[0], 1), llm._init_sampler
+    noted, run = rejected(prompts[0], 1), llm.requests.loop.run
 
-    def meddle(**options):  # between the prompt of the second one and its answer
+    def meddle(*given):  # between the prompt of the second one and its answer
+        result = run(*given)
         if not meddled:
             meddled.append(True)
             in_thread(early.close)
@@ -430,11 +431,11 @@ def test_answer_that_is_decoded_anew_beside_a_prompt_that_has_the_buffers_zeroed
             meddled.append(Started(next, third))
             wait_until(lambda: batches.sizes)
             meddled.append(Started(next, first))
-        return make(**options)
+        return result
 
     first, (early, _) = llm.generate(prompts[0], temp=0.0), begin(llm, WORDS[60:70])  # in the first slot
     third, said = begin(llm, prompts[2], 2)
-    monkeypatch.setattr(llm, "_init_sampler", meddle)
+    monkeypatch.setattr(llm.requests.loop, "run", meddle)
     answer = take(llm, prompts[1], 3)
     said.append(meddled[1].result())
     answers = [[meddled[2].result()], answer, said]
@@ -445,15 +446,16 @@ def test_answer_that_is_decoded_anew_beside_a_prompt_that_has_the_buffers_zeroed
 def test_answer_samples_from_its_prompt_though_buffers_were_zeroed_since(opened, stock, monkeypatch):
     """Between a prompt and the first token of its answer."""
     llm, right, meddled = opened(), stock(), []
-    make = llm._init_sampler
+    run = llm.requests.loop.run
 
-    def meddle(**options):
+    def meddle(*given):
+        result = run(*given)
         if not meddled:
             meddled.append(True)
             have_buffers_zeroed(llm)
-        return make(**options)
+        return result
 
-    monkeypatch.setattr(llm, "_init_sampler", meddle)
+    monkeypatch.setattr(llm.requests.loop, "run", meddle)
     assert take(llm, WORDS[:50], 5) == right(WORDS[:50], 5)
     assert meddled
 
