@@ -32,7 +32,7 @@ class Boundaries:
     def find(self, tokens: Tokens) -> list[int]:
         """Positions in (0, n), ascending, where a message or a marked part starts.
 
-        That of the second message lies before the token that closes the first one: more tools or
+        The start of the second message is moved before the token that closes the first one: more tools or
         instructions make the first one longer.
         """
         known = tokens >= 0  # natively decoded content has none

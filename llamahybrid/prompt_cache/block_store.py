@@ -286,7 +286,7 @@ class BlockStore:
 
     # -- storing -----------------------------------------------------------------------------------
 
-    def link(self, namespace: str, tokens: Tokens, why: Why, *, logits: bool) -> None:
+    def link(self, namespace: str, tokens: Tokens, why: Why) -> None:
         """Make a checkpoint known at the end of `tokens`, before its records are written."""
         path = chain(namespace, ids_of(tokens))
 
@@ -295,7 +295,7 @@ class BlockStore:
                 node = Node.unpack(rows[b"n" + hash_]) or Node(parent, text)
                 node = replace(node, parent=parent, text=text)  # heals a damaged row
                 if k == len(path) - 1:
-                    node = replace(node, why=why, logits=logits, written=int(time.time()))
+                    node = replace(node, why=why, logits=False, written=int(time.time()))
                 elif path[k + 1].hash not in node.next:
                     node = replace(node, next=(path[k + 1].hash, *node.next)[:MOST_NEXT])
                 if k == len(path) - 2:
@@ -305,7 +305,17 @@ class BlockStore:
 
         self.rows.update([b"n" + prefix.hash for prefix in path], change)
 
-    # -- what goes ---------------------------------------------------------------------------------
+    def note_logits(self, hash_: bytes) -> None:
+        """Note at a checkpoint's node that its record, which was written just now, has logits."""
+        key = b"n" + hash_
+
+        def change(rows: Values) -> Values:
+            node = Node.unpack(rows[key])
+            return {} if node is None else {key: replace(node, logits=True).pack()}
+
+        self.rows.update([key], change)
+
+    # -- eviction and removal --------------------------------------------------------------------------------
 
     def used(self, namespace: str, tokens: Tokens, seen: Seen) -> None:
         """A path was used: its records, and then all that leads to them, go last.

@@ -18,7 +18,7 @@ SHORT_SHARE = 0.08
 
 LONG_SHARE, MARKED_SHARE = 0.015, 0.025
 """From 1,000 tokens on, without and with message starts, where more histories part. Conversations of
-`benchmarks.draws` take the same time with 0.01 to 0.04, cuts counted; cold prompts take less with less."""
+`benchmarks.draws` take the same time with 0.01 to 0.04 (played with tokens alone, cuts timed by hand)."""
 
 SHORTER_TOKENS = 50.0
 """In between, what a prompt may have on top of that share: this many tokens less 5 % of its own."""

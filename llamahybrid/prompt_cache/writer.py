@@ -172,13 +172,14 @@ class Writer:
         """Write the checkpoints of a job; RAM may have evicted them since. False: a path was forgotten."""
         tier, store, job.forgets = self._tier, self._tier.store, self.source.forgets
         self._namespaces[job.namespace] = None
+        job.pinned = None  # a pin may be new, where the job was tried before
         job.seen = store.look(job.namespace, job.path)
         ready = [point for point in job.points if self._is_ready(job, point)]
         if ready and not self.budget.open():
             tier.counts.deferred += 1
             ready.clear()
         for point in sorted(ready):  # the rows first: no record is there that `forget` does not find
-            store.link(job.namespace, job.path[: point.position], point.why, logits=False)
+            store.link(job.namespace, job.path[: point.position], point.why)
             attended = not job.attention or self._write_attention(job, point.position)
             if job.forgets != self.source.forgets:
                 return False
@@ -187,16 +188,16 @@ class Writer:
                 tier.counts.dropped += self.budget.open()
         for point in ready:
             path = job.path[: point.position]
-            key = b"r" + digest_at(job.namespace, ids_of(path))
+            hash_ = digest_at(job.namespace, ids_of(path))
             with self.source.checkpoint_at(job.namespace, path) as state:
                 if state is None:
                     tier.counts.dropped += 1
                     continue
                 empty = not state.snapshot.nbytes  # attention is all
                 sealed_ = sealed(NOTHING, namespace=job.namespace, tokens=path) if empty else state.snapshot
-                written = self._put(job, key, (len(path), len(path)), sealed_, state.logits)
+                written = self._put(job, b"r" + hash_, (len(path), len(path)), sealed_, state.logits)
                 if written and state.logits is not None:
-                    store.link(job.namespace, path, point.why, logits=True)
+                    store.note_logits(hash_)
         if self.budget.hourly:
             store.used(job.namespace, job.path, store.look(job.namespace, job.path))
         return True

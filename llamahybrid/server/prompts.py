@@ -26,7 +26,7 @@ PIECE_BYTES = 8 << 10
 square of their number (llama-vocab.cpp, tokenizer_st_partition: it walks a linked list at each)."""
 
 FEW_MARKERS = 2000
-"""So many are found in milliseconds."""
+"""Most control tokens in a text that is tokenized whole: llama.cpp finds them in milliseconds."""
 
 _SPECIAL = llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN | llama_cpp.LLAMA_TOKEN_ATTR_CONTROL
 _MARKERS = _SPECIAL | llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED

@@ -79,7 +79,7 @@ def alike(a: Sequence[int], b: Sequence[int]) -> int:
 
 def add(store: BlockStore, namespace: str, path: Path, *, attention: bool = True) -> None:
     """Store a checkpoint, and its attention."""
-    store.link(namespace, ids(path), Why.TIP, logits=False)
+    store.link(namespace, ids(path), Why.TIP)
     hashes = [prefix.hash for prefix in chain(namespace, ids_of(ids(path)))]
     for hash_ in hashes[1:] if attention else ():
         store.rows.write(b"a" + hash_, [b"attention"])
@@ -157,7 +157,7 @@ def compare(store: BlockStore, ours: set[Path], prompt: Path) -> None:
 
 def test_a_path_that_another_process_begins_to_write_outlives_forgetting_another() -> None:
     store, begun = BlockStore(DictRows()), tuple(range(2 * BLOCK))
-    store.link("a", ids(begun), Why.TIP, logits=False)
+    store.link("a", ids(begun), Why.TIP)
     assert not store.unneeded(ids([5, 6]))
     assert len(store.unneeded(ids(begun[:9]))) == len(store.unneeded()) == 3
 

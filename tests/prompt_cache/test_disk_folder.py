@@ -23,7 +23,7 @@ import pytest
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache import folder as folders
 from llamahybrid.prompt_cache.base import Segment, Tokens
-from llamahybrid.prompt_cache.blocks import BLOCK, Node, Why
+from llamahybrid.prompt_cache.blocks import BLOCK, Node
 from llamahybrid.prompt_cache.disk import DiskRows
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES, header_of
 from llamahybrid.prompt_cache.folder import FOLDER, FOREIGN, MARK
@@ -498,7 +498,7 @@ def test_logits_that_a_row_names_and_a_record_lacks_are_a_miss(folder: Path) -> 
     store, there = stored(folder)
     plain = [(item, tokens) for item, tokens in there.values() if item.is_checkpoint and not item.logits]
     (one,) = (each for each in store.each() if each.keys[0] == plain[0][0].key)
-    store.link(one.namespace, plain[0][1], Why.TIP, logits=True)
+    store.note_logits(one.hashes[-1])
     cache = PromptCache(1 << 24, folder)
     assert ask(cache, plain[0][1].tolist()).cached < len(plain[0][1])
     assert cache.stats().extra["disk_damaged"] == 1
