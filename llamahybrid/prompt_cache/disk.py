@@ -103,7 +103,7 @@ class DiskRows(Rows):
         for name in DATABASE:  # never opened here: closing it would end SQLite's own locks (fcntl)
             with suppress(FileNotFoundError):
                 os.chmod(self.folder / name, 0o600)
-        self.nbytes = cache.reset("size")
+        self.nbytes = cache.reset("size") or 0  # a damaged row makes the sum none
         return hasty, cache
 
     def release(self) -> None:

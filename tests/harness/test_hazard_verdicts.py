@@ -130,3 +130,9 @@ def test_names_are_whole_at_80_columns(finding: Callable[..., None]) -> None:
     assert max(map(len, done.output.splitlines())) <= 80
     for probe in PROBES:
         assert f"{probe.id} " in done.output
+
+
+@pytest.mark.parametrize(("model", "cured"), [("qwen35", "reuse (0009)"), ("lfm2", "hardening (0009 0029)")])
+def test_the_cure_is_that_of_the_model(model: str, cured: str) -> None:
+    result = Result(find("failed-file-restore"), model, Outcome(Verdict.DIED))
+    assert f"cured by the set {cured}" in verdict(result, None).detail

@@ -14,16 +14,18 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import diskcache
+import numpy as np
 import pytest
 
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache import folder as folders
 from llamahybrid.prompt_cache.base import Segment, Tokens
-from llamahybrid.prompt_cache.blocks import BLOCK, Node
+from llamahybrid.prompt_cache.blocks import BLOCK, Node, spans
 from llamahybrid.prompt_cache.disk import DiskRows
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES, header_of
 from llamahybrid.prompt_cache.folder import FOLDER, FOREIGN, MARK
@@ -31,6 +33,8 @@ from llamahybrid.prompt_cache.outline import outline
 from llamahybrid.prompt_cache.records import FORMAT
 from llamahybrid.prompt_cache.seen import Offer
 from llamahybrid.prompt_cache.tier import Tier
+from llamahybrid.prompt_cache.worker import Late
+from llamahybrid.prompt_cache.writer import Job
 from tests.lab.disk_fuzz import stored
 from tests.lab.fake_engine import FakeAttention, FakeEngine
 from tests.lab.waiting import wait_until
@@ -522,3 +526,65 @@ def test_logits_that_were_not_written_are_named_by_no_row(
     nodes = [Node.unpack(raw) for _, raw in store.rows.rows(b"n")]
     assert nodes
     assert not any(node is not None and node.logits for node in nodes)
+
+
+def test_clearing_an_index_that_raises_anything_is_no_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(rows: DiskRows) -> None:
+        raise ValueError("not enough values to unpack")
+
+    cache = filled(folder)
+    monkeypatch.setattr(DiskRows, "clear", damaged)
+    cache.clear()
+    assert cache.stats().extra["disk_errors"] == 1
+
+
+def test_a_row_without_a_size_is_a_miss(folder: Path) -> None:
+    filled(folder).close()
+    (database,) = folder.glob(f"*/{FOREIGN}")
+    with closing(sqlite3.connect(database)) as index, index:
+        index.execute("UPDATE Cache SET size = NULL WHERE mode = 2")
+    assert ask(PromptCache(1 << 24, folder), [*A, 1, 2]).source == "none"
+
+
+def test_a_read_that_is_refused_at_once_measures_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(folder).close()
+    cache = PromptCache(1 << 24, folder)
+    assert cache.disk is not None
+    load, nbytes = Tier.load, list[int]()
+
+    def refused_once(tier: Tier, namespace: str, tokens: Tokens, offer: Offer, *more: Any) -> Any:
+        nbytes.append(offer.nbytes)
+        with monkeypatch.context() as busy:
+            busy.setattr(tier.reader, "call", _late)
+            return load(tier, namespace, tokens, offer, *more)
+
+    monkeypatch.setattr(Tier, "load", refused_once)
+    before = cache.disk.costs.seconds(1 << 30)
+    for _ in range(20):
+        ask(cache, [*A, 1, 2])
+    assert nbytes
+    assert cache.disk.costs.seconds(1 << 30) == before
+
+
+def _late(*_: object, **__: object) -> None:
+    raise Late("an earlier call still runs")
+
+
+def test_attention_behind_a_hole_is_written_by_blocks(folder: Path) -> None:
+    """A segment that begins inside a block is of no use there; the blocks behind are."""
+    cache, path = PromptCache(1 << 24, folder), list(range(1000))
+    assert cache.disk is not None
+    writer, start = cache.disk.writer, BLOCK + 30
+    attention = FakeAttention(8)
+    segment = attention.of(path[:start], path[start:])
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(writer.source, "attention", lambda *_: [segment])
+        patched.setattr(writer.source, "splitter", lambda *_: attention)
+        job = Job("model", np.array(path, np.int32), (), True)
+        found = writer._attention(job, spans(len(path)))
+        ranges = [(part.start, part.end) for part in found]
+    assert ranges == spans(len(path))[2:]

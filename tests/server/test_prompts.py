@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import llama_cpp
 import pytest
+from llama_cpp.llama_tokenizer import LlamaTokenizer
 
 from llamahybrid import tiny
 from llamahybrid.errors import ContextOverflow
@@ -116,3 +118,42 @@ def test_tokens_of_pieces_are_upstreams(
                 assert llm.tokenize(text, add_bos, special=special) == expected, text
                 text = llama_cpp.Llama.detokenize(llm, expected, special=special)
                 assert detokenized(llm, expected, special) == text
+
+
+def test_a_text_begins_and_ends_once_where_the_vocabulary_asks_for_no_bos(
+    llm: Llama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of WPM: both are added whatever `add_bos_token` says (src/llama-vocab.cpp, tokenize)."""
+    inner = LlamaTokenizer.tokenize
+
+    def wpm(self: Any, text: bytes, add_bos: bool = True, special: bool = True) -> list[int]:
+        middle: list[int] = inner(self, text, False, special)
+        return [1, *middle, 2] if add_bos else middle
+
+    monkeypatch.setattr(LlamaTokenizer, "tokenize", wpm)
+    text = b"a<|im_end|>" * 3 * PIECE_BYTES
+    assert llm.tokenize(text, add_bos=True, special=True) == wpm(llm.tokenizer_, text)
+
+
+def test_closing_waits_for_a_look_at_the_vocabulary(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
+    began, may, attribute = Event(), Event(), llama_cpp.llama_vocab_get_attr
+
+    def slow(*given: Any) -> int:
+        began.set()
+        may.wait(60)
+        return int(attribute(*given))
+
+    monkeypatch.setattr(prompts.llama_cpp, "llama_vocab_get_attr", slow)
+    text = b"a<|im_end|>" * 3 * PIECE_BYTES
+    reading = Thread(target=llm.tokenize, args=(text,), kwargs={"special": True}, daemon=True)
+    reading.start()
+    assert began.wait(60)
+    closing_ = Thread(target=llm.close, daemon=True)
+    closing_.start()
+    closing_.join(0.3)
+    waits = closing_.is_alive()
+    may.set()
+    for thread in (reading, closing_):
+        thread.join(60)
+    assert waits
+    assert not closing_.is_alive()
