@@ -36,7 +36,7 @@ def put(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(block_store.time, "time", lambda: written)
         if start is None:
-            BlockStore(rows).link(namespace, tokens, Why.SYSTEM, logits=False)
+            BlockStore(rows).link(namespace, tokens, Why.SYSTEM)
     rows.write((b"r" if start is None else b"a") + digest_at(namespace, ids_of(tokens)), [state.data])
     rows.release()
 
