@@ -8,20 +8,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from llamahybrid.prompt_cache.base import Costs, Outline
 from llamahybrid.prompt_cache.ladder import MARKED, MARKED_ENDS, MIN_SPACING, RATIOS, batch_ends, ladder
 from llamahybrid.prompt_cache.nodes import LONGEST_TAIL
 
-SHORT_SHARE = 0.08
-"""Of a short prefill that cuts may cost: what is lost on one decides the most of a short conversation."""
 
-LONG_SHARE, MARKED_SHARE = 0.015, 0.025
-"""From 1,000 tokens on, without and with message starts, where more histories part. Conversations of
-`benchmarks.draws` take the same time with 0.01 to 0.04 (played with tokens alone, cuts timed by hand)."""
+class Allowance(NamedTuple):
+    """Tokens of a prefill that its cuts may take the time of."""
 
-SHORTER_TOKENS = 50.0
-"""In between, what a prompt may have on top of that share: this many tokens less 5 % of its own."""
+    short: float
+    """Most of a short prompt, as a share of it: what one loses decides the most of a short conversation;"""
+    long: float
+    """the share of a prompt of `LONG_SUFFIX` tokens and more;"""
+    shorter: float
+    """and what a shorter one may have on top of that, less in proportion to its length."""
+
+
+RAW = Allowance(short=0.16, long=0.02, shorter=100.0)
+"""Without message starts. Conversations of `benchmarks.draws` take the least time with it, cuts timed by hand
+at 11 tokens each; of half these shares they take 0.4 % longer, and decode 3 % more tokens."""
+
+MARKED_STARTS = Allowance(short=0.08, long=0.025, shorter=50.0)
+"""With message starts, where most histories part."""
 
 ONE_CUT = 128
 SHORT_SUFFIX = 256
@@ -174,14 +184,15 @@ def _affordable(left: int, costs: Costs, marked: bool) -> int:
     if left < ONE_CUT and not costs.prefill_seconds:
         return 1
     least = next((cuts for below, cuts in LEAST_CUTS if left < below), 1)
-    more = max(0.0, SHORTER_TOKENS * (1 - left / LONG_SUFFIX))
-    allowance = min(SHORT_SHARE * left, (MARKED_SHARE if marked else LONG_SHARE) * left + more)
+    allowed = MARKED_STARTS if marked else RAW
+    more = max(0.0, allowed.shorter * (1 - left / LONG_SUFFIX))
+    allowance = min(allowed.short * left, allowed.long * left + more)
     return max(least, min(MAX_CUTS, int(allowance / cut_tokens(costs))))
 
 
 def _affordable_beside(left: int, costs: Costs) -> int:
     """Return the same where other requests wait, whose time each cut costs, too."""
-    return int(LONG_SHARE * left / (cut_tokens(costs) * (1 + costs.waiting)))
+    return int(RAW.long * left / (cut_tokens(costs) * (1 + costs.waiting)))
 
 
 def cut_tokens(costs: Costs) -> float:

@@ -34,6 +34,9 @@ Path = tuple[int, ...]
 class NaivePromptCache:
     """Keeps everything it is given and tries every prefix of the prompt, one by one."""
 
+    serves_others = False
+    """Attention may be stored later."""
+
     def __init__(self) -> None:
         self._checkpoints: dict[tuple[str, Path], Checkpoint] = {}
         self._attention: dict[tuple[str, Path], Segment] = {}
