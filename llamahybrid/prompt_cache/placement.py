@@ -30,6 +30,9 @@ RAW = Allowance(short=0.16, long=0.02, shorter=100.0)
 """Without message starts. Conversations of `benchmarks.draws` take the least time with it, cuts timed by hand
 at 11 tokens each; of half these shares they take 0.4 % longer, and decode 3 % more tokens."""
 
+RAW_SCARCE = Allowance(short=0.08, long=0.015, shorter=50.0)
+"""The same with `SCARCE` room, where further snapshots evict those of other conversations."""
+
 MARKED_STARTS = Allowance(short=0.08, long=0.025, shorter=50.0)
 """With message starts, where most histories part."""
 
@@ -101,7 +104,9 @@ def prefill_cuts(outline: Outline, costs: Costs) -> tuple[int, ...]:
     room = left if outline.most is None else outline.most
     gap = 1 if outline.parted else left if outline.boundaries else MIN_SPACING
     known = (matched,) if max(MIN_SPACING, cached + gap) <= matched < total and room else ()
-    count = min(room - len(known), _affordable(left, costs, bool(outline.boundaries)))
+    scarce = outline.most is not None and room < SCARCE
+    allowed = MARKED_STARTS if outline.boundaries else RAW_SCARCE if scarce else RAW
+    count = min(room - len(known), _affordable(left, costs, allowed))
     if outline.boundaries:
         count = min(count, next((cuts for below, cuts in MARKED_CUTS if left < below), count))
         count -= outline.keeps_asking and outline.boundaries[-1] >= outline.total - LONGEST_TAIL
@@ -109,7 +114,7 @@ def prefill_cuts(outline: Outline, costs: Costs) -> tuple[int, ...]:
         count = min(count, max(_affordable_beside(left, costs), int(outline.tail > 0)))
     starts = _take(_starts(outline), cached, total, count, known)
     taken = known + starts
-    if grows(outline, costs) or (outline.boundaries and outline.most is not None and room < SCARCE):
+    if grows(outline, costs) or (outline.boundaries and scarce):
         return tuple(sorted(taken))
     finest, apart = (MARKED, MARKED_ENDS) if outline.boundaries else (RATIOS[0], RATIOS[0])
     taken += batch_ends(total, cached, costs.batch_tokens, (room - len(taken)) // 2, taken, apart)
@@ -179,12 +184,11 @@ def _cheap_gap(costs: Costs, together: int = 1) -> int | None:
     return 1 << round(math.log2(max(1.0, share)))
 
 
-def _affordable(left: int, costs: Costs, marked: bool) -> int:
-    """Return the number of cuts that a prefill of `left` tokens may have; `marked`: starts are known."""
+def _affordable(left: int, costs: Costs, allowed: Allowance) -> int:
+    """Return the number of cuts that a prefill of `left` tokens may have."""
     if left < ONE_CUT and not costs.prefill_seconds:
         return 1
     least = next((cuts for below, cuts in LEAST_CUTS if left < below), 1)
-    allowed = MARKED_STARTS if marked else RAW
     more = max(0.0, allowed.shorter * (1 - left / LONG_SUFFIX))
     allowance = min(allowed.short * left, allowed.long * left + more)
     return max(least, min(MAX_CUTS, int(allowance / cut_tokens(costs))))
