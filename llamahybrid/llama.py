@@ -359,13 +359,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     def last_row(self, index: int = -1) -> Logits:
         """Logits of an evaluated token, shape (n_vocab,). Raises LlamaHybridError without one."""
-        view = self.requests.seen
-        if index == -1 and (view.tail is None or view.tail_end != view.n_tokens):
+        row = self.requests.seen.row(index)
+        if row is None and index == -1:
             self.requests.alone(Slot.bring_row)
-            view = self.requests.seen
-        if view.tail is None or view.tail_end != view.n_tokens or not -len(view.tail) <= index < 0:
+            row = self.requests.seen.row(index)
+        if row is None:
             raise LlamaHybridError("there are no logits to sample from: eval a token first")
-        row: Logits = view.tail[index]
         return row
 
     @property
