@@ -17,7 +17,7 @@ import llama_cpp
 from llama_cpp.llama_speculative import LlamaDraftModel
 
 from llamahybrid.capi.samplers import Samplers
-from llamahybrid.client.answer import completion
+from llamahybrid.client.answer import TokenBytes, completion
 from llamahybrid.client.answers import answer_count, answers
 from llamahybrid.client.attributes import upstream_attribute, upstream_seed
 from llamahybrid.client.chat_template import let_templates_fill_lists
@@ -30,7 +30,6 @@ from llamahybrid.client.native_calls import GuardedModel, NativeCalls, held
 from llamahybrid.client.requests import Requests
 from llamahybrid.client.salt import digest, model_salt, text_of
 from llamahybrid.client.sampling import sampled, sampler_for
-from llamahybrid.client.token_bytes import TokenBytes
 from llamahybrid.configuration import cache_for, current, wait_timeout
 from llamahybrid.core.assembly import ContextShape, Wish, assemble, filled_in, require_adapter, slots_for
 from llamahybrid.core.report import PromptProgress, RequestReport

@@ -18,9 +18,10 @@ from typing import Any
 from uuid import uuid4
 
 import llama_cpp
+from llama_cpp.llama_tokenizer import LlamaTokenizer
 
 from llamahybrid.client.completion import WAIT, Pauses, keeps_rows
-from llamahybrid.client.extras import Extras
+from llamahybrid.client.extras import Extras, StandIn
 from llamahybrid.client.logprobs import (
     AnswerLogprobs,
     EchoedPrompt,
@@ -28,8 +29,6 @@ from llamahybrid.client.logprobs import (
     logprobs_with_prompt,
     no_logprobs,
 )
-from llamahybrid.client.stand_in import StandIn
-from llamahybrid.client.token_bytes import token_bytes
 from llamahybrid.core.request import Request
 
 _DEFAULTS = {
@@ -258,6 +257,38 @@ class Bounds:
                 return at
         known = text.rstrip(_UNKNOWN) if text.endswith(_UNKNOWN) else text
         return max(start, len(known))
+
+
+class TokenBytes(dict[int, bytes]):
+    """The bytes of tokens, each spelt once: upstream spells the whole answer anew after each token."""
+
+    def __init__(self, llm: Any, spelt: frozenset[int] = frozenset()) -> None:
+        """`spelt`: the control tokens that are part of the text."""
+        super().__init__()
+        self._model = llm._model
+        self._bos: int = llm.token_bos()
+        self._spelt = spelt
+
+    def __missing__(self, token: int) -> bytes:
+        if token == self._bos:  # upstream leaves out a space at the begin of a text that begins with it
+            both: bytes = self._model.detokenize([token, token], special=token in self._spelt)
+            piece = both[len(both) // 2 :]
+        else:
+            piece = self._model.detokenize([token], special=token in self._spelt)
+        self[token] = piece
+        return piece
+
+
+def token_bytes(llm: Any, spelt: frozenset[int]) -> TokenBytes | None:
+    """Return the bytes of a model's tokens; None where a text is not made of those of its tokens.
+
+    `spelt`: the control tokens that are part of the text.
+    """
+    own = "detokenize" in vars(llm) or type(llm).detokenize is not llama_cpp.Llama.detokenize
+    if own or type(llm.tokenizer_) is not LlamaTokenizer:
+        return None
+    known: TokenBytes = llm._token_bytes
+    return TokenBytes(llm, spelt) if spelt else known
 
 
 # -- with upstream's code ------------------------------------------------------------------------------
