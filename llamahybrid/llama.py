@@ -30,6 +30,7 @@ from llamahybrid.client.native_calls import GuardedModel, NativeCalls, held
 from llamahybrid.client.requests import Requests
 from llamahybrid.client.salt import digest, model_salt, text_of
 from llamahybrid.client.sampling import sampled, sampler_for
+from llamahybrid.client.saved_state import load, save
 from llamahybrid.configuration import cache_for, current, wait_timeout
 from llamahybrid.core.assembly import ContextShape, Wish, assemble, filled_in, require_adapter, slots_for
 from llamahybrid.core.report import PromptProgress, RequestReport
@@ -42,7 +43,6 @@ from llamahybrid.memory.model_files import ModelFiles
 from llamahybrid.memory.vectors import Vectors, embeds_only
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache.base import Logits
-from llamahybrid.saved_state import load, save, user_cache
 from llamahybrid.signatures import as_of
 from llamahybrid.speculation.drafts import asked_model
 
@@ -118,7 +118,6 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._parallel = n_parallel
         self._shape = ContextShape.of(cache is not None, paging, draft_planes, n_parallel, kwargs)
         self._draft_model: LlamaDraftModel | None = None
-        self.user_cache: Any = None
         self.on_request: Callable[[RequestReport], None] | None = None
         self.on_progress: Callable[[PromptProgress], None] | None = None
         self._vectors: Vectors | None = None
@@ -164,7 +163,6 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     model_params = filled_in("_model_params", by="offload")
     context_params = filled_in("_context_params", by="_shape")
     cache_salt = model_salt()
-    cache = user_cache()
     draft_model = asked_model()
 
     @property
