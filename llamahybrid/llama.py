@@ -115,7 +115,6 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             **{"stock_logprobs": stock_logprobs, "embedding": embedding},
         }
         self.stock_logprobs = bool(current().stock_logprobs if stock_logprobs is None else stock_logprobs)
-        self._parallel = n_parallel
         self._shape = ContextShape.of(cache is not None, paging, draft_planes, n_parallel, kwargs)
         self._draft_model: LlamaDraftModel | None = None
         self.on_request: Callable[[RequestReport], None] | None = None
