@@ -17,7 +17,7 @@ import llama_cpp
 from llama_cpp.llama_speculative import LlamaDraftModel
 
 from llamahybrid.capi.samplers import Samplers
-from llamahybrid.client.answer import completion
+from llamahybrid.client.answer import TokenBytes, completion
 from llamahybrid.client.answers import answer_count, answers
 from llamahybrid.client.attributes import upstream_attribute, upstream_seed
 from llamahybrid.client.chat_template import let_templates_fill_lists
@@ -30,7 +30,7 @@ from llamahybrid.client.native_calls import GuardedModel, NativeCalls, held
 from llamahybrid.client.requests import Requests
 from llamahybrid.client.salt import digest, model_salt, text_of
 from llamahybrid.client.sampling import sampled, sampler_for
-from llamahybrid.client.token_bytes import TokenBytes
+from llamahybrid.client.saved_state import load, save
 from llamahybrid.configuration import cache_for, current, wait_timeout
 from llamahybrid.core.assembly import ContextShape, Wish, assemble, filled_in, require_adapter, slots_for
 from llamahybrid.core.report import PromptProgress, RequestReport
@@ -43,7 +43,6 @@ from llamahybrid.memory.model_files import ModelFiles
 from llamahybrid.memory.vectors import Vectors, embeds_only
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache.base import Logits
-from llamahybrid.saved_state import load, save, user_cache
 from llamahybrid.signatures import as_of
 from llamahybrid.speculation.drafts import asked_model
 
@@ -116,10 +115,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             **{"stock_logprobs": stock_logprobs, "embedding": embedding},
         }
         self.stock_logprobs = bool(current().stock_logprobs if stock_logprobs is None else stock_logprobs)
-        self._parallel = n_parallel
         self._shape = ContextShape.of(cache is not None, paging, draft_planes, n_parallel, kwargs)
         self._draft_model: LlamaDraftModel | None = None
-        self.user_cache: Any = None
         self.on_request: Callable[[RequestReport], None] | None = None
         self.on_progress: Callable[[PromptProgress], None] | None = None
         self._vectors: Vectors | None = None
@@ -165,7 +162,6 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     model_params = filled_in("_model_params", by="offload")
     context_params = filled_in("_context_params", by="_shape")
     cache_salt = model_salt()
-    cache = user_cache()
     draft_model = asked_model()
 
     @property
@@ -359,13 +355,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     def last_row(self, index: int = -1) -> Logits:
         """Logits of an evaluated token, shape (n_vocab,). Raises LlamaHybridError without one."""
-        view = self.requests.seen
-        if index == -1 and (view.tail is None or view.tail_end != view.n_tokens):
+        row = self.requests.seen.row(index)
+        if row is None and index == -1:
             self.requests.alone(Slot.bring_row)
-            view = self.requests.seen
-        if view.tail is None or view.tail_end != view.n_tokens or not -len(view.tail) <= index < 0:
+            row = self.requests.seen.row(index)
+        if row is None:
             raise LlamaHybridError("there are no logits to sample from: eval a token first")
-        row: Logits = view.tail[index]
         return row
 
     @property

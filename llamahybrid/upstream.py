@@ -103,28 +103,18 @@ _SEVERAL = "n_parallel"
 
 NEEDS = (
     # -- methods that are overridden: upstream must call them, and with these arguments ---------------
-    Need("llama:Llama.__init__", mentions("context_params", "draft_model", "cache"), _REUSE, True),
     Need(
         "llama:Llama.__init__",
         mentions(
             *("_ctx", "_model", "_logits_all", "_n_ctx", "_n_vocab", "_sampler", "_mirostat_mu"),
             *("_requires_eval", "_lora_adapter", "lora_scale", "input_ids", "scores", "n_tokens"),
-            *("n_batch", "model_params", "chat_handler"),
+            *("n_batch", "model_params", "context_params", "chat_handler", "draft_model", "cache"),
         ),
         _REUSE,
         True,
     ),
     Need("llama:Llama.eval", takes("self", "tokens"), _REUSE, True),
     Need("llama:Llama.generate", takes("self", "tokens", named=("reset",)), _REUSE, True),
-    Need(
-        "llama:Llama.generate",
-        mentions("eval", "sample", "_input_ids", "_scores", "n_tokens", "_requires_eval"),
-        _REUSE,
-        True,
-    ),
-    Need(
-        "llama:Llama.generate", mentions("draft_model", "_mirostat_mu", "_sampler"), "drafts, several users"
-    ),
     Need("llama:Llama.sample", mentions("_sampler", "_ctx", "_init_sampler"), _SEVERAL),
     Need("llama:Llama._init_sampler", mentions("_seed"), _SEVERAL),
     Need("_internals:LlamaSampler.sample", takes("self", "ctx", "idx"), _SEVERAL),
@@ -137,7 +127,7 @@ NEEDS = (
         "cancelling, `usage`, several users",
         True,
     ),
-    Need("llama:Llama._create_completion", mentions("generate", "detokenize"), _REUSE, True),
+    Need("llama:Llama._create_completion", mentions("generate"), _REUSE, True),
     Need("llama:Llama.logits_to_logprobs", takes("logits"), "`logprobs` of streams"),
     Need("llama:Llama._create_completion", mentions("cache", "load_state"), "set_cache"),
     Need("llama:Llama.create_completion", mentions("_create_completion"), "cancelling, `usage`", True),

@@ -56,7 +56,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 LAYERS = (
     "llamahybrid __main__ cli",
     "assertions program installation ray server events harness",
-    "llama configuration saved_state",
+    "llama configuration",
     "client",
     "core speculation",
     "memory tiny",

@@ -6,9 +6,10 @@ import pickle
 import llama_cpp
 import numpy as np
 import pytest
+from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 from llamahybrid import Llama, PromptCache
-from llamahybrid.errors import LlamaHybridError
+from llamahybrid.errors import ContextOverflow, LlamaHybridError
 from llamahybrid.harness.counters import DecodeCounter
 from tests.conftest import SETTINGS, take
 from tests.lab.integrity import check_integrity
@@ -127,6 +128,54 @@ def test_sent_tokens_are_checked_like_a_draft(open_model, fresh):
     answer.append(generator.send([(right[5] + 1) % 200, 3]))  # guessed wrong
     answer += itertools.islice(generator, 4)
     assert answer == right[: len(answer)]
+
+
+@pytest.mark.parametrize("draft", [False, True])
+@pytest.mark.parametrize("logits_all", [False, True])
+def test_sent_tokens_may_be_more_than_a_batch(open_model, fresh, logits_all, draft):
+    drafts = {"draft_model": LlamaPromptLookupDecoding(num_pred_tokens=4)} if draft else {}
+    llm = open_model(n_batch=16, logits_all=logits_all, **drafts)
+    right = fresh(PROMPT, 60)
+    generator = llm.generate(PROMPT, temp=0.0)
+    answer = [next(generator), generator.send([*right[1:40], *OTHER])]
+    answer += itertools.islice(generator, 50)
+    assert answer == right[: len(answer)]
+
+
+@pytest.mark.parametrize("draft", [False, True])
+def test_sent_tokens_that_do_not_fit_are_refused(open_model, draft):
+    drafts = {"draft_model": LlamaPromptLookupDecoding()} if draft else {}
+    llm = open_model(**drafts)
+    generator = llm.generate([5] * 500, temp=0.0)
+    next(generator)
+    with pytest.raises(ContextOverflow):
+        generator.send([1] * 20)
+    assert len(take(llm, PROMPT)) == 8
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen35"])
+def test_kept_logits_of_any_token_can_be_sampled_from(open_model, arch):
+    tokens = []
+    for kind, n_batch in ((llama_cpp.Llama, 512), (Llama, 512), (Llama, 32)):
+        llm = open_model(arch, kind, logits_all=True, n_batch=n_batch)
+        llm.eval(PROMPT)
+        tokens.append([llm.sample(temp=0.0, idx=place) for place in range(len(PROMPT))])
+    assert tokens[1] == tokens[2] == tokens[0]
+
+
+def test_logits_of_tokens_before_are_not_sampled_from(open_model):
+    llm = open_model("llama", logits_all=True)
+    llm.eval(OTHER)
+    llm.load_state(without_rows(open_model("llama"), PROMPT))
+    with pytest.raises(LlamaHybridError, match="no logits"):
+        llm.sample(temp=0.0, idx=1)
+    assert 0 <= llm.sample(temp=0.0) < llm.n_vocab()
+
+
+def without_rows(llm, tokens):
+    """A state whose logits were kept for the last token alone."""
+    llm.eval(tokens)
+    return llm.save_state()
 
 
 def test_unknown_arguments_are_swallowed_as_upstream_does(open_model):

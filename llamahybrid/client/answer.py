@@ -18,9 +18,10 @@ from typing import Any
 from uuid import uuid4
 
 import llama_cpp
+from llama_cpp.llama_tokenizer import LlamaTokenizer
 
 from llamahybrid.client.completion import WAIT, Pauses, keeps_rows
-from llamahybrid.client.extras import Extras
+from llamahybrid.client.extras import Extras, StandIn
 from llamahybrid.client.logprobs import (
     AnswerLogprobs,
     EchoedPrompt,
@@ -28,8 +29,7 @@ from llamahybrid.client.logprobs import (
     logprobs_with_prompt,
     no_logprobs,
 )
-from llamahybrid.client.stand_in import StandIn
-from llamahybrid.client.token_bytes import token_bytes
+from llamahybrid.client.saved_state import load_from
 from llamahybrid.core.request import Request
 
 _DEFAULTS = {
@@ -73,7 +73,8 @@ def answer(
 ) -> Generator[Any, None, None]:
     """Make the completion of a request, or its chunks. Raises upstream's errors."""
     options = _with_defaults(llm, extras, options)
-    prompt, asked = _asked(llm, options)
+    cache = _cache(llm, request)
+    prompt, asked = _asked(llm, options, cache)
     bounds, stream, bos_said = Bounds(llm, options, prompt), options["stream"], not len(options["prompt"])
     pauses = Pauses(llm, extras.stop_token_ids, bounds.stops)
     request.most, request.pauses = bounds.tokens, pauses
@@ -172,8 +173,8 @@ def answer(
         if llm.stock_logprobs and options["logprobs"] is not None:
             made["choices"][0]["logprobs"] = _stock_logprobs(llm, options, [*said[bos_said:], *ending])
     request.annotate(made)
-    if llm.cache:
-        llm.cache[prompt + said] = llm.save_state()
+    if cache is not None:
+        cache[prompt + said] = llm.save_state()
     yield made
 
 
@@ -260,6 +261,38 @@ class Bounds:
         return max(start, len(known))
 
 
+class TokenBytes(dict[int, bytes]):
+    """The bytes of tokens, each spelt once: upstream spells the whole answer anew after each token."""
+
+    def __init__(self, llm: Any, spelt: frozenset[int] = frozenset()) -> None:
+        """`spelt`: the control tokens that are part of the text."""
+        super().__init__()
+        self._model = llm._model
+        self._bos: int = llm.token_bos()
+        self._spelt = spelt
+
+    def __missing__(self, token: int) -> bytes:
+        if token == self._bos:  # upstream leaves out a space at the begin of a text that begins with it
+            both: bytes = self._model.detokenize([token, token], special=token in self._spelt)
+            piece = both[len(both) // 2 :]
+        else:
+            piece = self._model.detokenize([token], special=token in self._spelt)
+        self[token] = piece
+        return piece
+
+
+def token_bytes(llm: Any, spelt: frozenset[int]) -> TokenBytes | None:
+    """Return the bytes of a model's tokens; None where a text is not made of those of its tokens.
+
+    `spelt`: the control tokens that are part of the text.
+    """
+    own = "detokenize" in vars(llm) or type(llm).detokenize is not llama_cpp.Llama.detokenize
+    if own or type(llm.tokenizer_) is not LlamaTokenizer:
+        return None
+    known: TokenBytes = llm._token_bytes
+    return TokenBytes(llm, spelt) if spelt else known
+
+
 # -- with upstream's code ------------------------------------------------------------------------------
 
 
@@ -271,18 +304,38 @@ class _Asked(Exception):
         self.options = options
 
 
+def _cache(llm: Any, request: Request) -> Any:
+    """Return the user's cache of whole states; None without one, with several slots or a salt."""
+    return llm.cache if llm.cache and not (llm.requests.several or request.salt) else None
+
+
 class _Asking(StandIn):
-    """Captures the arguments of upstream's `generate`."""
+    """Captures the arguments of upstream's `generate`; stands for the user's cache, too."""
+
+    def __init__(self, llm: Any, cache: Any) -> None:
+        super().__init__(llm)
+        self._cache = cache
+
+    @property
+    def cache(self) -> _Asking | None:
+        """Upstream takes a state from it, and loads that."""
+        return None if self._cache is None else self
+
+    def __getitem__(self, prompt: Sequence[int]) -> llama_cpp.LlamaState:
+        return load_from(self._cache, self._llm, prompt)
+
+    def load_state(self, state: llama_cpp.LlamaState) -> None:
+        """Do nothing: the state was loaded when upstream took it."""
 
     def generate(self, tokens: list[int], **options: Any) -> Iterator[int]:
         """Raises _Asked."""
         raise _Asked(tokens, options)
 
 
-def _asked(llm: Any, options: Mapping[str, Any]) -> tuple[list[int], dict[str, Any]]:
+def _asked(llm: Any, options: Mapping[str, Any], cache: Any) -> tuple[list[int], dict[str, Any]]:
     """Return the prompt and the options with which upstream calls `generate`. Raises upstream's errors."""
     try:
-        list(llama_cpp.Llama._create_completion(_Asking(llm), **options))
+        list(llama_cpp.Llama._create_completion(_Asking(llm, cache), **options))
     except _Asked as asked:
         return asked.tokens, asked.options
     except ValueError as error:

@@ -15,7 +15,7 @@ import llama_cpp
 from jinja2 import meta
 from llama_cpp import llama_chat_format
 
-from llamahybrid.client.stand_in import StandIn
+from llamahybrid.client.extras import StandIn
 from llamahybrid.errors import LlamaHybridError
 
 _CHAT = inspect.signature(llama_cpp.Llama.create_chat_completion).parameters

@@ -10,10 +10,9 @@ from typing import Any
 
 from llamahybrid.client.chat_template import chat_with, template_of
 from llamahybrid.client.completion import keeps_rows
-from llamahybrid.client.extras import asking, current_extras
+from llamahybrid.client.extras import StandIn, asking, current_extras
 from llamahybrid.client.json_schema import schema_grammar
-from llamahybrid.client.stand_in import StandIn
-from llamahybrid.client.template_probe import markers_of
+from llamahybrid.client.markers import markers_of
 from llamahybrid.client.thought import Thinking, ThoughtMarkers
 
 Chunk = dict[str, Any]

@@ -242,8 +242,8 @@ def _lock_step(llm: Any, request: Request, options: dict[str, Any], tokens: list
             if index < llm.n_tokens and token != llm._input_ids[index]:
                 llm.n_tokens = index
                 break
-        if (draft := llm.draft_model) is not None:
-            end = llm.n_tokens + len(tokens)
+        end = llm.n_tokens + len(tokens)
+        if (draft := llm.draft_model) is not None and end <= llm._n_ctx:
             llm.input_ids[llm.n_tokens : end] = tokens
             guessed = draft(llm.input_ids[:end]).astype(int)
             tokens.extend(guessed[: llm._n_ctx - end])

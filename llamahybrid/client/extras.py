@@ -1,7 +1,8 @@
 """Extras: options of a completion beyond the arguments of `llama_cpp.Llama.create_completion`.
 
 A context variable passes them through upstream's chat formats, which take no further arguments. A completion
-reads them when it is made, and keeps them in any later context.
+reads them when it is made, and keeps them in any later context. A `StandIn` takes the place of the
+model where upstream's code has to do something else.
 """
 
 from __future__ import annotations
@@ -60,3 +61,13 @@ def asking(extras: Extras) -> Iterator[None]:
         yield
     finally:
         _extras.reset(token)
+
+
+class StandIn:
+    """Stands for a `Llama` in upstream's code; what a subclass does not define is the model's."""
+
+    def __init__(self, llm: Any) -> None:
+        self._llm = llm
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._llm, name)

@@ -118,12 +118,8 @@ def advanced_for(handle: RequestHandle, made: Iterator[Any]) -> Generator[Any, N
     """Advance a stream; requests that are made on the way belong to a handle, too."""
     try:
         while True:
-            around = _handle.get()
-            try:
-                _handle.set(handle)
+            with belonging_to(handle):
                 chunk = next(made, handle)
-            finally:
-                _handle.set(around)
             if chunk is handle:
                 return
             yield chunk

@@ -22,7 +22,7 @@ from llamahybrid.core.runner import Runner
 from llamahybrid.core.view import View
 from llamahybrid.errors import ContextOverflow, DecodeError, LlamaHybridError, RequestSuperseded
 from llamahybrid.memory.adoption import adopt_native
-from llamahybrid.prompt_cache.base import Tokens
+from llamahybrid.prompt_cache.base import Logits, Tokens
 from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.speculation.drafts import Drafts
 
@@ -193,7 +193,7 @@ class Slot:
             yield from self.decode(np.array([*self.align(), token], np.int32), progress)
             return
         self.view.append(token, n)
-        self.keep_tail(1)
+        self.keep_tail()
 
     def _takes_one(self, tokens: Sequence[int]) -> bool:
         """A single token behind a sound sequence that equals the view."""
@@ -218,7 +218,7 @@ class Slot:
             yield from self.decode(ids[self.live.n :], None)
         if self.live.row.logits() is None:
             raise LlamaHybridError("there are no logits to sample from: eval a token first")
-        self.keep_tail(1)
+        self.keep_tail()
 
     def hold(self, tokens: Tokens) -> Steps[None]:
         """Restore exactly these tokens, and store their state."""
@@ -272,24 +272,26 @@ class Slot:
         first, view = self.live.n, self.view
         drafted = progress is not None and not progress.prefilling and len(work) > 1
         outputs: Outputs = "all" if view.logits_all or drafted else "last"
+        rows: list[Logits] = []
 
         def note(start: int, end: int) -> None:
             self.mirror(work[start - first : end - first], start)
             if view.logits_all:
                 view.take_rows(start, self.live.native.all_logits(end - start, self._n_vocab))
+            if drafted:
+                rows.append(self.live.native.all_logits(end - start, self._n_vocab).copy())
             if end == first + len(work):
-                self.keep_tail(end - start if drafted else 1)
+                self.keep_tail(rows)
 
         yield from self.runner.decode(progress, work, outputs, note, alone=outputs == "all")
 
-    def keep_tail(self, rows: int = 1) -> None:
-        """Copy the last rows of logits for the caller's thread to sample from."""
-        view = self.view
-        if rows == 1:
-            row = self.live.row.logits()
-            view.tail = None if row is None else row[np.newaxis].copy()
+    def keep_tail(self, rows: Sequence[Logits] = ()) -> None:
+        """Keep the last row of logits, or these, for the caller's thread to sample from."""
+        view, row = self.view, self.live.row.logits()
+        if rows:
+            view.tail = rows[0] if len(rows) == 1 else np.concatenate(rows)
         else:
-            view.tail = self.live.native.all_logits(rows, self._n_vocab).copy()
+            view.tail = None if row is None else row[np.newaxis].copy()
         view.tail_end = view.n_tokens
 
     def mirror(self, ids: Tokens, start: int = 0) -> None:

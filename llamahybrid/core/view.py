@@ -143,6 +143,14 @@ class View:
         if rows:
             self._make_scores()
 
+    def row(self, index: int) -> Logits | None:
+        """Return the logits behind a token, counted from the last one, -1; None: they are not there."""
+        if self.tail is not None and self.tail_end == self.n_tokens and -len(self.tail) <= index < 0:
+            row: Logits = self.tail[index]
+            return row
+        kept = self.logits_all and 0 <= self.n_tokens + index < self.true_rows
+        return self.scores[self.n_tokens + index] if kept and index < -1 else None
+
     def take_rows(self, start: int, rows: Logits) -> None:
         """Store the logits of [start, start + k): `rows`, shape (k, n_vocab)."""
         end = start + len(rows)

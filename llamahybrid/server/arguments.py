@@ -15,7 +15,7 @@ from llamahybrid.client import json_schema
 from llamahybrid.client.chat_template import Prompt
 from llamahybrid.client.chat_template import chat_prompt as render
 from llamahybrid.client.chat_way import Continuing, continuation_of
-from llamahybrid.client.template_probe import markers_of
+from llamahybrid.client.markers import markers_of
 from llamahybrid.llama import Llama
 from llamahybrid.server.bodies import ChatCompletionRequest, CompletionRequest
 from llamahybrid.server.errors import bad, require_tokens

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from llamahybrid.client.chat_way import continuation_of
-from llamahybrid.client.template_probe import begins_thinking, markers_of
+from llamahybrid.client.markers import begins_thinking, markers_of
 from llamahybrid.llama import Llama
 from llamahybrid.server.answer_parser import AnswerParser, Delta
 from llamahybrid.server.bodies import ChatCompletionRequest

@@ -9,7 +9,7 @@ from typing_extensions import Self
 
 from llamahybrid.client.chat_template import template_of, unread
 from llamahybrid.client.chat_way import continuation_of
-from llamahybrid.client.template_probe import markers_of
+from llamahybrid.client.markers import markers_of
 from llamahybrid.client.thought import Thinking
 from llamahybrid.llama import Llama
 from llamahybrid.server.errors import bad

@@ -12,9 +12,9 @@ import llama_cpp
 import pytest
 
 from llamahybrid import Llama, PromptCache
+from llamahybrid.client.saved_state import SEAL
 from llamahybrid.memory.adoption import adopt_native
 from llamahybrid.memory.restore import restore
-from llamahybrid.saved_state import SEAL
 from tests.conftest import SETTINGS, take
 
 from .conftest import LONGER, PROMPT, foreign_decode, ids, new, stock

@@ -9,8 +9,7 @@ import llama_cpp
 import numpy as np
 import pytest
 
-from llamahybrid.client.closed_schema import closed
-from llamahybrid.client.json_schema import RegexGrammar, SchemaGrammar
+from llamahybrid.client.json_schema import RegexGrammar, SchemaGrammar, closed
 from llamahybrid.errors import LlamaHybridError
 from tests.request.asking import each, said
 

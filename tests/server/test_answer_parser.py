@@ -9,8 +9,7 @@ import pytest
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
 from llamahybrid.client.chat_template import ListFormatter
-from llamahybrid.client.markers import Markers
-from llamahybrid.client.template_probe import probe
+from llamahybrid.client.markers import Markers, probe
 from llamahybrid.client.thought import ThoughtMarkers
 from llamahybrid.engine.sdist import member
 from llamahybrid.server.answer_parser import AnswerParser

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from llamahybrid.client.template_probe import probe
+from llamahybrid.client.markers import probe
 from llamahybrid.server.harmony_parser import HarmonyParser
 
 HARMONY = (

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, model_validator
 
 from llamahybrid.client.chat_template import unread
-from llamahybrid.client.template_probe import markers_of
+from llamahybrid.client.markers import markers_of
 from llamahybrid.llama import Llama
 from llamahybrid.server.anthropic import types
 from llamahybrid.server.anthropic.message import MessageFormat

@@ -15,9 +15,8 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import xxhash
-from llama_cpp.llama_cache import BaseLlamaCache, LlamaDiskCache, LlamaRAMCache
+from llama_cpp.llama_cache import LlamaDiskCache, LlamaRAMCache
 
-from llamahybrid.core.runner import Runner
 from llamahybrid.core.slot import Slot
 from llamahybrid.errors import SnapshotError
 from llamahybrid.memory.adoption import adopt_tokens
@@ -130,28 +129,14 @@ def save(llm: Any, native_save: Callable[[], llama_cpp.LlamaState]) -> llama_cpp
 
 
 def load(llm: Any, state: llama_cpp.LlamaState, native_load: Callable[[llama_cpp.LlamaState], None]) -> None:
-    """Load a saved state in place of all live sequences; the context must be idle.
+    """Load a saved state with upstream's `load_state`, in place of all live sequences; the context is idle.
 
-    Raises as `load_into`, unless the state came from the user's own cache, which then takes it back.
+    The tokens that memory confirms are adopted. Raises as `check_state` (nothing changed), and RuntimeError
+    if the library refuses the state.
     """
     slot = llm.slots.all[0]
-    slot.runner.store_attention()
-    try:
-        load_into(slot, state, native_load)
-    except (SnapshotError, RuntimeError):
-        cache = llm.user_cache
-        if not (isinstance(cache, UsefulStates) and cache.take_back(state)):
-            raise
-
-
-def load_into(
-    slot: Slot, state: llama_cpp.LlamaState, native_load: Callable[[llama_cpp.LlamaState], None]
-) -> None:
-    """Load a saved state with upstream's `load_state`, and adopt the tokens that memory confirms.
-
-    Raises as `check_state` (nothing changed), and RuntimeError if the library refuses the state.
-    """
     runner, arrays = slot.runner, slot.view
+    runner.store_attention()
     live = runner.live
     check_state(state, live)
     state, rows = fit_scores(state, len(arrays.scores))
@@ -178,106 +163,38 @@ def load_into(
             runner.checkpoints.checkpoint(None, None if logits is None else logits.copy())
 
 
-class UsefulStates(BaseLlamaCache):  # type: ignore[misc]
-    """A user's cache of whole states, which are loaded only if they save decoding.
+def load_from(cache: Any, llm: Any, prompt: Sequence[int]) -> llama_cpp.LlamaState:
+    """Load the state of a user's cache that serves most of a prompt, and return it.
 
-    Upstream loads the state with the longest common prefix even if the state cannot be cut back to it, which
-    clears live memory and then decodes everything (llama.py:1370). Like upstream, this class uses the cache's
-    items alone; upstream's own caches are asked for the key first.
+    Raises KeyError if none serves more of it than live state and checkpoints do: upstream loads the one with
+    the longest common prefix even if it cannot be cut back to that, which clears live memory and then decodes
+    everything (llama.py:1370). A state that fails to load is a miss, too: another `Llama` with the same cache
+    may have saved it. Upstream's caches are asked for the key first: that on disk removes what it returns.
     """
+    runner, ids = llm.runner, np.asarray(prompt, dtype=np.int32)
 
-    def __init__(self, inner: Any, depth: Callable[[Tokens], int], cuttable: bool) -> None:
-        """`depth(prompt)`: tokens resumable without it; `cuttable`: a loaded state can be cut anywhere."""
-        super().__init__(getattr(inner, "capacity_bytes", 0))
-        self.inner = inner
-        self._offered: tuple[Any, llama_cpp.LlamaState] | None = None
-        self._depth = depth
-        self._cuttable = cuttable
-
-    @classmethod
-    def of(cls, inner: Any, runner: Runner) -> UsefulStates:
-        """Wrap a cache for a context."""
-        return cls(inner, runner.checkpoints.depth, not runner.live.profile.needs_checkpoints)
-
-    @property
-    def cache_size(self) -> int:
-        """Bytes in the user's cache; 0: unknown."""
-        return int(getattr(self.inner, "cache_size", 0))
-
-    def __bool__(self) -> bool:
-        return bool(self.inner)  # as upstream tests the user's cache
-
-    def __getitem__(self, key: Sequence[int]) -> llama_cpp.LlamaState:
-        """The state to load for a prompt. Raises KeyError if none saves decoding."""
-        prompt = np.asarray(key, dtype=np.int32)
-        found = None
-        if _names_keys(self.inner):
-            found = self.inner._find_longest_prefix_key(tuple(key))
-            if found is None:
-                raise KeyError("Key not found")
-            # A key includes the answer's last token, which was sampled but not decoded.
-            self._require_gain(prompt, found, len(found) - 1)
-        state = self.inner[key]
-        if found is None:
-            self._require_gain(prompt, state.input_ids[: state.n_tokens], state.n_tokens)
-        self._offered = found, state
-        return state
-
-    def _require_gain(self, prompt: Tokens, held: Any, n_decoded: int) -> None:
-        """Raise KeyError if a state of these tokens serves no more of a prompt than live state does."""
-        common = common_prefix(np.asarray(held, dtype=np.int32), prompt)
-        serves = common if self._cuttable or common >= n_decoded else 0
-        if serves <= self._depth(prompt):
+    def require_gain(held: Any, n_decoded: int) -> None:
+        common = common_prefix(np.asarray(held, dtype=np.int32), ids)
+        cuttable = not runner.live.profile.needs_checkpoints
+        if (common if cuttable or common >= n_decoded else 0) <= runner.checkpoints.depth(ids):
             raise KeyError("live state and checkpoints already serve this prompt as well")
 
-    def take_back(self, state: llama_cpp.LlamaState) -> bool:
-        """Put a state that failed to load back; False if it did not come from this cache.
-
-        The failure counts as a miss: another `Llama` with the same cache may have saved the state.
-        """
-        offered, self._offered = self._offered, None
-        if offered is None or offered[1] is not state:
-            return False
-        if isinstance(self.inner, LlamaDiskCache) and offered[0] is not None:  # it removes what it returns
-            self.inner.cache[offered[0]] = state
-        return True
-
-    def __contains__(self, key: Sequence[int]) -> bool:
-        return key in self.inner
-
-    def __setitem__(self, key: Sequence[int], value: llama_cpp.LlamaState) -> None:
-        self._offered = None
-        self.inner[key] = value
-
-
-def _names_keys(cache: Any) -> bool:
-    """Tell whether a cache finds items as upstream's caches do, by `_find_longest_prefix_key`."""
-    kind = type(cache)
-    return getattr(kind, "__getitem__", None) in _UPSTREAMS and hasattr(kind, "_find_longest_prefix_key")
+    key = None
+    if type(cache).__getitem__ in _UPSTREAMS and hasattr(cache, "_find_longest_prefix_key"):
+        key = cache._find_longest_prefix_key(tuple(prompt))
+        if key is None:
+            raise KeyError("Key not found")
+        require_gain(key, len(key) - 1)  # the answer's last token was sampled, and not decoded
+    state = cache[prompt]
+    if key is None:
+        require_gain(state.input_ids[: state.n_tokens], state.n_tokens)
+    try:
+        llm.load_state(state)
+    except (SnapshotError, RuntimeError) as error:
+        if isinstance(cache, LlamaDiskCache) and key is not None:
+            cache.cache[key] = state
+        raise KeyError("the state does not fit this model") from error
+    return state
 
 
 _UPSTREAMS = LlamaRAMCache.__getitem__, LlamaDiskCache.__getitem__
-
-
-def user_cache() -> Any:
-    """`cache` of `Llama`."""
-
-    def get(llm: Any) -> Any:
-        """Upstream's whole-state cache, if one was set.
-
-        A request loads a state from it only if the state serves more of the prompt than live memory and
-        checkpoints do; not with several slots or a salt.
-        """
-        useful, inside = llm.user_cache, llm.requests.inside
-        if inside is None:
-            return useful.inner if isinstance(useful, UsefulStates) else useful
-        alone = not (llm._parallel > 1 or inside.salt)
-        return useful if alone else None
-
-    def put(llm: Any, cache: Any) -> None:
-        if isinstance(cache, UsefulStates):  # read in a request
-            cache = cache.inner
-        wrapped = cache is not None and llm.runner is not None
-        llm.user_cache = UsefulStates.of(cache, llm.runner) if wrapped else cache
-
-    return property(get, put)
