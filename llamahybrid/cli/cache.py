@@ -185,7 +185,10 @@ def _speller(model: Path) -> Callable[[Tokens], str]:
     with errors_shown(ValueError, OSError, RuntimeError):
         import llama_cpp
 
-        vocabulary = llama_cpp.Llama(str(model), vocab_only=True, verbose=False)
+        from llamahybrid.capi.gguf import quiet
+
+        with quiet():  # a vocabulary has no context length, which llama.cpp warns of
+            vocabulary = llama_cpp.Llama(str(model), vocab_only=True, verbose=False)
 
     def spell(tokens: Tokens) -> str:
         known = [t for t in tokens[-PREVIEW_TOKENS:].tolist() if 0 <= t < vocabulary.n_vocab()]

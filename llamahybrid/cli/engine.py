@@ -84,7 +84,7 @@ def list_() -> None:
         if reason:
             typer.echo(f"    not taken by itself: {reason}")
     for problem in installed.unreadable():
-        typer.echo(f"  {problem}: `llamahybrid engine build` makes it anew")
+        typer.echo(f"  {problem}: remove the folder")
 
 
 @engine.command()

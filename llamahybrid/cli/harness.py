@@ -29,14 +29,15 @@ Models = Annotated[
         help="GGUF file; repeatable; default: tiny models, made for the run",
     ),
 ]
-_ON = typer.Option(
-    "--on",
-    help="target: stock, stock+ram, stock+disk, ours, class:FILE.py:NAME (each may have @LIB), server:PATH, "
-    "or a URL; LABEL= before it names it; repeatable; default of check: ours, of bench: stock, stock+ram "
-    "and ours",
+_ON = (
+    "target: stock, stock+ram, stock+disk, ours, class:FILE.py:NAME (each may have @LIB), server:PATH, or a "
+    "URL; LABEL= before it names it; repeatable"
 )
-On = Annotated[list[str], _ON]
-SomeOn = Annotated[list[str] | None, _ON]
+On = Annotated[list[str], typer.Option("--on", help=_ON)]
+SomeOn = Annotated[
+    list[str] | None,
+    typer.Option("--on", help=_ON + "; default of check: ours, of bench: stock, stock+ram and ours"),
+]
 Lib = Annotated[Path | None, typer.Option(exists=True, help="libllama, or its folder, of targets in Python")]
 Json = Annotated[Path | None, typer.Option("--json", help="write the report here")]
 Layers = Annotated[int, typer.Option(help="layers on the GPU; -1: all")]

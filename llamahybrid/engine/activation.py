@@ -117,7 +117,7 @@ def _check(folder: Path) -> None:
     if damage := engine.damage():
         raise EngineError(f"{damage}: run `llamahybrid engine build` again")
     version = bindings.version()
-    if engine.version != (version or "").partition("+")[0]:
+    if engine.version != bindings.release(version):
         logger.warning(
             "the engine in %s was made for llama-cpp-python %s, installed is %s: structures that "
             "cross between them may differ",

@@ -20,7 +20,12 @@ def version(package: str = "llama-cpp-python") -> str | None:
     except metadata.PackageNotFoundError:
         known = None
     importable = _importable_version() if package == "llama-cpp-python" else None
-    return importable if importable and importable != (known or "").partition("+")[0] else known
+    return importable if importable and importable != release(known) else known
+
+
+def release(version: str | None) -> str:
+    """A version without its local label (0.3.36+cu124), which names the build variant; empty for None."""
+    return (version or "").partition("+")[0]
 
 
 def stock() -> Path | None:

@@ -56,7 +56,7 @@ def compatible_engines() -> list[Engine]:
 
 def build_warning(site: InstalledBindings) -> str:
     """Why an engine that `engine build` makes now would not be used automatically; empty: it would be."""
-    if _release(site.version) not in series.releases():
+    if bindings.release(site.version) not in series.releases():
         built = series.release(site.version)
         return (
             f"there are patches for llama-cpp-python {', '.join(series.releases())}, installed is "
@@ -74,15 +74,10 @@ def build_warning(site: InstalledBindings) -> str:
     return ""
 
 
-def _release(version: str | None) -> str | None:
-    """A version without its local label (0.3.36+cu124), which names the build variant."""
-    return version and version.partition("+")[0]
-
-
 def _incompatible(engine: Engine, site: InstalledBindings) -> str:
     if engine.source:
         return f"built from {engine.source}: choose it with LLAMAHYBRID_ENGINE={engine.libraries}"
-    if engine.version != _release(site.version):
+    if engine.version != bindings.release(site.version):
         return f"made for llama-cpp-python {engine.version}, installed is {site.version or 'none'}"
     known = (series.patches(engine.version, chosen) for chosen in (series.REUSE, series.HARDENING))
     if dict(engine.patches) not in known:

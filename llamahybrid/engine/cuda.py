@@ -48,16 +48,10 @@ class Toolkit:
             "is not on the PATH"
         )
 
-    @property
-    def folders(self) -> list[Path]:
-        """The folders of its libraries."""
-        found = (self.root / "lib64", *sorted((self.root / "targets").glob("*-linux/lib")))
-        return [folder for folder in found if folder.is_dir()]
-
     def has(self, library: str) -> bool:
         """Tell whether a library, or a stub of it to link with, is included."""
-        places = (path for folder in self.folders for path in (folder, folder / "stubs"))
-        return any((path / library).exists() for path in places)
+        folders = (self.root / "lib64", *(self.root / "targets").glob("*-linux/lib"))
+        return any((each / library).exists() for folder in folders for each in (folder, folder / "stubs"))
 
 
 def _root(nvcc: Path) -> Path | None:

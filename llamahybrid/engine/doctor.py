@@ -50,7 +50,7 @@ def examine(load: Callable[[], Collection[str]], shim: bool, gpus: Gpus) -> list
         functions = load()
     except (ImportError, OSError, RuntimeError) as error:  # EngineError among them
         folder = bindings.loaded_from() or bindings.stock()
-        found = [Finding("engine", f"cannot be loaded: {error}", _load_advice(str(error)))]
+        found = [Finding("engine", f"cannot be loaded: {error}", _load_advice(error))]
         use = "not loaded"
     else:
         folder = bindings.loaded_from()
@@ -76,26 +76,28 @@ def examine(load: Callable[[], Collection[str]], shim: bool, gpus: Gpus) -> list
 def _version(version: str) -> Finding:
     """Structures passed to libllama change from release to release, and ctypes does not check them."""
     least = sdist.PIN.version
-    known = series.order(version.partition("+")[0]) >= series.order(least)
+    known = series.order(bindings.release(version)) >= series.order(least)
     advice = "" if known else f"too old: {least} is the first that is known to work"
     return Finding("llama-cpp-python", version, advice)
 
 
-def _load_advice(error: str) -> str:
-    if "libcuda.so" in error:
+def _load_advice(error: Exception) -> str:
+    if "libcuda.so" in str(error):
         return "the NVIDIA driver is missing: install it, or a llama-cpp-python without CUDA"
-    if "libcublas" in error or "libcudart" in error:
+    if "libcublas" in str(error) or "libcudart" in str(error):
         return (
             "install the CUDA toolkit of that version, or set LD_LIBRARY_PATH to the folder of this library"
         )
-    return "install llama-cpp-python again, or choose LLAMAHYBRID_ENGINE=stock"
+    if str(error).startswith("LLAMAHYBRID_ENGINE="):
+        return "unset LLAMAHYBRID_ENGINE, or set it to another engine"
+    return "install llama-cpp-python again"
 
 
 def _engine(folder: Path | None, engine: Engine | None, site: InstalledBindings) -> Finding:
     if engine is not None:
         kind = f"from {engine.source}" if engine.source else "patched"
         advice = ""
-        if engine.version != str(site.version).partition("+")[0]:
+        if engine.version != bindings.release(site.version):
             cure = choice.build_warning(site) or "run `llamahybrid engine build`"
             advice = f"it was made for llama-cpp-python {engine.version}: {cure}"
         elif damage := engine.damage(thorough=True):

@@ -100,7 +100,6 @@ def build_wheel(source: Path, out: Path, progress: Progress, log: Path) -> None:
             "TMPDIR": str(temporary),
             "CMAKE_ARGS": f"{CMAKE_ARGS} {os.environ.get('CMAKE_ARGS', '')}".strip(),  # the last one counts
         },
-        made=lambda: any(out.glob("*.whl")),
     )
 
 

@@ -35,7 +35,6 @@ def run(
     failure: str,
     *,
     environment: Mapping[str, str] | None = None,
-    made: Callable[[], bool] = lambda: True,
 ) -> None:
     """Run a command to its end; the log file stays only if the command fails by itself.
 
@@ -45,7 +44,6 @@ def run(
         log: file for the output.
         failure: beginning of the error message.
         environment: variables; None: those of this process.
-        made: tells whether the result exists.
 
     Raises:
         EngineError: the command failed; the message names the log and ends with its last lines.
@@ -80,7 +78,7 @@ def run(
     except KeyboardInterrupt:
         log.unlink(missing_ok=True)
         raise
-    if process.returncode or not made():
+    if process.returncode:
         if full:
             failure = "the disk is full: free a few GiB, or set LLAMAHYBRID_CACHE_DIR to a folder on another"
         raise EngineError(f"{failure}; the whole log is {log}. Its end:\n{''.join(lines)}")

@@ -15,6 +15,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from llamahybrid.engine import bindings
 from llamahybrid.engine.sdist import Pin
 from llamahybrid.errors import EngineError
 
@@ -33,7 +34,7 @@ def releases() -> tuple[str, ...]:
 def release(installed: str | None) -> str:
     """The release whose patches fit an installed version (0.3.36+cu124, say): its own, else the newest."""
     known = releases()
-    own = (installed or "").partition("+")[0]
+    own = bindings.release(installed)
     return own if own in known or not known else known[-1]
 
 

@@ -106,6 +106,7 @@ def test_preview_of_a_list_leaves_room_for_numbers(folder: Path, tiny_model: Any
     found = run("list", "--dir", folder, "--preview", tiny_model("qwen35")).output
     (head,) = [line for line in found.splitlines() if " model " in line]
     assert head.replace("┃", " ").split() == ["model", "tokens", "checkpoints", "MiB", "age", "text"]
+    assert "n_ctx_train" not in found, "a warning of llama.cpp about the model that has no context"
 
 
 def test_show_preview_has_texts(folder: Path, tiny_model: Any) -> None:

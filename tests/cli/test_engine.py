@@ -42,7 +42,9 @@ def test_list_marks_the_used_engine_and_explains_the_others(built: Build) -> Non
     assert f"* {engine.libraries}" in said
     assert said.count("not taken by itself") == 1
     (engine.folder / "manifest.json").write_text("{")
-    assert "no manifest that can be read" in CliRunner().invoke(app, ["engine", "list"]).output
+    said = " ".join(CliRunner().invoke(app, ["engine", "list"]).output.split())
+    assert "no manifest that can be read" in said
+    assert "remove the folder" in said
 
 
 def test_build_explains_an_unused_engine(

@@ -10,6 +10,7 @@ import pytest
 
 from llamahybrid.capi import shim as native
 from llamahybrid.engine import bindings, doctor
+from llamahybrid.errors import EngineError
 from tests.engine.conftest import Build, Wheel
 
 Load: TypeAlias = Callable[[], Collection[str]]
@@ -44,6 +45,20 @@ def test_doctor_inspects_files_that_cannot_be_loaded(
     assert found("backends", fail).text == "cpu, cuda; not loaded"
     (folder / "libggml-cpu.so").unlink()
     assert found("backends", fail).text.startswith("cannot be told")
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        ("LLAMAHYBRID_ENGINE=/gone has no libllama", "unset LLAMAHYBRID_ENGINE"),
+        ("libllama is damaged", "install llama-cpp-python again"),
+    ],
+)
+def test_advice_for_an_engine_that_was_set_names_its_variable(error: str, advice: str) -> None:
+    def fail() -> Collection[str]:
+        raise EngineError(error)
+
+    assert found("engine", fail).advice.startswith(advice)
 
 
 @pytest.mark.parametrize(
