@@ -18,10 +18,9 @@ from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from llamahybrid.core.admission import Admission
-from llamahybrid.core.batch import Reader
 from llamahybrid.core.loop_thread import LoopThread
 from llamahybrid.core.reply import Reply
-from llamahybrid.core.request import Request, Task
+from llamahybrid.core.request import Reader, Request, Task
 from llamahybrid.core.scheduler import Scheduler
 from llamahybrid.core.slot import Slot
 from llamahybrid.core.slots import Slots

@@ -15,13 +15,12 @@ from operator import index
 import numpy as np
 
 from llamahybrid.capi.calls import Outputs
-from llamahybrid.core.batch import Decode, Steps
-from llamahybrid.core.progress import Progress
-from llamahybrid.core.request import Request
+from llamahybrid.core.report import Progress
+from llamahybrid.core.request import Decode, Request, Steps
 from llamahybrid.core.runner import Runner
 from llamahybrid.core.view import View
 from llamahybrid.errors import ContextOverflow, DecodeError, LlamaHybridError, RequestSuperseded
-from llamahybrid.memory.adoption import adopt_native
+from llamahybrid.memory.restore import adopt_native
 from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.speculation.drafts import Drafts
@@ -57,8 +56,8 @@ class Slot:
     @property
     def active(self) -> Progress | None:
         """The progress of the current request, until it is over."""
-        progress = None if self.current is None else self.current.progress
-        return None if progress is None or progress.over else progress
+        current = self.current
+        return None if current is None or current.over else current.progress
 
     def glimpse(self) -> tuple[str, Tokens]:
         """Return namespace and copied ids of the live tokens, for any thread.

@@ -12,8 +12,7 @@ import llama_cpp
 import pytest
 
 from llamahybrid import Llama, PromptCache
-from llamahybrid.memory.adoption import adopt_native
-from llamahybrid.memory.restore import restore
+from llamahybrid.memory.restore import adopt_native, restore
 from llamahybrid.saved_state import SEAL
 from tests.conftest import SETTINGS, take
 
