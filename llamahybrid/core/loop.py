@@ -192,20 +192,19 @@ class DecodeLoop:
             self._refuse_rest()
         reply.get()
 
-    def abandon(self, on_end: Callable[[], None]) -> bool:
+    def abandon(self, on_end: Callable[[], None] | None = None) -> bool:
         """As `close`, without waiting, for finalizers; False without a thread."""
         self._refuse()
         if not self._thread.alive:
             return False
-        self._on_end = on_end
+        self._on_end = on_end or self._on_end
         self._inbox.put(Message(self._finish_all))
         return True
 
     def end_at_exit(self) -> None:
         """End the loop at exit of the interpreter, without `on_end`, and wait a limited time."""
         if self._thread.alive and not sys.is_finalizing():
-            self._refuse()
-            self._inbox.put(Message(self._finish_all))
+            self.abandon()
             self._thread.join(EXIT_SECONDS)
 
     def _refuse(self) -> None:
