@@ -129,7 +129,7 @@ def preempt(slot: Slot, request: Request) -> Tokens:
     """Preempt a request; the ids from which it continues later."""
     progress = slot.active
     if progress is None:
-        return slot.view.ids()
+        return request.view.ids()
     if progress.said:
         ids = np.concatenate([progress.prompt, np.asarray(progress.said[: progress.decoded], np.int32)])
     else:
@@ -138,9 +138,9 @@ def preempt(slot: Slot, request: Request) -> Tokens:
         between = not request.entered and progress.generated > 0
         progress.sent = request.sent
         if not request.sent:
-            slot.view.shorten(progress.plan.total + progress.generated - between)
+            request.view.shorten(progress.plan.total + progress.generated - between)
         _end_drafts(slot, progress, goes_on=between)
-        ids = slot.view.ids()
+        ids = request.view.ids()
     progress.drop_records()
     try:
         slot.runner.save_tip()

@@ -256,7 +256,7 @@ def assemble(
         live = LiveSequence(shared, profile, computation, **size, seq=seq)
         runner = Runner(live, cache, boundaries, meter, llm.n_batch)
         drafts = Drafts(live, meter, llm.n_batch)
-        made.append(Slot(runner, drafts, view))
+        made.append(Slot(runner, drafts))
     guarded.live = made[0].live
     slots = Slots(made)
     loop = DecodeLoop(slots, shared, Scheduler(meter, llm.n_batch, _merges(llm)), llm.requests.reporter())

@@ -38,11 +38,9 @@ class SequenceChanged(LlamaHybridError):
 class Slot:
     """Decodes tokens of requests in one live sequence, and updates their views."""
 
-    def __init__(self, runner: Runner, drafts: Drafts, view: View) -> None:
+    def __init__(self, runner: Runner, drafts: Drafts) -> None:
         self.runner = runner
         self.drafts = drafts
-        self.view = view
-        """The view of the request that has the slot, or had it last."""
         self.request: Request | None = None
         """The request that has the slot."""
         self.current: Request | None = None
@@ -52,6 +50,12 @@ class Slot:
         self.live = runner.live
         self._n_vocab = runner.live.n_vocab
         self._n_ctx = runner.live.capacity
+
+    @property
+    def view(self) -> View:
+        """The view of the current request."""
+        assert self.current is not None, "operations are those of a request"
+        return self.current.view
 
     @property
     def active(self) -> Progress | None:
@@ -76,9 +80,9 @@ class Slot:
 
     def take(self, request: Request) -> None:
         """Give the slot to a request."""
-        self.current, self.view = request, request.view
-        self.view.serve(request.salt)
-        self.view.keep_rows(request.rows)
+        self.current = request
+        request.view.serve(request.salt)
+        request.view.keep_rows(request.rows)
 
     def claim(self) -> None:
         """Empty the live sequence where it belongs to another salt than the view."""
@@ -197,7 +201,8 @@ class Slot:
     def _takes_one(self, tokens: Sequence[int]) -> bool:
         """A single token behind a sound sequence that equals the view."""
         n = self.live.n
-        if len(tokens) != 1 or self.view.n_tokens != n or self.view.logits_all:
+        view = self.view
+        if len(tokens) != 1 or view.n_tokens != n or view.logits_all:
             return False
         if n >= self._n_ctx or self.live.state.is_invalid:
             return False

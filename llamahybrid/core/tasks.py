@@ -97,7 +97,7 @@ class NestedRequests:
     def run(self, request: Request, begin: Callable[[Slot], Any]) -> Any:
         """Run a task and return its result."""
         slot = self._slots.all[0]
-        before, view = slot.current, slot.view
+        before = slot.current
         try:
             if before is not request:
                 if request.slot is None:
@@ -116,7 +116,7 @@ class NestedRequests:
         finally:
             if request.inline and request.progress is None:
                 request.slot = None
-                slot.current, slot.view = before, view
+                slot.current = before
 
     def _decode(self, request: Request, steps: Generator[Any, int, Any]) -> Any:
         """Run steps to their end and return their result."""
@@ -140,7 +140,7 @@ class NestedRequests:
         for request in self._requests:
             slot = request.slot
             if not request.over and slot is not None:
-                slot.current, slot.view = request, request.view
+                slot.current = request
                 request.park(preempt(slot, request))
                 request.inline = False
                 slot.current = request.slot = None
@@ -316,7 +316,7 @@ class Tasks:
                 error = raised
             finally:
                 if request.slot is not None:
-                    request.slot.view.keep_rows(False)
+                    request.view.keep_rows(False)
                 self._admission.leave(request)
                 self._admission.running = None
             try:
