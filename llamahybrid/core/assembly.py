@@ -196,29 +196,27 @@ class Wish(int):
     """A default number of slots, which must not make a constructor fail."""
 
 
-def attainable_slots(wish: Wish, model_path: str, caching: bool, options: Mapping[str, Any]) -> int:
-    """Return the wanted number of slots where the model and its arguments allow several, else 1."""
-    if wish == 1 or not caching:
+def slots_for(wanted: int, model_path: str, caching: bool, options: Mapping[str, Any]) -> int:
+    """Return the number of slots of a model; one where a `Wish` for several cannot be met.
+
+    `options`: upstream's arguments. Raises ValueError for several without a prompt cache.
+    """
+    if not isinstance(wanted, Wish):
+        if wanted > 1 and not caching:
+            raise ValueError("n_parallel: requests run at once with the prompt cache only")
+        return wanted
+    if wanted == 1 or not caching:
         return 1
     reason = ""
     if options.get("draft_model") is not None:
         reason = "its program gives a draft_model, which needs a single slot"
     try:
-        ContextShape.of(caching, True, None, wish, options)
+        ContextShape.of(caching, True, None, wanted, options)
     except ValueError as error:
         reason = str(error)
     if reason:
-        logger.warning("one request at a time on %s, not %d: %s", model_path, wish, reason)
-    return 1 if reason else int(wish)
-
-
-def slots_for(wanted: int, model_path: str, caching: bool, options: Mapping[str, Any]) -> int:
-    """Return the number of slots of a model. Raises ValueError for several without a prompt cache."""
-    if isinstance(wanted, Wish):
-        return attainable_slots(wanted, model_path, caching, options)
-    if wanted > 1 and not caching:
-        raise ValueError("n_parallel: requests run at once with the prompt cache only")
-    return wanted
+        logger.warning("one request at a time on %s, not %d: %s", model_path, wanted, reason)
+    return 1 if reason else int(wanted)
 
 
 def assemble(

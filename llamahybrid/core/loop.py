@@ -160,22 +160,19 @@ class DecodeLoop:
         """End a request: release its slot and report it; wait until that is done."""
         if request.over:
             return
-        if self.here:
-            if not request.inline:  # called by the garbage collector, in the loop's thread
-                self._inbox.put(Message(partial(self._tasks.end, request, None)))
-                return
-            reply = Reply()
-            self._tasks.end(request, reply)
-            if wait:
-                reply.get()
+        if self.here and not request.inline:  # called by the garbage collector, in the loop's thread
+            self._inbox.put(Message(partial(self._tasks.end, request, None)))
             return
         if not self._thread.asked and request.progress is None:
             request.over = True
             return
-        answer = Reply() if wait else None
-        self._post(partial(self._tasks.end, request, answer), answer)
-        if answer is not None:
-            answer.get()
+        reply = Reply() if wait else None
+        if self.here:
+            self._tasks.end(request, reply)
+        else:
+            self._post(partial(self._tasks.end, request, reply), reply)
+        if reply is not None:
+            reply.get()
 
     def close(self, on_end: Callable[[], None]) -> None:
         """End the loop: cancel all requests, call `on_end()` in the loop's thread, and wait for that."""
