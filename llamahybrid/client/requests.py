@@ -20,8 +20,7 @@ from llamahybrid.client.native_calls import collecting, piece
 from llamahybrid.client.salt import SHARED
 from llamahybrid.client.thread_state import ThreadState
 from llamahybrid.core.loop import DecodeLoop
-from llamahybrid.core.progress import Progress
-from llamahybrid.core.report import RequestReport
+from llamahybrid.core.report import Progress, RequestReport
 from llamahybrid.core.request import Request
 from llamahybrid.core.slot import Slot
 from llamahybrid.core.view import View

@@ -19,8 +19,8 @@ from llama_cpp.llama_cache import LlamaDiskCache, LlamaRAMCache
 
 from llamahybrid.core.slot import Slot
 from llamahybrid.errors import SnapshotError
-from llamahybrid.memory.adoption import adopt_tokens
 from llamahybrid.memory.fingerprint import Computation, with_salt
+from llamahybrid.memory.restore import adopt_tokens
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.prompt_cache.base import Logits, Tokens
 from llamahybrid.prompt_cache.nodes import common_prefix

@@ -9,9 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from llamahybrid.core.batch import Reader
 from llamahybrid.core.reply import Feed
-from llamahybrid.core.request import Request
+from llamahybrid.core.request import Reader, Request
 from llamahybrid.core.slot import Slot
 from llamahybrid.core.slots import Slots
 from llamahybrid.errors import Busy

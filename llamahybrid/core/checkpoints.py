@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from llamahybrid.core.progress import Progress
+from llamahybrid.core.report import Progress
 from llamahybrid.core.schedule import Action, Actions
 from llamahybrid.memory.costs import CostMeter
 from llamahybrid.memory.sequence import LiveSequence

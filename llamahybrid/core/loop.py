@@ -18,10 +18,9 @@ from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from llamahybrid.core.admission import Admission
-from llamahybrid.core.batch import Reader
 from llamahybrid.core.loop_thread import LoopThread
 from llamahybrid.core.reply import Reply
-from llamahybrid.core.request import Request, Task
+from llamahybrid.core.request import Reader, Request, Task
 from llamahybrid.core.scheduler import Scheduler
 from llamahybrid.core.slot import Slot
 from llamahybrid.core.slots import Slots
@@ -161,22 +160,19 @@ class DecodeLoop:
         """End a request: release its slot and report it; wait until that is done."""
         if request.over:
             return
-        if self.here:
-            if not request.inline:  # called by the garbage collector, in the loop's thread
-                self._inbox.put(Message(partial(self._tasks.end, request, None)))
-                return
-            reply = Reply()
-            self._tasks.end(request, reply)
-            if wait:
-                reply.get()
+        if self.here and not request.inline:  # called by the garbage collector, in the loop's thread
+            self._inbox.put(Message(partial(self._tasks.end, request, None)))
             return
         if not self._thread.asked and request.progress is None:
             request.over = True
             return
-        answer = Reply() if wait else None
-        self._post(partial(self._tasks.end, request, answer), answer)
-        if answer is not None:
-            answer.get()
+        reply = Reply() if wait else None
+        if self.here:
+            self._tasks.end(request, reply)
+        else:
+            self._post(partial(self._tasks.end, request, reply), reply)
+        if reply is not None:
+            reply.get()
 
     def close(self, on_end: Callable[[], None]) -> None:
         """End the loop: cancel all requests, call `on_end()` in the loop's thread, and wait for that."""
@@ -193,20 +189,19 @@ class DecodeLoop:
             self._refuse_rest()
         reply.get()
 
-    def abandon(self, on_end: Callable[[], None]) -> bool:
+    def abandon(self, on_end: Callable[[], None] | None = None) -> bool:
         """As `close`, without waiting, for finalizers; False without a thread."""
         self._refuse()
         if not self._thread.alive:
             return False
-        self._on_end = on_end
+        self._on_end = on_end or self._on_end
         self._inbox.put(Message(self._finish_all))
         return True
 
     def end_at_exit(self) -> None:
         """End the loop at exit of the interpreter, without `on_end`, and wait a limited time."""
         if self._thread.alive and not sys.is_finalizing():
-            self._refuse()
-            self._inbox.put(Message(self._finish_all))
+            self.abandon()
             self._thread.join(EXIT_SECONDS)
 
     def _refuse(self) -> None:

@@ -1,18 +1,72 @@
-"""Request: what the decode loop knows of one request, from its first message to its end."""
+"""Requests as the decode loop knows them, and what a task of theirs can wait for: tokens, or its reader."""
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, TypeAlias, TypeVar
 
-from llamahybrid.core.batch import Wanted
-from llamahybrid.core.progress import Progress
+from llamahybrid.capi.calls import Outputs
 from llamahybrid.core.reply import Bell, Reply
-from llamahybrid.core.report import PromptProgress
+from llamahybrid.core.report import Progress, PromptProgress
 from llamahybrid.core.view import View
+from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.prompt_cache.base import LiveState, Tokens
+
+T = TypeVar("T")
+
+
+class Decode:
+    """Tokens to be appended to one live sequence; the loop answers with how many of them it decoded."""
+
+    __slots__ = ("alone", "count", "live", "outputs", "position", "prompt", "step", "tokens")
+
+    def __init__(
+        self,
+        live: LiveSequence,
+        tokens: Tokens | tuple[int, ...],
+        outputs: Outputs,
+        *,
+        prompt: bool = False,
+        alone: bool = False,
+    ) -> None:
+        """`tokens`: shape (k,), k >= 1; `outputs`: rows of logits wanted once all of them are decoded.
+
+        `prompt`: part of a prompt: may be decoded in several batches, and stopped inside one. `alone`: not in
+        a batch with tokens of other sequences.
+        """
+        self.live = live
+        self.tokens = tokens
+        self.outputs = outputs
+        self.prompt = prompt
+        self.alone = alone
+        self.position = live.state.n
+        """Tokens there were when it was asked for."""
+        self.count = len(tokens)
+        """Number of its first tokens that the next batch holds."""
+        self.step = not prompt and self.count == 1
+        """A step of an answer: a single token of it."""
+
+    @property
+    def part(self) -> tuple[LiveSequence, Tokens | tuple[int, ...], Outputs]:
+        """The sequence, the first `count` tokens, and the rows that a batch with them has to have."""
+        whole = self.count == len(self.tokens)
+        tokens = self.tokens if whole else self.tokens[: self.count]
+        return self.live, tokens, self.outputs if whole or self.outputs == "all" else "none"
+
+
+class Reader:
+    """The task waits until its reader asks for more."""
+
+
+READER = Reader()
+
+Wanted: TypeAlias = Decode | Reader
+
+Steps: TypeAlias = Generator[Wanted, int, T]
+"""A task as a generator: yields what it waits for, returns its result."""
+
 
 NO_LIMIT = 1 << 60
 """Length of an answer without `max_tokens`."""
@@ -96,6 +150,7 @@ class Request:
         self.unwanted = False
         """Cancelled, and its caller does not wait for a result."""
         self.over = False
+        """Ended: it cannot continue."""
 
     @property
     def ended_early(self) -> bool:
@@ -119,7 +174,7 @@ class Request:
     def park(self, ids: Tokens) -> None:
         """Note that the request lost its slot and continues later from these tokens."""
         self.prompt = ids
-        self.parked = self.progress is not None and not self.progress.over
+        self.parked = self.progress is not None and not self.over
 
     def annotate(self, completion: Any) -> None:
         """Put the cached tokens, and that it was cancelled, into a completion or a chunk of one."""

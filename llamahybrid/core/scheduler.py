@@ -12,8 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from llamahybrid.core.batch import Decode
-from llamahybrid.core.request import Task
+from llamahybrid.core.request import Decode, Task
 from llamahybrid.core.slots import Slots
 from llamahybrid.memory.costs import CostMeter
 
@@ -69,7 +68,7 @@ class Scheduler:
         now, grace = time.monotonic(), max(GRACE_SECONDS, GRACE_SHARE * min(self._steps, default=0.0))
         left = 0.0
         for request in slots.seated:
-            expected = request.progress is not None and not request.progress.over
+            expected = request.progress is not None and not request.over
             ready = request.task is not None and isinstance(request.task.wanted, Decode)
             if expected and not ready and request.away < grace:
                 left = max(left, request.asked_at + grace - now)

@@ -15,13 +15,12 @@ from operator import index
 import numpy as np
 
 from llamahybrid.capi.calls import Outputs
-from llamahybrid.core.batch import Decode, Steps
-from llamahybrid.core.progress import Progress
-from llamahybrid.core.request import Request
+from llamahybrid.core.report import Progress
+from llamahybrid.core.request import Decode, Request, Steps
 from llamahybrid.core.runner import Runner
 from llamahybrid.core.view import View
 from llamahybrid.errors import ContextOverflow, DecodeError, LlamaHybridError, RequestSuperseded
-from llamahybrid.memory.adoption import adopt_native
+from llamahybrid.memory.restore import adopt_native
 from llamahybrid.prompt_cache.base import Logits, Tokens
 from llamahybrid.prompt_cache.nodes import common_prefix
 from llamahybrid.speculation.drafts import Drafts
@@ -39,11 +38,9 @@ class SequenceChanged(LlamaHybridError):
 class Slot:
     """Decodes tokens of requests in one live sequence, and updates their views."""
 
-    def __init__(self, runner: Runner, drafts: Drafts, view: View) -> None:
+    def __init__(self, runner: Runner, drafts: Drafts) -> None:
         self.runner = runner
         self.drafts = drafts
-        self.view = view
-        """The view of the request that has the slot, or had it last."""
         self.request: Request | None = None
         """The request that has the slot."""
         self.current: Request | None = None
@@ -55,10 +52,16 @@ class Slot:
         self._n_ctx = runner.live.capacity
 
     @property
+    def view(self) -> View:
+        """The view of the current request."""
+        assert self.current is not None, "operations are those of a request"
+        return self.current.view
+
+    @property
     def active(self) -> Progress | None:
         """The progress of the current request, until it is over."""
-        progress = None if self.current is None else self.current.progress
-        return None if progress is None or progress.over else progress
+        current = self.current
+        return None if current is None or current.over else current.progress
 
     def glimpse(self) -> tuple[str, Tokens]:
         """Return namespace and copied ids of the live tokens, for any thread.
@@ -77,9 +80,9 @@ class Slot:
 
     def take(self, request: Request) -> None:
         """Give the slot to a request."""
-        self.current, self.view = request, request.view
-        self.view.serve(request.salt)
-        self.view.keep_rows(request.rows)
+        self.current = request
+        request.view.serve(request.salt)
+        request.view.keep_rows(request.rows)
 
     def claim(self) -> None:
         """Empty the live sequence where it belongs to another salt than the view."""
@@ -198,7 +201,8 @@ class Slot:
     def _takes_one(self, tokens: Sequence[int]) -> bool:
         """A single token behind a sound sequence that equals the view."""
         n = self.live.n
-        if len(tokens) != 1 or self.view.n_tokens != n or self.view.logits_all:
+        view = self.view
+        if len(tokens) != 1 or view.n_tokens != n or view.logits_all:
             return False
         if n >= self._n_ctx or self.live.state.is_invalid:
             return False

@@ -7,9 +7,8 @@ import logging
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 
-from llamahybrid.core.batch import Decode
-from llamahybrid.core.leaving import preempt
-from llamahybrid.core.request import Request, Task
+from llamahybrid.core.answering import preempt
+from llamahybrid.core.request import Decode, Request, Task
 from llamahybrid.core.runner import Runner
 from llamahybrid.core.slot import Slot
 from llamahybrid.prompt_cache.base import LiveState, Tokens

@@ -8,23 +8,143 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
+from llamahybrid.capi.shim import Stop
 from llamahybrid.core.admission import Admission
-from llamahybrid.core.batch import Reader
-from llamahybrid.core.leaving import come_back, end
-from llamahybrid.core.nested import NestedRequests
+from llamahybrid.core.answering import come_back, end, preempt
 from llamahybrid.core.reply import Reply
-from llamahybrid.core.request import Request, Task
+from llamahybrid.core.request import Decode, Reader, Request, Task
 from llamahybrid.core.scheduler import Scheduler, Waiting
 from llamahybrid.core.slot import SequenceChanged, Slot
 from llamahybrid.core.slots import Slots
-from llamahybrid.core.stoppable import StoppableBatches
 from llamahybrid.errors import DecodeError, ModelClosed, RequestCancelled
+from llamahybrid.memory.restore import recover
 from llamahybrid.memory.shared import SharedContext
+from llamahybrid.prompt_cache.base import Bytes
 
 logger = logging.getLogger("llamahybrid")
 
 ABORTED = 2
 """Result of llama_decode when its abort callback said so (include/llama.h)."""
+
+
+class StoppableBatches:
+    """Decodes batches of one sequence each; `stop` ends the running one, which is then undone."""
+
+    def __init__(self, slots: Slots) -> None:
+        self._flag = Stop()
+        for slot in slots:
+            slot.live.native.set_stop(self._flag)
+
+    def stop(self, request: Request) -> None:
+        """Stop the batch that is decoded for a request, if any; from any thread, or a signal handler."""
+        self._flag.request(request.number)
+
+    def decode(self, request: Request, wanted: Decode) -> None:
+        """Decode the next batch of one sequence.
+
+        A single token, or a draft, is never stopped: it takes little time, and needs no copy of the state to
+        undo it. Raises DecodeError; the sequence is then as before.
+        """
+        live, tokens, outputs = wanted.part
+        if wanted.count == 1 or not wanted.prompt:
+            live.decode(tokens, outputs)
+            return
+        undo = live.n, _state(request, wanted)
+        request.number = self._flag.begin()
+        if request.cancelled:
+            self._flag.request(request.number)
+        try:
+            live.decode(tokens, outputs)
+        except BaseException:
+            if live.state.is_invalid:
+                recover(live, undo)
+            raise
+        finally:
+            self._flag.end()
+
+
+def _state(request: Request, wanted: Decode) -> Bytes | None:
+    """The state before a batch, where memory cannot be cut back to it."""
+    live, progress = wanted.live, request.progress
+    if not live.profile.needs_checkpoints:
+        return None
+    if progress is not None and progress.staged and progress.staged[-1][0] == live.n:
+        return progress.staged[-1][1]
+    return live.snapshot(live.shared.undo_buffer, deep=False)
+
+
+class NestedRequests:
+    """Requests made inside a request that has the whole context: those of a chat handler, say.
+
+    The calling thread is the loop's own, so that each batch is decoded within the call, in the first slot.
+    """
+
+    def __init__(
+        self, slots: Slots, batches: StoppableBatches, cancelled: Callable[[], BaseException]
+    ) -> None:
+        """`cancelled()`: the error of a cancelled request."""
+        self._slots = slots
+        self._batches = batches
+        self._cancelled = cancelled
+        self._requests: list[Request] = []
+
+    def cancel(self) -> None:
+        """Cancel all of them, in the middle of a batch too."""
+        for request in list(self._requests):
+            request.cancelled = True
+            self._batches.stop(request)
+
+    def run(self, request: Request, begin: Callable[[Slot], Any]) -> Any:
+        """Run a task and return its result."""
+        slot = self._slots.all[0]
+        before = slot.current
+        try:
+            if before is not request:
+                if request.slot is None:
+                    request.slot, request.inline = slot, True
+                    self._requests.append(request)
+                    request.cancelled |= slot.request is not None and slot.request.cancelled
+                slot.take(request)
+                if request.progress is not None:  # another nested request was decoded since
+                    self._decode(request, come_back(slot))
+            steps = begin(slot)
+            return self._decode(request, steps) if isinstance(steps, Generator) else steps
+        except (RequestCancelled, ModelClosed):
+            if request.progress is not None:
+                request.progress.cancelled = True
+            raise
+        finally:
+            if request.inline and request.progress is None:
+                request.slot = None
+                slot.current = before
+
+    def _decode(self, request: Request, steps: Generator[Any, int, Any]) -> Any:
+        """Run steps to their end and return their result."""
+        try:
+            wanted = next(steps)
+            while True:
+                assert isinstance(wanted, Decode), "its reader is here"
+                try:
+                    if request.cancelled:
+                        raise self._cancelled()
+                    self._batches.decode(request, wanted)
+                except Exception as error:
+                    wanted = steps.throw(error)
+                else:
+                    wanted = steps.send(wanted.count)
+        except StopIteration as stop:
+            return stop.value
+
+    def leave(self) -> None:
+        """The outer request is over: streams that it began continue as ordinary requests."""
+        for request in self._requests:
+            slot = request.slot
+            if not request.over and slot is not None:
+                slot.current = request
+                request.park(preempt(slot, request))
+                request.inline = False
+                slot.current = request.slot = None
+        self._requests = []
 
 
 class Tasks:
@@ -192,13 +312,11 @@ class Tasks:
                 self._admission.running = request
                 if request.slot is not None:
                     end(request.slot, request)
-                elif request.progress is not None:
-                    request.progress.over = True
             except Exception as raised:
                 error = raised
             finally:
                 if request.slot is not None:
-                    request.slot.view.keep_rows(False)
+                    request.view.keep_rows(False)
                 self._admission.leave(request)
                 self._admission.running = None
             try:

@@ -17,9 +17,8 @@ from llamahybrid.capi.shim import library
 from llamahybrid.devices.rpc import Watch
 from llamahybrid.engine.content import Nameless
 from llamahybrid.errors import DecodeError, LlamaHybridError
-from llamahybrid.memory.outside import OutsideTokens
+from llamahybrid.memory.outside import OutsideTokens, address, context_at, contexts, watch
 from llamahybrid.memory.sequence import LiveSequence
-from llamahybrid.memory.watching import address, context_at, contexts, watch
 
 SETTERS = (
     "llama_set_adapters_lora",

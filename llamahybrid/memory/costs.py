@@ -58,8 +58,7 @@ class CostMeter:
         self._restore: deque[float] = deque(maxlen=WINDOW)
         self._segment: deque[float] = deque(maxlen=WINDOW)
         self._restored = time.monotonic()
-        self._read: deque[float] = deque(maxlen=WINDOW)
-        self._reading: deque[float] = deque(maxlen=WINDOW)
+        self._read: deque[tuple[float, int]] = deque(maxlen=WINDOW)
         self._read_at = time.monotonic()
         self._told: tuple[float, Costs] | None = None
         """The last result of `costs`, and the half-lives before it; None after a new measurement."""
@@ -96,8 +95,7 @@ class CostMeter:
 
     def read(self, seconds: float, tokens: int) -> None:
         """Note the duration of reading a whole sequence of `tokens`."""
-        self._read.append(seconds / max(1, tokens))
-        self._reading.append(seconds)
+        self._read.append((seconds, max(1, tokens)))
         self._read_at = time.monotonic()
 
     @property
@@ -107,13 +105,14 @@ class CostMeter:
         Halved for each `FADE_SECONDS` since the last one: a high cost prevents further samples.
         """
         times = (time.monotonic() - self._read_at) // FADE_SECONDS
-        return min(self._read) * 0.5**times if len(self._read) >= FEW else 0.0
+        costs = [seconds / tokens for seconds, tokens in self._read]
+        return min(costs) * 0.5**times if len(costs) >= FEW else 0.0
 
     @property
     def reads_slowly(self) -> bool:
         """Reading attention takes `SLOW_READ` here, whatever its range: on a GPU without flash attention V
         is read row by row (src/llama-kv-cache.cpp, state_write_data)."""
-        return len(self._reading) >= FEW and min(self._reading) >= SLOW_READ
+        return len(self._read) >= FEW and min(self._read)[0] >= SLOW_READ
 
     def costs(self) -> Costs:
         """Return the costs measured so far."""

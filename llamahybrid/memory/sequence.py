@@ -10,14 +10,11 @@ import numpy as np
 
 from llamahybrid.capi.calls import LAST_ROW, NativeContext, Outputs
 from llamahybrid.errors import DecodeError
-from llamahybrid.memory.fingerprint import Computation
-from llamahybrid.memory.identity import Identity
-from llamahybrid.memory.output_row import OutputRow
-from llamahybrid.memory.planes import Planes
+from llamahybrid.memory.fingerprint import Computation, Identity
 from llamahybrid.memory.profile import MemoryProfile
 from llamahybrid.memory.segment import seal_segment
 from llamahybrid.memory.shared import SharedContext
-from llamahybrid.memory.state import SequenceState
+from llamahybrid.memory.state import OutputRow, Planes, SequenceState
 from llamahybrid.prompt_cache.base import NOTHING, Bytes, LiveView, Logits, Segment, Tokens
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES, seal
 

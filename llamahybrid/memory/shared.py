@@ -14,9 +14,8 @@ from llama_cpp._internals import LlamaContext
 
 from llamahybrid.capi.calls import NativeContext, Outputs, TokenBatch
 from llamahybrid.errors import DecodeError
-from llamahybrid.memory.identity import Identity
-from llamahybrid.memory.output_row import OutputRow
-from llamahybrid.memory.state import SequenceState
+from llamahybrid.memory.fingerprint import Identity
+from llamahybrid.memory.state import OutputRow, SequenceState
 from llamahybrid.prompt_cache.base import Bytes, Tokens
 from llamahybrid.prompt_cache.ram import new_buffer
 

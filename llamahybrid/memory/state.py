@@ -1,8 +1,8 @@
-"""SequenceState: the believed content of one sequence: token ids, and properties of the last one.
+"""The believed content of one sequence: its tokens, its last row of logits, its rollback planes.
 
 A sequence that cannot be verified ends with `INVALID`, an id that no prompt has, so that it is never reused;
-the next alignment cuts or restores before it, or clears. Only `LiveSequence`, its parts (`Identity`,
-`OutputRow`), restores and adoptions change a state.
+the next alignment cuts or restores before it, or clears. Only `LiveSequence`, its `Identity`, restores and
+adoptions change a state.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from llamahybrid.prompt_cache.base import Tokens
+from llamahybrid.capi.calls import LAST_ROW, NativeContext
+from llamahybrid.errors import LlamaHybridError
+from llamahybrid.prompt_cache.base import Logits, Tokens
 
 INVALID = int(np.iinfo(np.int32).min)
 
@@ -111,3 +113,118 @@ class SequenceState:
         """Replace the first id by one that no prompt has, so that no prompt matches."""
         if self.n > 0 and self.ids[0] != INVALID:
             self.ids[0] = next(unknown_ids)
+
+
+class OutputRow:
+    """The last row of logits of a sequence, which the sampler reads; `state` says whether it is the tip's.
+
+    A context has the rows of its last batch, one for each sequence in it. Before the next batch overwrites
+    them, rows of sequences outside of that batch are copied.
+    """
+
+    def __init__(self, native: NativeContext, state: SequenceState, n_vocab: int, alone: bool) -> None:
+        """`alone`: no other sequence has rows in this context."""
+        self._native = native
+        self._alone = alone
+        self._state = state
+        self._n_vocab = n_vocab
+        self._index: int | None = None
+        """Its index among the rows of the context, as the library counts; None: not there."""
+        self._copy: Logits | None = None
+        self._copied = False
+        """`_copy` is the current row."""
+
+    def logits(self) -> Logits | None:
+        """Return the logits of the last token, shape (n_vocab,), as a view; None without them."""
+        return self._row() if self._state.tip_logits else None
+
+    def proves_finite(self) -> bool:
+        """The row shows that the tip's state is free of NaN (see `SequenceState.row_covers_tip`)."""
+        row = self._row() if self._state.row_covers_tip else None
+        return row is not None and bool(np.isfinite(row).all())
+
+    def exists_for_tip(self) -> bool:
+        """There are logits of the last token."""
+        return self._state.tip_logits and (self._copied or self._index is not None)
+
+    def exists(self) -> bool:
+        """The context has a row for stored logits (see `LiveSequence.put_logits`)."""
+        return self._native.logits(self._n_vocab) is not None
+
+    def place(self) -> int | Logits:
+        """Return the logits of the last token: the index of a row of the context, or a copy.
+
+        Raises LlamaHybridError without logits.
+        """
+        if not self._state.tip_logits and self._alone:
+            return LAST_ROW  # decoded by other code
+        if self._state.tip_logits and self._copied and self._copy is not None:
+            return self._copy
+        if not self._state.tip_logits or self._index is None:
+            raise LlamaHybridError("there are no logits to sample from: eval a token first")
+        return self._index
+
+    # -- changes ---------------------------------------------------------------------------------
+
+    def lies_at(self, index: int) -> None:
+        """Note its index after a batch."""
+        self._copied = False
+        self._index = index
+
+    def keep(self) -> None:
+        """Copy it before a batch of other sequences overwrites it, if it may still be read."""
+        if self._index is None:
+            return
+        row = self._native.logits(self._n_vocab, self._index) if self._state.row_covers_tip else None
+        if row is not None:
+            if self._copy is None:
+                self._copy = np.empty(self._n_vocab, dtype=np.float32)
+            np.copyto(self._copy, row)
+            self._copied = True
+        self._index = None
+
+    def leave(self) -> None:
+        """Drop it before a batch that continues the sequence."""
+        self._state.forget_row()
+        self._copied = False
+        self._index = None
+
+    def _row(self) -> Logits | None:
+        if self._copied:
+            return self._copy
+        return None if self._index is None else self._native.logits(self._n_vocab, self._index)
+
+
+class Planes:
+    """The rollback planes of a recurrent memory, and how many of them are valid.
+
+    A context made with `n_rs_seq` = K keeps, for each sequence, the state after each of its last K + 1
+    tokens, so that a cut can take back up to K of them. A batch of T tokens writes min(T, K + 1) planes; the
+    older ones belong to another history then, but the stock library still rolls back to them
+    (src/llama-memory-recurrent.cpp, seq_rm). So the count of valid ones decides.
+    """
+
+    def __init__(self, native: NativeContext) -> None:
+        self.count = native.planes()
+        """Number of planes besides the current state."""
+        self.reach = 0
+        """Number of tokens that a cut may take back now."""
+        self.pending = False
+        """No token was decoded since a rollback: the current state still lies in its plane."""
+        self.in_use = False
+        """A decoded draft is neither accepted nor rejected yet, and may be rolled back."""
+
+    def wrote(self, tokens: int) -> None:
+        """Note a batch of `tokens` of this sequence alone."""
+        self.reach = min(tokens - 1, self.count)
+        self.pending = False
+
+    def rolled_back(self) -> None:
+        """Note a cut to a plane."""
+        self.reach = 0
+        self.pending = True
+
+    def invalidate(self) -> None:
+        """Note that the state was loaded or copied: only the current plane is valid."""
+        self.reach = 0
+        self.pending = False

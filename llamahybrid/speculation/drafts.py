@@ -7,13 +7,13 @@ against it. `Drafts` stands between the two: it undoes wrong guesses and counts.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from llama_cpp.llama_speculative import LlamaDraftModel
 
+from llamahybrid.core.report import DraftCounts
 from llamahybrid.memory.costs import CostMeter
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.speculation.draft_length import DraftLengthPolicy
@@ -24,19 +24,6 @@ USUAL = 10
 """Tokens that a draft model guesses which does not say how many (upstream's default)."""
 
 NOTHING: npt.NDArray[np.intc] = np.empty(0, dtype=np.intc)
-
-
-@dataclass
-class DraftCounts:
-    """Counts of one request's drafts."""
-
-    drafted: int = 0
-    """Guessed tokens that were decoded."""
-    accepted: int = 0
-    """Guessed tokens that the model said, too."""
-    redecoded: int = 0
-    """Certain tokens that were decoded again, because a snapshot was loaded to take guesses back."""
-    rollbacks: dict[str, int] = field(default_factory=dict)
 
 
 class Drafts(LlamaDraftModel):  # type: ignore[misc]

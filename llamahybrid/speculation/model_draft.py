@@ -9,7 +9,7 @@ import numpy.typing as npt
 from llama_cpp import llama_cpp
 from llama_cpp.llama_speculative import LlamaDraftModel
 
-from llamahybrid.core.batch import Decode, Steps
+from llamahybrid.core.request import Decode, Steps
 from llamahybrid.errors import LlamaHybridError
 from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.nodes import common_prefix

@@ -78,7 +78,7 @@ class Common:
     """By a model's id, how often all its requests were cancelled."""
     said: list[Said] = field(default_factory=list)
     evaluated: list[Said] = field(default_factory=list)
-    """Prompts that were evaluated without a request."""
+    """Tokens that were evaluated without a request, or by one whose answer is not kept."""
     left: list[Any] = field(default_factory=list)
     """Streams that others give up, sooner or later."""
     count: Counter[str] = field(default_factory=Counter)
@@ -247,6 +247,7 @@ class Talk:
         def watch(ids: npt.NDArray[np.intc], scores: Logits) -> Logits:
             there = [int(token) for token in ids]
             common.said.append(Said(there, seen=[np.array(scores)], what=said.what, salt=said.salt))
+            common.evaluated.append(Said([*there, int(scores.argmax())], what=said.what, salt=said.salt))
             return scores
 
         options = {"temperature": 0.0, "stream": True, "logits_processor": LogitsProcessorList([watch])}

@@ -13,8 +13,7 @@ import pytest
 
 from llamahybrid import Llama, PromptCache
 from llamahybrid.client.saved_state import SEAL
-from llamahybrid.memory.adoption import adopt_native
-from llamahybrid.memory.restore import restore
+from llamahybrid.memory.restore import adopt_native, restore
 from tests.conftest import SETTINGS, take
 
 from .conftest import LONGER, PROMPT, foreign_decode, ids, new, stock

@@ -19,8 +19,7 @@ from llamahybrid.engine import loaded
 from llamahybrid.engine.content import Nameless
 from llamahybrid.errors import DeviceError
 from llamahybrid.memory import fingerprint
-from llamahybrid.memory.fingerprint import Computation, settings
-from llamahybrid.memory.identity import Identity
+from llamahybrid.memory.fingerprint import Computation, Identity, settings
 from llamahybrid.memory.model_files import ModelFiles
 from llamahybrid.memory.state import SequenceState
 from llamahybrid.prompt_cache.base import HERE_ONLY

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llamahybrid.memory.adoption import adopt_tokens
+from llamahybrid.memory.restore import adopt_tokens
 from tests.lab.reference import difference
 
 from .conftest import PROMPT, decode, foreign_decode, ids

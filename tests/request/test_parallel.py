@@ -145,7 +145,13 @@ def test_where_batches_of_several_are_wrong_each_is_decoded_alone_unless_a_patch
 
 
 @pytest.mark.parametrize(
-    "more", [{"n_parallel": 0}, {"n_parallel": 2, "prompt_cache": False}, {"n_parallel": 64}]
+    "more",
+    [
+        {"n_parallel": 0},
+        {"n_parallel": 2, "prompt_cache": False},
+        {"n_parallel": 64},
+        {"n_parallel": 300, "n_batch": 512},
+    ],
 )
 def test_impossible_numbers_of_slots_are_refused(opened, more):
     with pytest.raises(ValueError, match="n_parallel"):

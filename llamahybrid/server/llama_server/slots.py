@@ -83,7 +83,7 @@ def _told(llm: Llama, slot: Slot, viewer: Viewer, text: bool) -> dict[str, Any]:
         "n_prompt_tokens_cache": plan.cached,
         "next_token": [
             {
-                "has_next_token": not progress.over,
+                "has_next_token": not request.over,
                 "n_remain": most - decoded if most < NO_LIMIT else -1,
                 "n_decoded": decoded,
             }
