@@ -30,19 +30,32 @@ class Processors:
     """A caller's logits processors, called with the tokens before the sampled one.
 
     Upstream passes all decoded tokens, a draft's later guesses included, so that the length of drafts would
-    change answers.
+    change answers. They run in a ctypes callback, which drops exceptions.
     """
 
     def __init__(self, given: Iterable[Any]) -> None:
         self.row = -1
         """The token whose logits are processed, counted from the last decoded one, -1."""
+        self.error: BaseException | None = None
+        """The exception that one of them raised."""
         self._given = given
 
     def __iter__(self) -> Iterator[Callable[[Any, Any], Any]]:
         return (partial(self._process, each) for each in self._given)
 
     def _process(self, processor: Callable[[Any, Any], Any], ids: Any, scores: Any) -> Any:
-        return processor(ids[: self.row + 1] if self.row < -1 else ids, scores)
+        if self.error is None:
+            try:
+                return processor(ids[: self.row + 1] if self.row < -1 else ids, scores)
+            except BaseException as error:
+                self.error = error
+        return scores
+
+    def require_success(self) -> None:
+        """Raise the exception that one of them raised."""
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
 
 
 class RowSampler(LlamaSampler):  # type: ignore[misc]
@@ -95,14 +108,16 @@ class RowSampler(LlamaSampler):  # type: ignore[misc]
     def sample_at(self, ctx: Any, place: int | Logits) -> int:
         """Sample and accept a token from a row of the context, by its index, or from a copy.
 
-        Raises LlamaHybridError without logits, and where a grammar or constraint allows no token: a
-        constraint runs in a ctypes callback, which drops exceptions. A grammar allows none for `[b-a]` and
+        Raises what a logits processor raised, and LlamaHybridError without logits, and where a grammar or
+        constraint allows no token. A grammar allows none for `[b-a]` and
         for text that the vocabulary cannot spell: the library accepts one nevertheless, and ends the process
         (src/llama-grammar.cpp, llama_grammar_accept_token).
         """
         token = None if self.limits is None else self._forced(self.limits)
         if token is None:
             token = self._sampled(ctx, place)
+            if self.processors is not None:
+                self.processors.require_success()
             if self.constraint is not None and (why := self.constraint.error):
                 reason = why.strip().splitlines()[0]
                 raise LlamaHybridError(f"the answer cannot go on as its form demands: {reason}")
@@ -197,6 +212,6 @@ def sampled(llm: Any, sample: Callable[..., Any], *args: Any, **kwargs: Any) -> 
     """Return the token that `llm.sample` gives; drop the sampler of a call that failed."""
     try:
         return int(llm._calls.run(partial(sample, *args, **kwargs)))
-    except LlamaHybridError:
+    except BaseException:
         llm._sampler = None  # upstream would use it for the next call, too
         raise
