@@ -122,6 +122,13 @@ class Room:
         idle = self.account.reuse(n_bytes)
         return self.account.reserve(Expected(n_bytes) if idle is None else idle)
 
+    def claim_read(self, n_bytes: int, path: Match, index_bytes: int) -> Claimed:
+        """Claim the room for bytes that are about to be read, and for what the tree notes of them."""
+        fits = self.make_room(n_bytes + index_bytes, path, seconds=SLICE_SECONDS)
+        if not fits:
+            return Expected(0) if fits is None else None
+        return self.account.reserve(Expected(n_bytes))
+
     # -- room --------------------------------------------------------------------------------------
 
     def used(self) -> int:

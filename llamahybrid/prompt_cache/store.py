@@ -33,7 +33,7 @@ from llamahybrid.prompt_cache.guard import guarded
 from llamahybrid.prompt_cache.nodes import ENTRY_BYTES, Entry, Match, Node, common_prefix, ids_of
 from llamahybrid.prompt_cache.pins import lies_on, pinned_before
 from llamahybrid.prompt_cache.ram import Expected, owned
-from llamahybrid.prompt_cache.room import SLICE_SECONDS, Claimed, Room, User
+from llamahybrid.prompt_cache.room import Claimed, Room, User
 from llamahybrid.prompt_cache.selection import Habits, Known, plan_request, restore_point, unplanned
 from llamahybrid.prompt_cache.write_policy import Point, restart_points
 
@@ -341,12 +341,9 @@ class RamStore(Room):
     @guarded()
     def _expected(self, namespace: str, path: Tokens, n_bytes: int) -> Claimed:
         match = self.tree.match(namespace, path)
-        need = n_bytes + ENTRY_BYTES + match.growth(len(path) - match.length)
-        fits = self.make_room(need, match, seconds=SLICE_SECONDS)
-        if fits is None:
-            return Expected(0)
-        self.counts.refused += not fits
-        return self.account.reserve(Expected(n_bytes)) if fits else None
+        claimed = self.claim_read(n_bytes, match, ENTRY_BYTES + match.growth(len(path) - match.length))
+        self.counts.refused += claimed is None
+        return claimed
 
     @guarded()
     def insert_loaded(
