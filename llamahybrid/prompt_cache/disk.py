@@ -33,8 +33,9 @@ logger = logging.getLogger("llamahybrid")
 
 LOCK_SECONDS = 0.05
 CHANGE_SECONDS = 5.0
-KEEP_SECONDS = 10 * 365 * 86400
-"""Times of expiry lie so far ahead: they are an order, nothing goes for its age."""
+KEEP_SECONDS = 300 * 365 * 86400
+"""Times of expiry lie so far ahead: they are an order, nothing goes for its age, nor on a machine whose clock
+stood at 1970 when a record was written."""
 
 ORPHAN_SECONDS = 3600
 """Age from which a file without a row is removed: before, another process may be about to write its row."""
@@ -154,6 +155,12 @@ class DiskRows(Rows):
 
     # -- reading -----------------------------------------------------------------------------------
 
+    def measure(self) -> int:
+        """See `Rows.measure`."""
+        with self._cache(change=True) as cache:
+            self.nbytes = cache.reset("size") or 0  # a damaged row makes the sum none
+        return self.nbytes
+
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """See `Rows.get`."""
         found = {key: value for key, mode, value in self._named("mode, value", keys) if mode == MODE_RAW}
@@ -235,7 +242,7 @@ class DiskRows(Rows):
         """See `Rows.write`."""
         with self._cache(change=True) as cache:
             cache.set(key, list(parts), expire=KEEP_SECONDS)
-            self.nbytes = cache.reset("size")
+        self.measure()
         self.sweep(self._shard)
         self._shard = (self._shard + 1) % SHARDS
 
@@ -249,7 +256,7 @@ class DiskRows(Rows):
                 if (path := self.file(key)) is not None:
                     cache.disk.unlink(f"{path.parent.name}/{path.name}")
             cache.delete(key)
-            self.nbytes = cache.reset("size")
+        self.measure()
 
     def touch(self, keys: Sequence[bytes]) -> None:
         """See `Rows.touch`."""
@@ -261,11 +268,10 @@ class DiskRows(Rows):
         """Evict the longest unused records until `n_bytes` fit; return their number, None if that fails."""
         with self._cache(change=True) as cache:
             before = cache.disk.removed
-            while (size := cache.reset("size")) + n_bytes > limit:
+            while (size := self.measure()) + n_bytes > limit:
                 cache.size_limit = cache.volume() - size + limit - n_bytes
                 if not cache.cull():
                     return None
-            self.nbytes = size
             return int(cache.disk.removed - before)
 
     def clear(self) -> None:
@@ -275,7 +281,7 @@ class DiskRows(Rows):
         """
         errors = list[OSError]()
         disk = BytesDisk(str(self.folder))
-        for name in (name for shard in range(SHARDS) for name, _ in self._files(shard)):
+        for name in (name for shard in range(SHARDS) for name in self._files(shard)):
             try:
                 disk.unlink(name)
             except OSError as error:
@@ -283,7 +289,7 @@ class DiskRows(Rows):
         self.open()
         with self._cache(change=True) as cache:
             cache.clear()
-            self.nbytes = cache.reset("size")
+        self.measure()
         self.forgotten()
         if errors:
             raise errors[0]
@@ -298,9 +304,10 @@ class DiskRows(Rows):
         number."""
         swept, before = 0, time.time() - ORPHAN_SECONDS
         with suppress(OSError):
-            for name, status in self._files(shard):
-                if status.st_mtime < before and self.file(key_of(name)) != self.folder / name:
-                    os.unlink(self.folder / name)
+            for name in self._files(shard):
+                path = self.folder / name
+                if path.lstat().st_mtime < before and self.file(key_of(name)) != path:
+                    path.unlink()
                     swept += 1
         return swept
 
@@ -308,12 +315,12 @@ class DiskRows(Rows):
         """The number of records, by their files."""
         return sum(len(self._files(shard)) for shard in range(SHARDS))
 
-    def _files(self, shard: int) -> list[tuple[str, os.stat_result]]:
-        """Names of a shard's files, as `NAME` has them, and what the system knows of them."""
-        found = list[tuple[str, os.stat_result]]()
+    def _files(self, shard: int) -> list[str]:
+        """Names of a shard's files, as `NAME` has them; the folder alone is read, and no file's status."""
+        found = list[str]()
         with suppress(OSError), os.scandir(self.folder / f"{shard:02x}") as entries:
             for entry in entries:
                 name = f"{shard:02x}/{entry.name}"
                 if NAME.fullmatch(name) and entry.is_file(follow_symlinks=False):
-                    found.append((name, entry.stat(follow_symlinks=False)))
+                    found.append(name)
         return found

@@ -92,13 +92,18 @@ class Room:
 
     def _filled_claim(self, n_bytes: int, claim: Callable[[], Claimed]) -> Bytes | None:
         """Claim room under the lock, a slice of time at once, and make the buffer without it."""
-        while (claimed := claim()) is not None and claimed.nbytes < n_bytes:
-            time.sleep(YIELD_SECONDS)
+        claimed = self._in_slices(n_bytes, claim)
         if not isinstance(claimed, Expected):
             return claimed
         buffer = new_buffer(n_bytes)
         self._exchange(claimed, buffer)
         return buffer
+
+    def _in_slices(self, n_bytes: int, claim: Callable[[], Claimed]) -> Claimed:
+        """Claim until no more has to go; between two calls other threads have the lock."""
+        while (claimed := claim()) is not None and claimed.nbytes < n_bytes:
+            time.sleep(YIELD_SECONDS)
+        return claimed
 
     @guarded()
     def _exchange(self, claimed: Expected, buffer: Bytes) -> None:
@@ -116,6 +121,13 @@ class Room:
             return Expected(0) if fits is None else None
         idle = self.account.reuse(n_bytes)
         return self.account.reserve(Expected(n_bytes) if idle is None else idle)
+
+    def claim_read(self, n_bytes: int, path: Match, index_bytes: int) -> Claimed:
+        """Claim the room for bytes that are about to be read, and for what the tree notes of them."""
+        fits = self.make_room(n_bytes + index_bytes, path, seconds=SLICE_SECONDS)
+        if not fits:
+            return Expected(0) if fits is None else None
+        return self.account.reserve(Expected(n_bytes))
 
     # -- room --------------------------------------------------------------------------------------
 

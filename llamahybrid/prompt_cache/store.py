@@ -334,17 +334,26 @@ class RamStore(Room):
         missing = [(a, b) for a, b in missing if b > max(a, live_lcp)]
         return Known(match.length, match.branches(), choice.position, tuple(missing), self.forgets)
 
-    @guarded()
-    def expect(self, namespace: str, path: Tokens, n_bytes: int) -> Expected | None:
+    def expect(self, namespace: str, path: Tokens, n_bytes: int) -> Claimed:
         """Make room for bytes that are about to be read; None if there is none."""
+        return self._in_slices(n_bytes, lambda: self._expected(namespace, path, n_bytes))
+
+    @guarded()
+    def _expected(self, namespace: str, path: Tokens, n_bytes: int) -> Claimed:
         match = self.tree.match(namespace, path)
-        fits = self.make_room(n_bytes + ENTRY_BYTES + match.growth(len(path) - match.length), match)
-        self.counts.refused += not fits
-        return self.account.reserve(Expected(n_bytes)) if fits else None
+        claimed = self.claim_read(n_bytes, match, ENTRY_BYTES + match.growth(len(path) - match.length))
+        self.counts.refused += claimed is None
+        return claimed
 
     @guarded()
     def insert_loaded(
-        self, view: LiveView, path: Tokens, loaded: Loaded, expected: Expected, forgets: int, source: Outside
+        self,
+        view: LiveView,
+        path: Tokens,
+        loaded: Loaded,
+        expected: Bytes | Expected,
+        forgets: int,
+        source: Outside,
     ) -> None:
         """Add what was read, where it is missing here, unless anything was forgotten since."""
         self.account.unreserve(expected)
@@ -355,15 +364,16 @@ class RamStore(Room):
             loaded.snapshot.flags.writeable = False
             checkpoint = Checkpoint(view.namespace, len(path), loaded.snapshot, loaded.logits)
             self._put(match, checkpoint, path).read_from = source
+        missing, parts = match.missing(len(path)), list[Segment]()
         for segment in loaded.segments:
-            for start, end in clipped(match.missing(len(path)), segment.end, segment.start):
+            for start, end in clipped(missing, segment.end, segment.start):
                 try:
                     part = part_of(segment, path, start, end, view.split)
                 except (ValueError, MemoryError):
                     self.tree.damaged += 1
                     continue
-                if part is not None:
-                    self.tree.store(match, part)
+                parts += [] if part is None else [part]
+        self.tree.store(match, *parts)
 
     @guarded(lambda *_: [], changes=False)
     def restart_points(self, namespace: str, path: Tokens) -> list[Point]:

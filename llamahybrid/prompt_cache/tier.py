@@ -88,6 +88,7 @@ class Tier:
         self.writing = Breaker(f"writing to the {name} cache")
         self.costs = ReadCosts()
         self.reader = Worker(f"llamahybrid-{name}-read", rows.release)
+        self.viewer = Worker(f"llamahybrid-{name}-view", rows.release)  # a view of all may take long
         self.writer = Writer(self, source, DEFAULT_WRITE_BYTES if hourly is None else hourly, quiet_seconds)
         self.loader = Loader(self.store, self.counts, name, self._remove_later)
         self._uncleared = False  # a clear has failed: no look-up until one succeeds
@@ -185,7 +186,7 @@ class Tier:
         done, told, self.writer.closed = self.flush(seconds), self.writer.closed, True
         if len(self.writer) and not told:
             logger.warning("%d states were not written to the %s cache", len(self.writer), self.name)
-        for worker in (self.writer.worker, self.reader):
+        for worker in (self.writer.worker, self.reader, self.viewer):
             worker.stop()
         return done
 
@@ -283,7 +284,7 @@ class Tier:
         """The newest checkpoints, at most `most`, and the key of the record that goes next, if these are all;
         nothing where the look takes longer than `seconds`."""
         try:
-            return self.reader.call(seconds, lambda: self.opened(self._glanced, most))
+            return self.viewer.call(seconds, lambda: self.opened(self._glanced, most))
         except Exception as error:  # a view is worth neither a pause of reading nor an error
             logger.debug("the %s cache was not looked at: %s", self.name, error)
             return [], b""
@@ -306,6 +307,7 @@ class Tier:
         """In a process that was forked."""
         self.rows.fork()
         self.reader.fork()
+        self.viewer.fork()
         self.writer.fork()
 
 

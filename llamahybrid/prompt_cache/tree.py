@@ -10,7 +10,8 @@ All its bytes count toward the budget of RAM.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from bisect import bisect_right
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -191,15 +192,24 @@ class Tree:
         del self._entries[entry]
         self.entry_bytes -= entry.nbytes
 
-    def store(self, match: Match, segment: Segment) -> bool:
-        """Index a segment on an inserted path; False unless its range is free and lies within one edge."""
-        node = next((n for n in match.path if n.start <= segment.start < n.end), None)
-        if node is None or segment.end > node.end:
-            return False
-        if any(s.start < segment.end and segment.start < s.end for s in node.segments):
-            return False
-        self._replace(node, sorted([*node.segments, segment], key=lambda s: s.start))
-        return True
+    def store(self, match: Match, *segments: Segment) -> bool:
+        """Index segments on an inserted path; False unless all ranges are free, each within one edge.
+
+        An edge on which they would overlap, or that they would leave, keeps what it has.
+        """
+        new = defaultdict[Node, list[Segment]](list)
+        for segment in segments:
+            at = bisect_right(match.path, segment.start, key=lambda node: node.start)
+            if at:
+                new[match.path[at - 1]].append(segment)
+        stored = 0
+        for node, added in new.items():
+            together = sorted([*node.segments, *added], key=lambda s: s.start)
+            ends = [*(s.start for s in together[1:]), node.end]
+            if all(s.end <= end for s, end in zip(together, ends, strict=True)):
+                self._replace(node, together)
+                stored += len(added)
+        return stored == len(segments)
 
     def divide(self, namespace: str, match: Match, position: int) -> None:
         """Cut the segment that crosses `position`, if there is one, in two; drop it if that cannot be."""

@@ -198,6 +198,14 @@ def test_evictions_for_a_large_buffer_let_others_in(monkeypatch: pytest.MonkeyPa
     segment = cache.segment_buffer(view([1, 2], needs_attention=True), 500_000)
     assert segment is not None
     assert cache.stats().bytes_ram <= 1 << 20
+    del large, segment
+    for first in range(40):
+        fill(cache, [first, 1, 2], 3, size=20_000)
+    left.clear()
+    assert cache.expect("m", np.array([1, 2], np.int32), 500_000) is not None
+    assert len(set(left)) > 10
+    large, segment = cache.buffer(500_000), cache.segment_buffer(view([1, 2], needs_attention=True), 500_000)
+    assert segment is not None
     assert large.nbytes == segment.nbytes == 500_000
 
 

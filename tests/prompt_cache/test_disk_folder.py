@@ -11,11 +11,13 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import diskcache
@@ -40,6 +42,7 @@ from tests.lab.fake_engine import FakeAttention, FakeEngine
 from tests.lab.waiting import wait_until
 
 from .asking import SLOW, A, B, C, ask, everything, files, filled
+from .stores import DEADLINE
 from .test_stores import chat, planned
 
 HOURS_AGO = 7200
@@ -373,6 +376,81 @@ def test_a_view_that_fails_does_not_pause_reading(folder: Path, monkeypatch: pyt
         assert outline(cache).branches == ()
     assert planned(cache, [*A, 1]) == len(A)
     assert cache.stats().extra["disk_errors"] == 0
+
+
+def test_a_long_view_of_all_records_delays_no_look_up(folder: Path) -> None:
+    filled(folder)
+    cache = PromptCache(1 << 24, folder)
+    tier = cache.disk
+    assert tier is not None
+    real, begun, go_on = DiskRows.rows, threading.Event(), threading.Event()
+
+    def slowly(rows: DiskRows, kind: bytes) -> Iterator[tuple[bytes, bytes]]:
+        begun.set()
+        assert go_on.wait(DEADLINE)
+        return real(rows, kind)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DiskRows, "rows", slowly)
+        viewer = threading.Thread(target=tier.glance, args=(DEADLINE, 10))
+        viewer.start()
+        assert begun.wait(DEADLINE)
+        seen = tier.look(FakeEngine(cache).view().namespace, np.array(A, np.int32))
+        go_on.set()
+        viewer.join()
+    assert seen is not None
+    assert seen.length == len(A)
+
+
+def test_records_are_counted_without_a_look_at_each_file(folder: Path, monkeypatch) -> None:
+    filled(folder)
+    cache, records = PromptCache(1 << 24, folder), len(files(folder))
+    asked: list[object] = []
+    monkeypatch.setattr(os, "scandir", lambda path: _Scanned(path, asked))
+    assert cache.stats().extra["disk_records"] == records
+    assert not asked
+
+
+class _Scanned:
+    """The entries of a folder, which note when one's status is asked for."""
+
+    def __init__(self, path: Path, asked: list[object]) -> None:
+        self._names = os.listdir(path)
+        self._asked = asked
+
+    def __enter__(self) -> Iterator[Any]:
+        for name in self._names:
+            yield SimpleNamespace(name=name, is_file=lambda **_: True, stat=lambda **_: self._asked.append(0))
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def test_records_written_while_the_clock_stood_at_its_beginning_serve_and_go(folder: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time", lambda: 1000.0)
+        filled(folder)
+    records, cache = len(files(folder)), PromptCache(1 << 24, folder)
+    assert planned(cache, [*A, 1]) == len(A)
+    assert cache.stats().extra["disk_gone"] == 0
+    cache.forget(A[:1])
+    assert planned(PromptCache(1 << 24, folder), A) == 0
+    assert len(files(folder)) < records
+
+
+def test_pinned_records_stay_where_another_process_fills_the_folder(folder: Path) -> None:
+    cache = PromptCache(1 << 24, folder, 60_000)
+    ask(cache, C)
+    assert cache.flush()
+    cache.pin(C)
+    other = PromptCache(1 << 24, folder, 1 << 30)
+    for number in range(8):
+        ask(other, chat(number))
+    assert other.flush()
+    assert other.stats().extra["disk_bytes"] > 60_000
+    ask(cache, chat(100))
+    assert cache.flush()
+    assert planned(PromptCache(1 << 24, folder, 60_000), C) == len(C)
 
 
 def test_a_full_disk_costs_one_warning_and_damages_nothing(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from llamahybrid.prompt_cache import Costs, LiveView, Plan, PromptCache
-from llamahybrid.prompt_cache.base import Segment
+from llamahybrid.prompt_cache.base import Loaded, Segment
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES
 from llamahybrid.prompt_cache.nodes import ENTRY_BYTES
 from tests.lab.fake_engine import FakeAttention, FakeEngine
@@ -54,6 +55,31 @@ def plan_for(cache: PromptCache, prompt: Sequence[int], live: LiveView) -> Plan:
     plan = cache.plan(np.array(prompt, np.int32), live, (), Costs())
     cache.release(plan)
     return plan
+
+
+def calls_to_take_in(segments: int) -> int:
+    """Python calls in which a checkpoint behind so many segments is taken into RAM."""
+    cache, path = PromptCache(1 << 30), list(range(10 * segments))
+    pieces = tuple(piece(path, at, at + 10) for at in range(0, len(path), 10))
+    tokens, calls = np.array(path, np.int32), 0
+    expected = cache.expect("m", tokens, sum(s.nbytes for s in pieces))
+    assert expected is not None
+
+    def count(_: object, event: str, __: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    loaded = Loaded(np.zeros(SIZE, np.uint8), None, pieces)
+    sys.setprofile(count)
+    cache.insert_loaded(view([]), tokens, loaded, expected, 0, "disk")
+    sys.setprofile(None)
+    assert cache.stats().segments == segments
+    check_integrity(cache)
+    return calls
+
+
+def test_the_time_to_take_in_segments_grows_with_their_number() -> None:
+    assert calls_to_take_in(800) < 5 * calls_to_take_in(200)
 
 
 def ranges(segments: Sequence[Segment]) -> list[tuple[int, int]]:
