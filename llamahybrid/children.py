@@ -25,6 +25,15 @@ def python(module: str) -> tuple[str, ...]:
     return sys.executable, "-c", _RUN.format(module)
 
 
+def ending(status: int) -> str:
+    """Return in words how a child with this return code ended: its exit status, or the name of a signal."""
+    if status >= 0:
+        return f"exit status {status}"
+    with suppress(ValueError):  # real-time signals have no name
+        return signal.Signals(-status).name
+    return f"signal {-status}"
+
+
 @contextmanager
 def ended_in_order() -> Iterator[None]:
     """Raise SystemExit on SIGTERM and SIGHUP in the body, to clean up children and temporary files.

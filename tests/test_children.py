@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llamahybrid.children import ended_in_order, python
+from llamahybrid.children import ended_in_order, ending, python
 
 pytestmark = pytest.mark.xdist_group("serial")
 
@@ -58,3 +58,10 @@ def test_ignored_signal_stays_ignored_and_handlers_are_restored() -> None:
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize(
+    ("status", "said"), [(7, "exit status 7"), (-6, "SIGABRT"), (-11, "SIGSEGV"), (-250, "signal 250")]
+)
+def test_end_of_a_child_is_named(status: int, said: str) -> None:
+    assert ending(status) == said

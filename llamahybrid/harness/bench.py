@@ -9,17 +9,17 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
 
 from llamahybrid.engine.process import Progress
 from llamahybrid.errors import LlamaHybridError
-from llamahybrid.harness import figures
 from llamahybrid.harness.collecting import LATE, Collector, left_out
+from llamahybrid.harness.figures import judged, workload_figures
 from llamahybrid.harness.plan import Speed, cost_of, fitting
 from llamahybrid.harness.plan import measured as measured_speed
-from llamahybrid.harness.report import Report, RequestFigures, Times, WorkloadFigures
+from llamahybrid.harness.report import Report, Times, WorkloadFigures
 from llamahybrid.harness.runner import WorkloadRunner, unsuited
 from llamahybrid.harness.targets.base import ModelFile, Session, Shape, Target
 from llamahybrid.harness.workloads.multi_user import four_users
@@ -61,10 +61,8 @@ class _Measured:
     ttfts: list[float] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
     grown: list[int] = field(default_factory=list)
-    requests: tuple[RequestFigures, ...] = ()
-    """Of the first round."""
-    decoded: int | None = None
-    least: int | None = None
+    first: WorkloadFigures | None = None
+    """Requests and token counts of the first round."""
     failed: bool = False
 
     def play(self, session: Session, workload: Workload, scale: float) -> None:
@@ -81,22 +79,23 @@ class _Measured:
             self.rates.append(made / seconds)
         if before is not None and after is not None:
             self.grown.append(max(0, after - before) // max(1, len({each.chat for each in played})))
-        if not self.requests:
-            found = figures.judged(session, workload.name, played, compare=False)
-            self.requests = tuple(each.figures for each in found)
-            total = decoded if workload.clients > 1 else None
-            self.least, self.decoded = figures.totals(workload.measured_from, found, total)
+        if self.first is None:
+            found = judged(session, workload.name, played, compare=False)
+            measured_from = workload.measured_from
+            figures = workload_figures(
+                workload.name, found, decoded, measured_from=measured_from, scale=scale
+            )
+            self.first = replace(figures, verdicts=())
 
-    def figures(self, workload: str, scale: float) -> WorkloadFigures:
-        """Return the medians so far."""
+    def figures(self) -> WorkloadFigures:
+        """Return the token counts of the first round, and the medians so far. Only after `play`."""
         times = Times(
             median(self.ttfts) if self.ttfts else None,
             median(self.rates) if self.rates else None,
             max(self.grown, default=None),
         )
-        ratio = self.decoded / self.least if self.least and self.decoded is not None else None
-        requests, least, decoded = self.requests, self.least, self.decoded
-        return WorkloadFigures(workload, requests, least, decoded, ratio, scale=scale, times=times)
+        assert self.first is not None, "a round was played"
+        return replace(self.first, times=times)
 
 
 @dataclass
@@ -170,4 +169,4 @@ class Bench:
             if why := unsuited(session, workload):
                 return left_out(workload.name, why)
             measured.play(session, workload, self._scale)
-            return measured.figures(workload.name, self._scale)
+            return measured.figures()

@@ -23,6 +23,15 @@ def left_out(name: str, why: str, bound: float | None = None) -> WorkloadFigures
     return WorkloadFigures(name, bound=bound, verdicts=(verdict,))
 
 
+def _joined(errors: Sequence[tuple[str, str]]) -> str | None:
+    """Return pairs of place and error as one text, an equal error once; None: no error."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for where, text in errors:
+        places[text].append(where)
+    said = [": ".join(filter(None, (", ".join(found), text))) for text, found in places.items()]
+    return "; ".join(said) or None
+
+
 class Collector:
     """Figures of each target by workload; `found` is called with the report so far after each change."""
 
@@ -36,7 +45,7 @@ class Collector:
         self.targets, self.models, self._found, self._settings = targets, models, found, settings
         self._workloads: dict[str, dict[str, WorkloadFigures]] = defaultdict(dict)
         self._hazards: dict[str, tuple[Verdict, ...]] = {}
-        self._errors: dict[str, list[str]] = defaultdict(list)
+        self._errors: dict[str, list[tuple[str, str]]] = defaultdict(list)
 
     def put(self, target: Target, figures: WorkloadFigures, model: ModelFile | None = None) -> None:
         """Add a workload or replace it; with several models its name begins with `model`'s."""
@@ -57,7 +66,7 @@ class Collector:
         try:
             yield
         except LlamaHybridError as error:
-            self._errors[target.name].append(f"{where}: {error}" if where else str(error))
+            self._errors[target.name].append((where, str(error)))
 
     def report(self, complete: bool) -> Report:
         """Return the report of the targets that were started."""
@@ -69,7 +78,7 @@ class Collector:
                 target.versions,
                 tuple(self._workloads[target.name].values()),
                 self._hazards.get(target.name, ()),
-                "; ".join(self._errors[target.name]) or None,
+                _joined(self._errors[target.name]),
             )
             for target in self.targets
             if target.name in begun
@@ -91,5 +100,5 @@ class Collector:
         for name, figures in self._workloads.items():
             why = [each.verdicts[0].detail.removeprefix(NOT_RUN) for each in figures.values() if not each.ran]
             if why and len(why) == len(figures):
-                self._errors[name].append(f"nothing ran: {why[0]}")
+                self._errors[name].append(("nothing ran", why[0]))
         return self.report(complete=True)

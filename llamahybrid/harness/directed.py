@@ -248,4 +248,4 @@ def memory(session: Session, share: float = 1.0) -> WorkloadFigures:
     growth = int(statistics.median(b - a for a, b in pairwise(looks)) / counted)
     said = f"{growth:,} bytes a request; a conversation's state takes {state:,}"
     verdict = Verdict(name, "bad" if growth > state // 2 else "ok", said)
-    return WorkloadFigures(MEMORY, memory_growth=growth, verdicts=(verdict,))
+    return WorkloadFigures(MEMORY, verdicts=(verdict,))

@@ -95,7 +95,6 @@ def judged(
             total=reply.total,
             matched=matched,
             cached=cached,
-            left=None if reply.total is None or cached is None else reply.total - cached,
             decoded=decoded,
             ttft=reply.ttft,
             seconds=reply.seconds,

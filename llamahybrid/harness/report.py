@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 from llamahybrid.errors import ReportError
 from llamahybrid.files import write_json
 
-FORMAT = 4
+FORMAT = 5
 """Of the JSON; a reader takes no other."""
 
 Sameness: TypeAlias = Literal["same", "tie", "different", "unknown"]
@@ -61,8 +61,6 @@ class RequestFigures:
     """Longest prefix in common with anything that the target had decoded before."""
     cached: int | None
     """Reused, as the target reports it."""
-    left: int | None
-    """total - cached."""
     decoded: int | None
     """Prompt and answer, by the target's own counters."""
     ttft: float | None
@@ -102,8 +100,6 @@ class WorkloadFigures:
     """decoded / least."""
     bound: float | None = None
     """The largest ratio that is ok."""
-    memory_growth: int | None = None
-    """Bytes a request."""
     verdicts: tuple[Verdict, ...] = ()
     scale: float = 1.0
     """Length of messages and answers, as a share of the full one; see `harness.plan`."""

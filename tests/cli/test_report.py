@@ -32,7 +32,7 @@ def test_file_that_is_no_report_is_one_error_line(tmp_path: Path) -> None:
     file.write_text('{"format": 99}')
     done = CliRunner().invoke(app, ["report", str(file)])
     assert done.exit_code == 1
-    assert "reports of format 4" in done.output
+    assert "reports of format 5" in done.output
     assert "Traceback" not in done.output
 
 

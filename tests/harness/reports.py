@@ -10,9 +10,7 @@ from llamahybrid.harness.report import Report, RequestFigures, TargetFigures, Ve
 
 def request(workload: str = "chat", turn: int = 0, **more: Any) -> RequestFigures:
     """Half of the prompt was known and reused."""
-    figures: dict[str, Any] = dict(
-        total=100, matched=50, cached=50, left=50, decoded=60, ttft=0.1, seconds=0.3
-    )
+    figures: dict[str, Any] = dict(total=100, matched=50, cached=50, decoded=60, ttft=0.1, seconds=0.3)
     figures |= {"chat": "0", "answer": "same", "text_hash": "x", "miss": None}
     return RequestFigures(workload=workload, turn=turn, **{**figures, **more})
 
@@ -22,9 +20,7 @@ def verdict(name: str = "reuse", outcome: Any = "ok", detail: str = "ratio 1.00"
 
 
 def workload(name: str = "chat", turns: int = 4, **more: Any) -> WorkloadFigures:
-    figures: dict[str, Any] = dict(
-        least=60 * turns, decoded=60 * turns, ratio=1.0, bound=1.02, memory_growth=None
-    )
+    figures: dict[str, Any] = dict(least=60 * turns, decoded=60 * turns, ratio=1.0, bound=1.02)
     figures["requests"] = tuple(request(name, turn) for turn in range(turns))
     figures["verdicts"] = (verdict(), verdict("exact"))
     return WorkloadFigures(workload=name, **{**figures, **more})

@@ -20,12 +20,12 @@ from llamahybrid.harness.report import (
 )
 
 REQUEST = RequestFigures(
-    "edit", "0", 1, 120, 100, 90, 30, 41, 0.25, 1.5, "same", "ab12", "history differs at token 100"
+    "edit", "0", 1, 120, 100, 90, 41, 0.25, 1.5, "same", "ab12", "history differs at token 100"
 )
-HIDDEN = RequestFigures("edit", "0", 2, None, None, None, None, None, None, 1.0, "unknown", "", None)
+HIDDEN = RequestFigures("edit", "0", 2, None, None, None, None, None, 1.0, "unknown", "", None)
 TIMES = Times(0.1, 20.0, 1 << 20)
 WORKLOAD = WorkloadFigures(
-    "edit", (REQUEST, HIDDEN), 40, 41, 1.025, 1.02, 0, (Verdict("reuse", "ok", "1.03"),), times=TIMES
+    "edit", (REQUEST, HIDDEN), 40, 41, 1.025, 1.02, (Verdict("reuse", "ok", "1.03"),), times=TIMES
 )
 TARGET = TargetFigures("stock", "stock", {"llama-cpp-python": "0.3.36"}, (WORKLOAD,), (), None)
 REPORT = Report("2026-01-02T03:04:05+00:00", {"system": "Linux"}, ("a.gguf",), (TARGET,))

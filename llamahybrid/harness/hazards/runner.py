@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import tempfile
 import threading
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from llamahybrid import tiny
-from llamahybrid.children import python
+from llamahybrid.children import ending, python
 from llamahybrid.engine import installed, sdist, series
 from llamahybrid.errors import EngineError
 from llamahybrid.harness.hazards.case import Probe
@@ -93,7 +92,7 @@ def library(path: Path | None = None) -> Library:
     except subprocess.TimeoutExpired as error:
         raise EngineError(f"the libllama at {path} hangs when it is loaded") from error
     if child.returncode:
-        reason = _last_line(child.stderr) or f"exit status {child.returncode}"
+        reason = _last_line(child.stderr) or ending(child.returncode)
         raise EngineError(f"the libllama at {path or 'its default place'} cannot be loaded: {reason}")
     about = json.loads(child.stdout.splitlines()[-1])
     return Library(about["path"], about["system"], environment, _patches(Path(about["path"]).parent))
@@ -119,11 +118,9 @@ def supervise(command: Sequence[str], environment: Mapping[str, str], seconds: f
     finally:
         _running.discard(child)
     if child.returncode < 0:
-        number = -child.returncode
-        name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-        return Outcome(Verdict.DIED, f"{name}{_quoted(log)}")
+        return Outcome(Verdict.DIED, f"{ending(child.returncode)}{_quoted(log)}")
     if child.returncode:
-        return Outcome(Verdict.FAILED, _last_line(log) or f"the child's exit status was {child.returncode}")
+        return Outcome(Verdict.FAILED, _last_line(log) or ending(child.returncode))
     try:
         return Outcome.from_json(json.loads(said.splitlines()[-1]))
     except (ValueError, KeyError, IndexError, TypeError):

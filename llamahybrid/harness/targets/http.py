@@ -151,6 +151,8 @@ class HttpSession(Session):
         self.takes_chats = True
         self.salts = False if native else None
         self.name = ""
+        self._uncached = native
+        """Takes `cache_prompt=False`; `llamahybrid serve` refuses it, and an unused salt has to do."""
 
     def ask(self, request: Request, fresh: str = "") -> Reply:
         """Answer; `fresh`: an unused salt, so that nothing stored is used. Raises TargetError."""
@@ -158,7 +160,7 @@ class HttpSession(Session):
         if request.seed is not None:
             body["seed"] = request.seed
         if self._native:
-            body |= {"ignore_eos": True, "cache_prompt": not fresh}
+            body |= {"ignore_eos": True, "cache_prompt": not (fresh and self._uncached)}
         if request.salt or fresh:
             body["cache_salt"] = fresh or request.salt
         if self.name:
@@ -175,13 +177,7 @@ class HttpSession(Session):
                 first = time.perf_counter() - began
         seconds = time.perf_counter() - began
         bare = path == "/completion"
-        prompt = (
-            tuple(request.tokens)
-            if bare
-            else self._rendered(request)
-            if self._native and request.messages
-            else None
-        )
+        prompt = tuple(request.tokens) if bare else self._rendered(request)
         total = heard.total or (len(request.tokens) if bare else None)
         if prompt is not None and total is not None and len(prompt) != total:
             prompt = None  # the server renders messages in another way
@@ -216,7 +212,7 @@ class HttpSession(Session):
 
     def sameness(self, request: Request, reply: Reply) -> tuple[Sameness, str]:
         """Compare with the same server, told to reuse nothing, if it reports that it did not."""
-        fresh = self.ask(request, fresh=uuid.uuid4().hex)
+        fresh = self._fresh(request)
         if fresh.reported or fresh.reused:
             return "unknown", f"it cannot be told to reuse nothing: {fresh.reported} tokens were"
         if fresh.reported is None and fresh.reused is None:
@@ -226,7 +222,7 @@ class HttpSession(Session):
         if request.seed is not None:
             return "unknown", "sampled: a tie cannot be told from a fault"
         if fresh.tokens is None or reply.tokens is None or reply.prompt is None:
-            if self.ask(request, fresh=uuid.uuid4().hex).text != fresh.text:
+            if self._fresh(request).text != fresh.text:
                 return "unknown", "two fresh answers differ, too"
             return "different", f"{_around(reply.text, fresh.text)}; token ids are not told, it may be a tie"
         pairs = list(zip(fresh.tokens, reply.tokens, strict=False))
@@ -234,6 +230,15 @@ class HttpSession(Session):
         if pairs[where:] and self._tied(reply.prompt, reply.tokens[:where], pairs[where]):
             return "tie", ""
         return "different", f"token {where + 1} of the answer: {_around(reply.text, fresh.text)}"
+
+    def _fresh(self, request: Request) -> Reply:
+        """Answer under an unused salt, and without the server's cache if it can be turned off."""
+        if self._uncached:
+            try:
+                return self.ask(request, fresh=uuid.uuid4().hex)
+            except TargetError:
+                self._uncached = False
+        return self.ask(request, fresh=uuid.uuid4().hex)
 
     def _tied(self, prompt: Sequence[int], answer: Sequence[int], pair: tuple[int, int]) -> bool:
         """Tell whether two tokens are equally likely after `answer`, within the distance of two right runs.

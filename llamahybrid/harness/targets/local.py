@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
-from llamahybrid.children import python
+from llamahybrid.children import ending, python
 from llamahybrid.errors import TargetError
 from llamahybrid.harness.conversation import Request
 from llamahybrid.harness.hazards.runner import loading
@@ -108,14 +108,12 @@ class Process:
 
     def _death(self) -> TargetError:
         try:
-            status: object = self._process.wait(20)
+            how = ending(self._process.wait(20))
         except subprocess.TimeoutExpired:
-            status = "none yet"
+            how = "no exit status yet"
         self._log.seek(0)
         lines = [line for line in self._log.read()[-4000:].splitlines() if line.strip()]
-        return TargetError(
-            f"its process died, exit status {status}: {' | '.join(lines[-LAST_LINES:])}".rstrip(": ")
-        )
+        return TargetError(f"its process died, {how}: {' | '.join(lines[-LAST_LINES:])}".rstrip(": "))
 
     def close(self, patience: float = 20.0) -> None:
         """End the process; kill it after `patience` seconds."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from llamahybrid.children import ending
 from llamahybrid.errors import TargetError
 from llamahybrid.harness.targets.base import ModelFile, Session, Shape, Target
 from llamahybrid.harness.targets.child import resident
@@ -72,7 +73,7 @@ class ServerTarget(Target):
                 if process.poll() is None:
                     raise
                 log.seek(0)
-                said = f"llama-server died, exit status {process.returncode}: {log.read()[-400:]}"
+                said = f"llama-server died, {ending(process.returncode)}: {log.read()[-400:]}"
                 raise TargetError(said.rstrip(": ")) from error
             finally:
                 client.close()

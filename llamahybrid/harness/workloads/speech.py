@@ -61,8 +61,6 @@ class Speech:
     Thinking starts with another mark.
     """
 
-    scale: float = 1.0
-
     def __init__(
         self,
         llm: llama_cpp.Llama | Vocabulary,

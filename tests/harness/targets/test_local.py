@@ -127,6 +127,10 @@ class Dies(llama_cpp.Llama):
             print(line, file=sys.stderr, flush=True)
         os._exit(7)
 
+class Aborts(llama_cpp.Llama):
+    def generate(self, tokens, *args, **kwargs):
+        os.abort()
+
 class Refuses(llama_cpp.Llama):
     def generate(self, tokens, *args, **kwargs):
         raise KeyError("not today")
@@ -138,6 +142,7 @@ class Refuses(llama_cpp.Llama):
     ("name", "said"),
     [
         ("Dies", "exit status 7: CUDA error: out of memory"),
+        ("Aborts", "its process died, SIGABRT"),
         ("Refuses", "not today"),
         ("Misspelled", "there is no Misspelled in "),
     ],

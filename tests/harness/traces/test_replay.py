@@ -29,7 +29,7 @@ def test_recorded_chat_is_replayed_on_a_url(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     one, two = Report.read(tmp_path / "r").targets[0].workloads[0].requests
     assert two.chat == one.chat
-    assert two.cached == (two.total or 0) - (two.left or 0) > 0
+    assert (two.cached or 0) > 0
 
 
 def test_request_is_replayed_as_tokens_or_messages() -> None:
@@ -73,8 +73,6 @@ def test_traces_of_one_name_are_named_with_their_folders(tmp_path: Path) -> None
     with FakeServer() as server:
         url, none = replay(paths, [UrlTarget("url", server.url), nothing], models).targets
     assert [w.workload for w in url.workloads] == ["a/t", "b/t"]
-    assert none.error is not None
-    stopped = [error.rpartition(": it died")[0] for error in none.error.split("; ")]
-    assert stopped == ["one: a/t", "one: b/t", "two: a/t", "two: b/t"]
+    assert none.error == "one: a/t, one: b/t, two: a/t, two: b/t: it died"
     with pytest.raises(ValueError, match="given twice"):
         replay([paths[0]] * 2, [], [])
