@@ -134,3 +134,25 @@ def test_processor_is_shown_preceding_tokens_and_no_guesses(open_model):
     llm.slots.all[0].drafts.policy = EveryDraft(llm.runner.meter)
     assert answer(llm) == (said, wanted)
     assert llm.last_request.accepted
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("n_parallel", [1, 2])
+def test_an_exception_of_a_logits_processor_reaches_the_caller(open_model, stream, n_parallel):
+    """ctypes drops exceptions of callbacks: the answer went on without the processor."""
+    llm = open_model("llama", n_parallel=n_parallel)
+
+    def late(ids, scores):
+        if len(ids) > len(PROMPT) + 2:
+            raise KeyError("mine")
+        return scores
+
+    def answer(processor):
+        made = llm.create_completion(
+            PROMPT, max_tokens=8, temperature=0.0, logits_processor=processor, stream=stream
+        )
+        return "".join(c["choices"][0]["text"] for c in (made if stream else [made]))
+
+    with pytest.raises(KeyError, match="mine"):
+        answer(LogitsProcessorList([late]))
+    assert answer(None) == answer(LogitsProcessorList([lambda ids, scores: scores]))
