@@ -264,3 +264,12 @@ def test_a_model_without_memory_is_upstreams(tiny_model):
     assert llm.prompt_cache is None
     assert llm.last_request is None
     llm.close()
+
+
+@pytest.mark.parametrize("token", [-1, 100_000])
+def test_text_of_ids_outside_the_vocabulary_is_an_error_and_not_the_end(open_model, token):
+    """The library ends the process, and with it all other requests."""
+    llm = open_model("llama")
+    with pytest.raises(ValueError, match="token ids are from 0 to"):
+        llm.detokenize([1, token])
+    assert llm.detokenize(llm.tokenize(b"on it goes", add_bos=False)).strip() == b"on it goes"

@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from inspect import isfunction
 from sys import _getframe
@@ -119,17 +119,31 @@ class GuardedModel(LlamaModel):  # type: ignore[misc]
     """`llama_cpp._internals.LlamaModel` that is not freed during calls, nor called afterwards."""
 
     _calls: NativeCalls
+    _n_vocab: int
 
     @classmethod
     def guard(cls, model: LlamaModel, calls: NativeCalls) -> None:
         """Turn a model that upstream opened into a guarded one, in place, since tokenizers hold it, too."""
         model._calls = calls
+        model._n_vocab = model.n_vocab()
         model.__class__ = cls
+
+
+def spells(method: Callable[..., bytes]) -> Callable[..., bytes]:
+    """Make `detokenize` refuse ids for which the library ends the process (llama_vocab, token_to_piece)."""
+
+    @wraps(method)
+    def call(self: Any, tokens: Sequence[int], special: bool = False) -> bytes:
+        if len(tokens) and not 0 <= min(tokens) <= max(tokens) < self._n_vocab:
+            raise ValueError(f"token ids are from 0 to {self._n_vocab - 1}")
+        return method(self, tokens, special)
+
+    return call
 
 
 for _name, _method in list(vars(LlamaModel).items()):
     if isfunction(_method) and not _name.startswith("_") and _name != "close":
-        setattr(GuardedModel, _name, held(_method))
+        setattr(GuardedModel, _name, held(spells(_method) if _name == "detokenize" else _method))
 
 
 def executes(frame: FrameType) -> bool:
