@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 from llamahybrid.server.answer_format import AnswerFormat, event
 from llamahybrid.server.errors import Refusal, refusal
 from llamahybrid.server.job import Done, Failure, Item, Job
+from llamahybrid.server.watchdog import Watchdog
 
 logger = logging.getLogger("llamahybrid.server")
 
@@ -90,18 +91,23 @@ class Answer(Response):
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = over = False
-        while not over:
-            items = await self._job.items(self._ping_seconds)
-            if not started and items and isinstance(items[0], Failure):
-                await refusal(items[0].error).response(scope)(scope, receive, send)
-                return
-            if not started:
-                started = True
-                await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
-            over = bool(items) and isinstance(items[-1], (Done, Failure))
-            data = b"".join(map(self._encoded, items)) if items else self._form.silence
-            if data or over:
-                await send({"type": "http.response.body", "body": data, "more_body": not over})
+        silence = Watchdog(self._ping_seconds, self._job.wake)
+        try:
+            while not over:
+                silence.begin()
+                items = await self._job.items()
+                if not started and items and isinstance(items[0], Failure):
+                    await refusal(items[0].error).response(scope)(scope, receive, send)
+                    return
+                if not started:
+                    started = True
+                    await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+                over = bool(items) and isinstance(items[-1], (Done, Failure))
+                data = b"".join(map(self._encoded, items)) if items else self._form.silence
+                if data or over:
+                    await send({"type": "http.response.body", "body": data, "more_body": not over})
+        finally:
+            silence.stop()
 
     def _encoded(self, item: Item) -> bytes:
         if isinstance(item, Done):

@@ -16,11 +16,13 @@ from llamahybrid.server.usage import reports_so_far
 
 Events: TypeAlias = Generator[Chunk, None, None]
 
+_encode = json.JSONEncoder(default=float).encode
+
 
 def event(data: Chunk) -> bytes:
     """Encode a server-sent event; its type is that of the data, if they have one."""
     kind = b"event: " + data["type"].encode() + b"\n" if "type" in data else b""
-    return kind + b"data: " + json.dumps(data, default=float).encode() + b"\n\n"
+    return kind + b"data: " + _encode(data).encode() + b"\n\n"
 
 
 class AnswerFormat:

@@ -98,7 +98,8 @@ def _with_usage(
     with closing(chunks):
         for chunk in chunks:
             last = chunk
-            left -= sum(choice.get("finish_reason") is not None for choice in chunk["choices"])
+            for choice in chunk["choices"]:
+                left -= choice.get("finish_reason") is not None
             if counts:
                 chunk["usage"] = None
             elif left <= 0:

@@ -12,12 +12,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, suppress
+from contextlib import AbstractContextManager, closing
 from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any, TypeAlias
-
-import anyio
 
 from llamahybrid.client.handle import RequestHandle
 from llamahybrid.core.report import PromptProgress, RequestReport
@@ -70,14 +68,16 @@ class Outbox:
         self._calls.append((receive, item))
         if not self._woken:
             self._woken = True
-            with suppress(RuntimeError):  # the loop is closed: the server has stopped
+            try:
                 self._loop.call_soon_threadsafe(self._loop.call_later, LATER, self._flush)
+            except RuntimeError:  # the loop is closed: the server has stopped
+                return
 
     def _flush(self) -> None:
         self._woken = False  # before the queue is emptied: a later item wakes the loop again
         while self._calls:
             receive, item = self._calls.popleft()
-            self._loop.call_soon(receive, item)
+            receive(item)
 
 
 class Job:
@@ -104,7 +104,10 @@ class Job:
         self._open_handle = open_handle
         self._over = over
         self._progress = progress
-        self._items: asyncio.Queue[Item] = asyncio.Queue()
+        self._items: list[Item] = []
+        self._arrived = asyncio.Event()
+        self.wake = self._arrived.set
+        """`wake()` ends the wait in `items`."""
         self._outbox = outbox
         self._handle: RequestHandle | None = None
         self._lock = threading.Lock()
@@ -115,13 +118,11 @@ class Job:
         self.started = time.perf_counter()
         threads.submit(copy_context().run, self._work)
 
-    async def items(self, seconds: float | None = None) -> list[Item]:
-        """Return the next items, at least one; none if there is none within `seconds`."""
-        found: list[Item] = []
-        with anyio.move_on_after(seconds):
-            found.append(await self._items.get())
-        while not self._items.empty():
-            found.append(self._items.get_nowait())
+    async def items(self) -> list[Item]:
+        """Return the next items, at least one; none after `wake`."""
+        await self._arrived.wait()
+        self._arrived.clear()
+        found, self._items = self._items, []
         return found
 
     async def whole(self) -> Chunk | Failure:
@@ -192,9 +193,13 @@ class Job:
 
     def _put(self, item: Item) -> None:
         if not self._dropped:
-            self._outbox.call(self._items.put_nowait, item)
+            self._outbox.call(self._take, item)
+
+    def _take(self, item: Item) -> None:
+        self._items.append(item)
+        self.wake()
 
     def _end(self, last: Item) -> None:
         assert isinstance(last, (Done, Failure))
-        self._items.put_nowait(last)
-        self._over(self, last)
+        asyncio.get_running_loop().call_soon(self._over, self, last)  # its errors stop no other job
+        self._take(last)

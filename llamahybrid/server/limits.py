@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llamahybrid.server.errors import Refusal, later, path_of
 from llamahybrid.server.keys import ApiKeys, key_of, password_of
+from llamahybrid.server.watchdog import Watchdog
 
 logger = logging.getLogger("llamahybrid.server")
 
@@ -46,10 +47,6 @@ WAITS_FOR_SLOTS = (
     "/cache/warm",
 )
 """Paths whose requests may wait for a slot."""
-
-
-class SlowReaderError(Exception):
-    """The client read nothing of its answer for too long."""
 
 
 class RequestLimits:
@@ -95,19 +92,22 @@ class RequestLimits:
             await self._app(scope, receive, send)
             return
 
-        async def send_in_time(message: Message) -> None:
-            with anyio.move_on_after(self._send_seconds) as timeout:
-                await send(message)
-            if timeout.cancelled_caught:
-                raise SlowReaderError
+        answering, body = anyio.CancelScope(), bytearray()
+        slow = Watchdog(self._send_seconds, answering.cancel)
 
-        body = bytearray()
+        async def send_in_time(message: Message) -> None:
+            slow.begin()
+            await send(message)
+            slow.end()
+
         self._requests += 1
         try:
-            await self._guard(scope, receive, send_in_time, body)
-        except SlowReaderError:
-            self._count("reader", scope)
+            with answering:
+                await self._guard(scope, receive, send_in_time, body)
+            if answering.cancelled_caught:
+                self._count("reader", scope)
         finally:
+            slow.stop()
             self._held -= len(body)
             self._requests -= 1
 

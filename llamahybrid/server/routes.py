@@ -40,8 +40,8 @@ SECURED = [Depends(HTTPBearer(auto_error=False))]
 router = APIRouter(dependencies=SECURED)
 
 
-def service_of(request: Request) -> Service:
-    """Return the service of the app that received a request."""
+async def service_of(request: Request) -> Service:
+    """Return the service of the app that received a request; async: FastAPI runs others in a thread."""
     service: Service = request.app.state.service
     return service
 

@@ -16,6 +16,7 @@ import httpx
 import llama_cpp
 import pytest
 
+from llamahybrid.capi.calls import NativeContext
 from llamahybrid.core.report import RequestReport
 from llamahybrid.errors import ModelClosed
 from llamahybrid.llama import Llama
@@ -326,6 +327,43 @@ def test_keys_sizes_origins_and_prompts(tiny_model: TinyModel) -> None:
                 assert got.headers.get("access-control-allow-origin") == allowed
                 assert "access-control-allow-credentials" not in got.headers
             server.await_settled()
+
+
+def test_a_streamed_token_takes_few_calls_of_python(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the event loop, where each token is delivered alone."""
+    calls, read, inner = [0], threading.Semaphore(0), NativeContext.decode_parts
+
+    def count(frame: Any, event: str, _: Any) -> None:
+        calls[0] += event == "call" and threading.current_thread().name == "server"
+
+    def decode(context: NativeContext, *args: Any, **kwargs: Any) -> Any:
+        assert read.acquire(timeout=120)  # the token before has reached the client
+        return inner(context, *args, **kwargs)
+
+    before = threading.getprofile()
+    threading.setprofile(count)
+    try:
+        with serving(tiny_model("qwen35")) as server, server.client() as client:
+
+            def ask(most: int) -> int:
+                asked = {"prompt": "x", "max_tokens": most, "stream": True, "ignore_eos": True}
+                read.release()
+                with client.stream("POST", "/v1/completions", json=asked) as response:
+                    calls[0] = 0
+                    for line in response.iter_lines():
+                        if line.startswith("data: {"):
+                            read.release()
+                server.await_settled()
+                return calls[0]
+
+            post(server, {"prompt": "x", "max_tokens": 2})
+            monkeypatch.setattr(NativeContext, "decode_parts", decode)
+            taken = -ask(20) + ask(100)
+    finally:
+        threading.setprofile(before)  # type: ignore[arg-type]
+    assert taken <= 110 * 80
 
 
 def silent_at_first(server: Serving, held: Held, asked: dict[str, Any]) -> str:
