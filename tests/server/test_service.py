@@ -363,7 +363,7 @@ def test_a_streamed_token_takes_few_calls_of_python(
             taken = -ask(20) + ask(100)
     finally:
         threading.setprofile(before)  # type: ignore[arg-type]
-    assert taken <= 110 * 80
+    assert taken <= 70 * 80
 
 
 def silent_at_first(server: Serving, held: Held, asked: dict[str, Any]) -> str:
