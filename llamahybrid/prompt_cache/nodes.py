@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from llamahybrid.prompt_cache.base import Checkpoint, Outside, Segment, Tokens
+from llamahybrid.prompt_cache.base import Checkpoint, Outside, Segment, Tokens, same_start
 
 LONGEST_TAIL = 32
 """Most tokens that ask for an answer (a role, a mark of thinking); a longer tail is text."""
@@ -48,6 +48,17 @@ def common_prefix(a: Tokens, b: Tokens) -> int:
     differs = a[:n] != b[:n]
     first = int(differs.argmax()) if n else 0
     return first if n and differs[first] else n
+
+
+def lies_on(path: Tokens, prefixes: Iterable[bytes]) -> bool:
+    """Return whether a path is the beginning of one of these, given by their ids (`ids_of`)."""
+    ids = ids_of(path)
+    return any(each.startswith(ids) for each in prefixes)
+
+
+def pinned_before(pinned: Sequence[Tokens], tokens: Tokens) -> int:
+    """Length of the longest of the pinned prefixes that these tokens go on from; 0 if there is none."""
+    return max((len(p) for p in pinned if len(p) < len(tokens) and same_start(p, tokens)), default=0)
 
 
 @dataclass(eq=False, slots=True)

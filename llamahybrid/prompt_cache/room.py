@@ -17,8 +17,7 @@ from typing import TypeAlias
 from llamahybrid.prompt_cache.base import Bytes, CacheStats, Tokens
 from llamahybrid.prompt_cache.eviction import Eviction, bytes_to_stay
 from llamahybrid.prompt_cache.guard import Guard, guarded
-from llamahybrid.prompt_cache.nodes import Entry, Match, ids_of
-from llamahybrid.prompt_cache.pins import lies_on
+from llamahybrid.prompt_cache.nodes import ENTRY_BYTES, Entry, Match, ids_of, lies_on
 from llamahybrid.prompt_cache.ram import Account, Expected, new_buffer
 from llamahybrid.prompt_cache.tree import Tree
 
@@ -122,12 +121,19 @@ class Room:
         idle = self.account.reuse(n_bytes)
         return self.account.reserve(Expected(n_bytes) if idle is None else idle)
 
-    def claim_read(self, n_bytes: int, path: Match, index_bytes: int) -> Claimed:
-        """Claim the room for bytes that are about to be read, and for what the tree notes of them."""
-        fits = self.make_room(n_bytes + index_bytes, path, seconds=SLICE_SECONDS)
-        if not fits:
-            return Expected(0) if fits is None else None
-        return self.account.reserve(Expected(n_bytes))
+    def expect(self, namespace: str, path: Tokens, n_bytes: int) -> Claimed:
+        """Make room for bytes that are about to be read; None if there is none."""
+        return self._in_slices(n_bytes, lambda: self._expected(namespace, path, n_bytes))
+
+    @guarded()
+    def _expected(self, namespace: str, path: Tokens, n_bytes: int) -> Claimed:
+        match = self.tree.match(namespace, path)
+        index_bytes = ENTRY_BYTES + match.growth(len(path) - match.length)
+        fits = self.make_room(n_bytes + index_bytes, match, seconds=SLICE_SECONDS)
+        if fits is None:
+            return Expected(0)
+        self.counts.refused += not fits
+        return self.account.reserve(Expected(n_bytes)) if fits else None
 
     # -- room --------------------------------------------------------------------------------------
 

@@ -30,8 +30,16 @@ from llamahybrid.prompt_cache.base import (
 )
 from llamahybrid.prompt_cache.eviction import Eviction
 from llamahybrid.prompt_cache.guard import guarded
-from llamahybrid.prompt_cache.nodes import ENTRY_BYTES, Entry, Match, Node, common_prefix, ids_of
-from llamahybrid.prompt_cache.pins import lies_on, pinned_before
+from llamahybrid.prompt_cache.nodes import (
+    ENTRY_BYTES,
+    Entry,
+    Match,
+    Node,
+    common_prefix,
+    ids_of,
+    lies_on,
+    pinned_before,
+)
 from llamahybrid.prompt_cache.ram import Expected, owned
 from llamahybrid.prompt_cache.room import Claimed, Room, User
 from llamahybrid.prompt_cache.selection import Habits, Known, plan_request, restore_point, unplanned
@@ -333,17 +341,6 @@ class RamStore(Room):
             missing = [*match.missing(match.length), (match.length, len(tokens))]
         missing = [(a, b) for a, b in missing if b > max(a, live_lcp)]
         return Known(match.length, match.branches(), choice.position, tuple(missing), self.forgets)
-
-    def expect(self, namespace: str, path: Tokens, n_bytes: int) -> Claimed:
-        """Make room for bytes that are about to be read; None if there is none."""
-        return self._in_slices(n_bytes, lambda: self._expected(namespace, path, n_bytes))
-
-    @guarded()
-    def _expected(self, namespace: str, path: Tokens, n_bytes: int) -> Claimed:
-        match = self.tree.match(namespace, path)
-        claimed = self.claim_read(n_bytes, match, ENTRY_BYTES + match.growth(len(path) - match.length))
-        self.counts.refused += claimed is None
-        return claimed
 
     @guarded()
     def insert_loaded(

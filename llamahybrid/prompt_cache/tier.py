@@ -26,8 +26,7 @@ from llamahybrid.prompt_cache.blocks import Item, digest_at
 from llamahybrid.prompt_cache.breaker import Breaker, ReadCosts
 from llamahybrid.prompt_cache.disk import LOCK_SECONDS
 from llamahybrid.prompt_cache.loading import Counts, Loader
-from llamahybrid.prompt_cache.nodes import ids_of, tokens_of
-from llamahybrid.prompt_cache.pins import pinned_before
+from llamahybrid.prompt_cache.nodes import ids_of, pinned_before, tokens_of
 from llamahybrid.prompt_cache.seen import Offer, Seen
 from llamahybrid.prompt_cache.store import RamStore
 from llamahybrid.prompt_cache.worker import Late, Worker

@@ -7,8 +7,7 @@ from functools import singledispatch
 
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache.block_store import BlockStore
-from llamahybrid.prompt_cache.nodes import ID_BYTES, Entry, Node, tokens_of
-from llamahybrid.prompt_cache.pins import lies_on
+from llamahybrid.prompt_cache.nodes import ID_BYTES, Entry, Node, lies_on, tokens_of
 from llamahybrid.prompt_cache.ram import Account
 from llamahybrid.prompt_cache.store import RamStore
 from llamahybrid.prompt_cache.tier import Tier
