@@ -3,9 +3,10 @@
 Raw tokens: no marks show where messages start. First prompts have 64 to 32,768 tokens, histories part 4 to
 4,096 tokens before a prompt's end (both log-uniform: no length is the usual one), 8 to 16 requests; requests
 that have nothing to reuse are left out, the first divergence counts. On a Qwen3.5-architecture model of about
-100M parameters, by llama.cpp's own counters; `--simulate` plays tokens alone at the costs of that model.
+100M parameters, by llama.cpp's own counters; `--simulate` plays tokens alone at the costs of that model, or
+where a cut takes the time of `--cut` tokens (11 with that model in f16 on two cores, by hand).
 `--longest` caps first prompts; say so with figures.
-Run: python -m benchmarks.draws [--draws N] [--first SEED] [--longest N] [--simulate]
+Run: python -m benchmarks.draws [--draws N] [--first SEED] [--longest N] [--simulate] [--cut TOKENS]
 Exits with 1 where the bounds are missed.
 """
 
@@ -18,6 +19,8 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -211,9 +214,9 @@ def on_model(path: Path, context: int) -> Runner:
     return run
 
 
-def simulated(start: Start) -> Sequence[Record]:
+def simulated(start: Start, costs: Costs = COSTS) -> Sequence[Record]:
     """Plays a conversation with tokens alone."""
-    scale = Scale(Sizes(snapshot=1536 << 10, token=4 << 10), COSTS, vocabulary=256, divisor=8)
+    scale = Scale(Sizes(snapshot=1536 << 10, token=4 << 10), costs, vocabulary=256, divisor=8)
     speech = PretendSpeech(marked=False)
     return list(play(start(speech), speech, Ours(scale, RAM)))
 
@@ -254,10 +257,15 @@ if __name__ == "__main__":
     parser.add_argument("--first", type=int, default=10_000, help="seeds below 10,000 chose the rules")
     parser.add_argument("--longest", type=int, default=Dice.longest)
     parser.add_argument("--simulate", action="store_true")
+    parser.add_argument("--cut", type=float, help="with --simulate: tokens of a prefill that a cut takes")
     given = parser.parse_args()
     seeds = range(given.first, given.first + given.draws)
     if given.simulate:
-        sys.exit(main(simulated, seeds, given.longest, "played with tokens alone"))
+        costs = COSTS
+        if given.cut is not None:
+            batch = given.cut * COSTS.prefill_seconds - COSTS.snapshot_seconds
+            costs = replace(COSTS, batch_seconds=batch)
+        sys.exit(main(partial(simulated, costs=costs), seeds, given.longest, "played with tokens alone"))
     silence()
     with tempfile.TemporaryDirectory() as folder:
         context = int(CONTEXT_ROOM * given.longest) + EXTRA

@@ -254,6 +254,15 @@ def test_configured_slots_do_not_make_an_embedding_model_fail(
     assert open_model(embedding=True).n_parallel == 4
 
 
+def test_more_configured_slots_than_a_context_takes_are_one(
+    open_model: Opener, no_settings: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    no_settings.setenv("LLAMAHYBRID_PARALLEL", "300")
+    with caplog.at_level(logging.WARNING, "llamahybrid"):
+        assert open_model(n_batch=512).n_parallel == 1
+    assert "n_parallel=300" in caplog.text
+
+
 def test_configured_slots_keep_the_draft_model(
     open_model: Opener, no_settings: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

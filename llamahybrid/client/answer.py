@@ -47,7 +47,7 @@ Chunk = dict[str, Any]
 def completion(llm: Any, extras: Extras, options: Mapping[str, Any]) -> Iterator[Any]:
     """Make a completion with upstream's arguments, or its chunks, as one request.
 
-    One of a group's answers is decoded together with the others (see `answers.Group`).
+    The answers of a group are decoded together (see `answers.Group`).
     """
 
     def make(extras: Extras, **more: Any) -> tuple[Request, Generator[Any, None, None]]:

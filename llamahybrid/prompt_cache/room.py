@@ -155,6 +155,17 @@ class Room:
         limit = self.account.limit
         return self.used() + need > limit and self.staying(path) + need > limit
 
+    def _room_for(self, need: int, path: Match, old: Entry | None) -> bool:
+        """Make room for a checkpoint on a path. `old`: its predecessor at the same place, which stays until
+        then."""
+        user = User()
+        if old is not None:
+            need -= ENTRY_BYTES + (0 if old.in_use else old.nbytes)
+            self.use(user, old)
+        fits = not self._cannot_hold(need, path) and self.make_room(need, path)
+        self.drop_users(user)
+        return bool(fits)
+
     def make_room(
         self,
         need: int,

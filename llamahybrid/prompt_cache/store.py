@@ -178,17 +178,6 @@ class RamStore(Room):
         self.make_room(0)
         return entry.node is not None
 
-    def _room_for(self, need: int, path: Match, old: Entry | None) -> bool:
-        """Make room for a checkpoint on a path. `old`: its predecessor at the same place, which stays until
-        then."""
-        user = User()
-        if old is not None:
-            need -= ENTRY_BYTES + (0 if old.in_use else old.nbytes)
-            self.use(user, old)
-        fits = not self._cannot_hold(need, path) and self.make_room(need, path)
-        self.drop_users(user)
-        return bool(fits)
-
     def _put(self, match: Match, checkpoint: Checkpoint, path: Tokens, marked: bool = False) -> Entry:
         """Index a checkpoint at the end of `path`, on this match. `marked`: a message starts there."""
         entry = self.tree.attach(match, checkpoint, marked)

@@ -10,7 +10,7 @@ from math import inf
 class Watchdog:
     """Calls a function once a wait has taken too long, and again for each such time that it goes on.
 
-    One timer serves all waits of a request: a timer of its own for each takes longer than to send a token.
+    All waits of a request share a timer: one for each wait takes longer than to send a token.
     """
 
     def __init__(self, seconds: float, call: Callable[[], object]) -> None:

@@ -219,7 +219,7 @@ def test_decisions_do_not_swing_with_the_clock(
 
 @pytest.mark.parametrize(("waiting", "most"), [(0, 9), (1, 5), (2, 3), (3, 2), (7, 1)])
 def test_a_cut_is_paid_for_by_all_whom_it_keeps_waiting(waiting: int, most: int) -> None:
-    """One takes as long as 4 tokens of 2,000."""
+    """A cut takes as long as 4 tokens of 2,000."""
     costs = Costs(token_seconds=1e-2, prefill_seconds=1e-3, batch_seconds=3e-3, snapshot_seconds=1e-3)
     costs = replace(costs, batch_tokens=NO_ENDS)
     assert len(cuts_of(2000, 0, 0, [], replace(costs, waiting=waiting))) == most
