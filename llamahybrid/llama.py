@@ -64,9 +64,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     sequence for that: memory for one more recurrent state.
     `draft_planes`: rollback planes (states of the last tokens) for undoing drafts on hybrid models. None:
     `draft_model.num_pred_tokens` with offloaded layers, 0 on a CPU, where a snapshot is taken instead.
-    `n_parallel`: slots, each with `n_ctx` tokens of context memory. Flash attention is on with several slots
-    and offloaded layers unless `flash_attn` is given; draft models are not used then, and upstream's
-    attributes (`input_ids`, `n_tokens`, ...) belong to the calling thread's request.
+    `n_parallel`: slots, each with `n_ctx` tokens of context memory. With several, draft models are not used,
+    and upstream's attributes (`input_ids`, `n_tokens`, ...) belong to the calling thread's request.
+    `flash_attn`: as upstream's; not given, flash attention is on where layers lie on a GPU.
     `cache_salt`: see the property.
     `rpc_servers`: "host:port,host:port" of llama.cpp's RPC servers, which count as GPUs before this
     machine's. Raises DeviceError if one does not answer.
@@ -115,12 +115,13 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             **{"stock_logprobs": stock_logprobs, "embedding": embedding},
         }
         self.stock_logprobs = bool(current().stock_logprobs if stock_logprobs is None else stock_logprobs)
-        self._shape = ContextShape.of(cache is not None, paging, draft_planes, n_parallel, kwargs)
+        self.offload = Offload.of(rpc_servers, kwargs.get("n_gpu_layers"), watched=cache is not None)
+        gpu = self.offload.computes(kwargs.get("n_gpu_layers"))
+        self._shape = ContextShape.of(cache is not None, paging, draft_planes, n_parallel, kwargs, gpu)
         self._draft_model: LlamaDraftModel | None = None
         self.on_request: Callable[[RequestReport], None] | None = None
         self.on_progress: Callable[[PromptProgress], None] | None = None
         self._vectors: Vectors | None = None
-        self.offload = Offload.of(rpc_servers, kwargs.get("n_gpu_layers"), watched=cache is not None)
         if cache is None:
             self._open(model_path, kwargs)
             return
