@@ -133,9 +133,9 @@ class ContextShape:
     """Rollback planes."""
     slots: int = 1
     flash: bool = False
-    """Use flash attention: a GPU computes and the caller did not choose. Without it a GPU's V is read row by
-    row (src/llama-kv-cache.cpp, state_write_data): a snapshot's attention then takes 30 to 120 ms. On a CPU it
-    is slower: a step of 3 answers of 3,000 tokens takes 1.85 times as long (100M, f16, one thread)."""
+    """Use flash attention: a GPU computes and the caller did not choose. Without it V is read row by row
+    (src/llama-kv-cache.cpp, state_write_data), which takes 30 to 120 ms there. On a CPU it is slower: a step
+    of 3 answers of 3,000 tokens takes 1.85 times as long (100M, f16, one thread)."""
 
     @classmethod
     def of(
