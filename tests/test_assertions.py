@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 
 from llamahybrid.assertions import assert_reuse, assert_same_answer, assert_sound
 from llamahybrid.engine.bindings import stock
 from llamahybrid.errors import EngineError
-from llamahybrid.harness.hazards import outcome, runner
+from llamahybrid.harness import hazard_verdicts
+from llamahybrid.harness.hazards import runner
 from llamahybrid.harness.hazards.case import Probe
-from llamahybrid.harness.hazards.outcome import Outcome
+from llamahybrid.harness.hazards.effect import Behaviour, Effect
 from llamahybrid.harness.report import Report
 from tests.harness.reports import report, request, target, verdict, workload
 
@@ -95,7 +96,9 @@ def test_target_that_did_not_run_does_not_pass(check: object) -> None:
 
 def test_assert_sound_names_the_hazard_that_hits() -> None:
     assert_sound(stock(), "rollback-one-batch")
-    with pytest.raises(AssertionError, match=r"1 of 2 hazards hit .*\n  rollback-twice: silently wrong"):
+    with pytest.raises(
+        AssertionError, match=r"1 of 2 hazards hit .*\n  hazard:rollback-twice: .*: silently wrong"
+    ):
         assert_sound(stock(), "rollback-one-batch", "rollback-twice")
     with pytest.raises(ValueError, match="nonsense"):
         assert_sound(stock(), "nonsense")
@@ -103,11 +106,45 @@ def test_assert_sound_names_the_hazard_that_hits() -> None:
         assert_sound(stock() / "nowhere")
 
 
-def test_hazard_that_cannot_arise_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(probes: Iterable[Probe], under_test: object) -> list[runner.Result]:
-        nothing = Outcome(outcome.Verdict.NOT_APPLICABLE, "no such function")
-        return [runner.Result(probe, probe.model, nothing) for probe in probes]
+@pytest.fixture
+def observing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`observing(behaviour, *patches)`: `nan-in-attention` shows it on a library with these patches."""
 
-    monkeypatch.setattr(runner, "run", run)
-    with pytest.raises(AssertionError, match=r"cannot tell: .*rollback-twice: no such function"):
-        assert_sound(stock(), "rollback-twice")
+    def prepare(behaviour: Behaviour, *patches: str) -> None:
+        def run(probes: Iterable[Probe], under_test: object, done: Callable[[runner.Result], None]) -> None:
+            for probe in probes:
+                here = behaviour if probe.id == "nan-in-attention" else Behaviour.EXACT
+                done(runner.Result(probe, probe.model, Effect(here, "so it was")))
+
+        library = runner.Library("x", "CPU", {}, frozenset(patches) or None)
+        monkeypatch.setattr(hazard_verdicts, "run", run)
+        monkeypatch.setattr(runner, "library", lambda lib: library)
+
+    return prepare
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "said"),
+    [
+        (Behaviour.NOT_APPLICABLE, "no hazard applies"),
+        (Behaviour.FAILED, "1 probes failed: nan-in-attention"),
+    ],
+)
+def test_hazard_that_cannot_arise_does_not_pass(
+    observing: Callable[..., None], behaviour: Behaviour, said: str
+) -> None:
+    observing(behaviour)
+    with pytest.raises(AssertionError, match=f"cannot tell .*{said}"):
+        assert_sound(stock(), "nan-in-attention")
+
+
+def test_hazard_that_an_engine_has_no_patch_for_is_judged_as_in_reports(
+    observing: Callable[..., None],
+) -> None:
+    observing(Behaviour.WRONG)
+    with pytest.raises(AssertionError, match="1 of 2 hazards hit"):
+        assert_sound(stock(), "nan-in-attention", "abort-at-once")
+    observing(Behaviour.WRONG, "0001")
+    assert_sound(stock(), "nan-in-attention", "abort-at-once")
+    with pytest.raises(AssertionError, match=r"cannot tell .*nan-in-attention: .*so it was"):
+        assert_sound(stock(), "nan-in-attention")
