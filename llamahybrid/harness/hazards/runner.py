@@ -95,13 +95,8 @@ def library(path: Path | None = None) -> Library:
         reason = _last_line(child.stderr) or ending(child.returncode)
         raise EngineError(f"the libllama at {path or 'its default place'} cannot be loaded: {reason}")
     about = json.loads(child.stdout.splitlines()[-1])
-    return Library(about["path"], about["system"], environment, _patches(Path(about["path"]).parent))
-
-
-def _patches(folder: Path) -> frozenset[str] | None:
-    """The numbers of the patches in an engine of ours."""
-    engine = installed.owner(folder)
-    return frozenset(map(series.number, engine.patches)) if engine and engine.patches else None
+    engine = installed.owner(Path(about["path"]).parent)
+    return Library(about["path"], about["system"], environment, engine.numbers or None if engine else None)
 
 
 def supervise(command: Sequence[str], environment: Mapping[str, str], seconds: float) -> Effect:
