@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 
 import pytest
 
@@ -10,9 +10,6 @@ from llamahybrid.assertions import assert_reuse, assert_same_answer, assert_soun
 from llamahybrid.engine.bindings import stock
 from llamahybrid.errors import EngineError
 from llamahybrid.harness import hazard_verdicts
-from llamahybrid.harness.hazards import runner
-from llamahybrid.harness.hazards.case import Probe
-from llamahybrid.harness.hazards.effect import Behaviour, Effect
 from llamahybrid.harness.report import Report
 from tests.harness.reports import report, request, target, verdict, workload
 
@@ -106,45 +103,21 @@ def test_assert_sound_names_the_hazard_that_hits() -> None:
         assert_sound(stock() / "nowhere")
 
 
-@pytest.fixture
-def observing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """`observing(behaviour, *patches)`: `nan-in-attention` shows it on a library with these patches."""
-
-    def prepare(behaviour: Behaviour, *patches: str) -> None:
-        def run(probes: Iterable[Probe], under_test: object, done: Callable[[runner.Result], None]) -> None:
-            for probe in probes:
-                here = behaviour if probe.id == "nan-in-attention" else Behaviour.EXACT
-                done(runner.Result(probe, probe.model, Effect(here, "so it was")))
-
-        library = runner.Library("x", "CPU", {}, frozenset(patches) or None)
-        monkeypatch.setattr(hazard_verdicts, "run", run)
-        monkeypatch.setattr(runner, "library", lambda lib: library)
-
-    return prepare
-
-
 @pytest.mark.parametrize(
-    ("behaviour", "said"),
+    ("outcomes", "error", "said"),
     [
-        (Behaviour.NOT_APPLICABLE, "no hazard applies"),
-        (Behaviour.FAILED, "1 probes failed: nan-in-attention"),
+        (("ok", "cannot tell"), None, None),  # of an engine of ours without the patch for the second
+        (("ok", "bad"), None, "1 of 2 hazards hit"),
+        (("cannot tell",), None, "cannot tell .*: hazard:0: why"),
+        (("cannot tell",), "no hazard applies", "cannot tell .*: no hazard applies"),
+        (("ok", "cannot tell"), "1 probes failed", "cannot tell .*: 1 probes failed"),
     ],
 )
-def test_hazard_that_cannot_arise_does_not_pass(
-    observing: Callable[..., None], behaviour: Behaviour, said: str
+def test_hazards_are_judged_as_in_reports(
+    monkeypatch: pytest.MonkeyPatch, outcomes: tuple[str, ...], error: str | None, said: str | None
 ) -> None:
-    observing(behaviour)
-    with pytest.raises(AssertionError, match=f"cannot tell .*{said}"):
-        assert_sound(stock(), "nan-in-attention")
-
-
-def test_hazard_that_an_engine_has_no_patch_for_is_judged_as_in_reports(
-    observing: Callable[..., None],
-) -> None:
-    observing(Behaviour.WRONG)
-    with pytest.raises(AssertionError, match="1 of 2 hazards hit"):
-        assert_sound(stock(), "nan-in-attention", "abort-at-once")
-    observing(Behaviour.WRONG, "0001")
-    assert_sound(stock(), "nan-in-attention", "abort-at-once")
-    with pytest.raises(AssertionError, match=r"cannot tell .*nan-in-attention: .*so it was"):
-        assert_sound(stock(), "nan-in-attention")
+    found = tuple(verdict(f"hazard:{i}", outcome, "why\nmore") for i, outcome in enumerate(outcomes))
+    made = report(target("libllama", hazards=found, error=error))
+    monkeypatch.setattr(hazard_verdicts, "report", lambda probes, library: made)
+    with pytest.raises(AssertionError, match=said) if said else nullcontext():
+        assert_sound(stock())
