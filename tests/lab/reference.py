@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llamahybrid.capi.gguf import Gguf
+from llamahybrid.harness.targets.reference import difference as difference
 from llamahybrid.llama import Llama
 from tests.lab.history import Vocabulary
 
@@ -188,10 +189,3 @@ def output_row(ctx: Any, index: int, size: int) -> Logits:
     return np.array(
         np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(ctx, index), (size,)), dtype=np.float32
     )
-
-
-def difference(ours: Logits, reference: Logits) -> float:
-    """Largest absolute difference over the range (max - min) of the reference; infinite where not finite."""
-    if not (np.isfinite(ours).all() and np.isfinite(reference).all()):
-        return float("inf")
-    return float(np.abs(ours - reference).max() / (reference.max() - reference.min()))
