@@ -6,12 +6,16 @@ import gc
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
+from contextlib import closing
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from llamahybrid import PromptCache
 from llamahybrid.core.runner import Runner
 from llamahybrid.core.slots import Slots
 from llamahybrid.errors import LlamaHybridError
@@ -46,6 +50,21 @@ def test_a_loop_that_gets_no_thread_says_so(
         with pytest.raises(RuntimeError, match="can't start"):
             in_thread(take, llm, WORDS[:40])
     assert take(llm, WORDS[:40]) == right(WORDS[:40])
+
+
+def test_a_clock_that_goes_back_ends_no_request(
+    opened: Opened, stock: Opened, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A program's tests may freeze the time, at any date, while a model is open."""
+    right, now = stock(), [2e9]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    for _ in range(2):  # the second one reads what the first has stored
+        with closing(opened(prompt_cache=PromptCache(disk_dir=tmp_path))) as llm:
+            assert take(llm, WORDS[:40]) == right(WORDS[:40])
+            assert take(llm, WORDS[:60]) == right(WORDS[:60])
+            now[0] -= 1e8
+            assert take(llm, WORDS[20:60]) == right(WORDS[20:60])
+            assert take(llm, WORDS[:50]) == right(WORDS[:50])
 
 
 def test_cancel_reaches_a_request_whose_message_is_not_read_yet(opened: Opened) -> None:
