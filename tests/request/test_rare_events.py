@@ -52,19 +52,20 @@ def test_a_loop_that_gets_no_thread_says_so(
     assert take(llm, WORDS[:40]) == right(WORDS[:40])
 
 
-def test_a_clock_that_goes_back_ends_no_request(
+def test_a_clock_that_goes_back_ends_neither_requests_nor_writes(
     opened: Opened, stock: Opened, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A program's tests may freeze the time, at any date, while a model is open."""
     right, now = stock(), [2e9]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    for _ in range(2):  # the second one reads what the first has stored
+    for known in (False, True):  # the second one reads both from disk
         with closing(opened(prompt_cache=PromptCache(disk_dir=tmp_path))) as llm:
-            assert take(llm, WORDS[:40]) == right(WORDS[:40])
             assert take(llm, WORDS[:60]) == right(WORDS[:60])
+            take(llm, WORDS[300:] if known else WORDS[200:300])  # now known: the time of a token
             now[0] -= 1e8
+            assert take(llm, WORDS[100:180]) == right(WORDS[100:180])
+            assert bool(llm.last_request.cached) is known
             assert take(llm, WORDS[20:60]) == right(WORDS[20:60])
-            assert take(llm, WORDS[:50]) == right(WORDS[:50])
 
 
 def test_cancel_reaches_a_request_whose_message_is_not_read_yet(opened: Opened) -> None:
