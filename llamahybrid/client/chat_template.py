@@ -115,7 +115,7 @@ def chat_with(llm: Any, given: Mapping[str, Any], **options: Any) -> Any:
 
 def handler_of(llm: Any) -> Callable[..., Any]:
     """Return the handler of a model's chats, as upstream chooses it."""
-    handler = llm.chat_handler or llm._chat_handlers.get(llm.chat_format)
+    handler: Callable[..., Any] | None = llm.chat_handler or llm._chat_handlers.get(llm.chat_format)
     return handler or llama_chat_format.get_chat_completion_handler(llm.chat_format)
 
 

@@ -146,7 +146,7 @@ def _chooses_tool(options: Mapping[str, Any]) -> bool:
 
 def _is_upstreams(handler: Callable[..., Any]) -> bool:
     """A registered handler of a program's own gets the `Llama` itself, which it may call."""
-    return getattr(handler, "__module__", None) == llama_chat_format.__name__
+    return bool(getattr(handler, "__module__", None) == llama_chat_format.__name__)
 
 
 class ChosenCall(StandIn):
