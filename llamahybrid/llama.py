@@ -308,8 +308,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         `continue_final_message`: the last message is the assistant's, and the answer goes on from it.
         `usage.completion_tokens_details.reasoning_tokens` counts thoughts, where the template has any.
         Raises ValueError for variables that the template does not read, for a budget where it shows no
-        thinking, and for a continuation where the chat format is no template. A `chat_handler` has the model to
-        itself, in the decode loop's thread: its answers come one by one, and it must not wait for another
+        thinking, and for a continuation where the chat format is no template. A `chat_handler` has the model
+        to itself, in the decode loop's thread: its answers come one by one, and it must not wait for another
         thread that uses the model. Handlers that are registered for a `chat_format` run in the caller's.
         """
         ours = (chat_template_kwargs or {}, thinking_budget, thinking_budget_message, continue_final_message)
