@@ -129,9 +129,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         try:
             self._open(model_path, {**kwargs, "embedding": False})
             # With a draft model upstream keeps the logits of every token, which only logprobs need.
-            self.requests.seen.always_rows = self._logits_all = bool(kwargs.get("logits_all", False))
+            kept, rows = self._logits_all, bool(kwargs.get("logits_all", False))
+            self.requests.seen.always_rows = self._logits_all = rows
             loop = assemble(self, n_parallel, cache, files, paging)
-            if loop is not None:
+            if loop is None:
+                self._logits_all = kept  # upstream's own drafts need them
+            else:
                 self.slots, self.requests.loop, self.requests.several = loop.slots, loop, n_parallel > 1
             if embedding:
                 lora, flash = (self._lora_adapter, self.lora_scale), bool(kwargs.get("flash_attn"))

@@ -272,6 +272,12 @@ def test_attention_that_is_not_causal_reuses_no_prefix(open_model, options):
     assert take(stock, PROMPT) != take(open_model(cls=llama_cpp.Llama), PROMPT)
 
 
+def test_drafts_where_attention_is_not_causal_are_upstreams(open_model):
+    options = {"attention_type": 1, "draft_model": LlamaPromptLookupDecoding()}
+    llm, stock = open_model("llama", **options), open_model("llama", llama_cpp.Llama, **options)
+    assert take(llm, PROMPT[:20] * 3, 20) == take(stock, PROMPT[:20] * 3, 20)
+
+
 def test_a_model_without_memory_is_upstreams(tiny_model):
     llm = Llama(str(tiny_model("bert", vocab="bert-bge")), **{**SETTINGS, "n_ctx": 64})
     assert llm.prompt_cache is None
