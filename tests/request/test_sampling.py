@@ -1,5 +1,6 @@
 """Sampling: tokens are upstream's, and nothing that a grammar or a missing row does ends the process."""
 
+import threading
 from contextlib import closing
 from itertools import islice
 
@@ -10,6 +11,8 @@ from llama_cpp import LlamaGrammar, LogitsProcessorList
 from llama_cpp.llama_speculative import LlamaDraftModel
 
 from llamahybrid.capi.gbnf import require_grammar
+from llamahybrid.capi.samplers import TokenBias
+from llamahybrid.client.sampling import RowSampler
 from llamahybrid.errors import LlamaHybridError
 from tests.lab.draft_fuzz import EveryDraft
 
@@ -134,6 +137,62 @@ def test_processor_is_shown_preceding_tokens_and_no_guesses(open_model):
     llm.slots.all[0].drafts.policy = EveryDraft(llm.runner.meter)
     assert answer(llm) == (said, wanted)
     assert llm.last_request.accepted
+
+
+NEVER = -1e30
+BIASED = {
+    "logit_bias": ({"logit_bias": {70: 4.0, "-3": 2.5}}, {70: 4.0, -3: 2.5}, None),
+    "for the first tokens": (
+        {"logits_processor": LogitsProcessorList([TokenBias(range(32, 127), NEVER, 3)])},
+        dict.fromkeys(range(32, 127), NEVER),
+        3,
+    ),
+    "all along": (
+        {"logits_processor": [TokenBias(range(60, 90), 9.0)]},
+        dict.fromkeys(range(60, 90), 9.0),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "how", [{"temperature": 0.0}, {"temperature": 1.5, "top_k": 50, "repeat_penalty": 1.5}]
+)
+@pytest.mark.parametrize("bias", BIASED)
+def test_the_library_adds_biases_and_the_answer_runs_ahead(open_model, monkeypatch, bias, how):
+    """The tokens are those of a processor that adds the same numbers, and no code of Python runs for them."""
+    asked, added, first = BIASED[bias]
+
+    def add(ids, scores):
+        scores = np.array(scores)
+        if first is None or len(ids) < len(PROMPT) + first:
+            scores[list(added)] += np.array(list(added.values()), np.float32)
+        return scores
+
+    llm, threads = open_model("llama"), set()
+    inner = RowSampler.sample_at
+
+    def watched(*args):
+        threads.add(threading.current_thread())
+        return inner(*args)
+
+    def said(**more):
+        threads.clear()
+        return llm.create_completion(PROMPT, max_tokens=20, seed=3, **how, **more)["choices"][0]["text"]
+
+    monkeypatch.setattr(RowSampler, "sample_at", watched)
+    right = said(logits_processor=LogitsProcessorList([add]))
+    assert threads == {threading.current_thread()}
+    assert said(**asked) == right != said()
+    assert threading.current_thread() not in threads
+    both = {**asked, "logits_processor": [*asked.get("logits_processor", ()), lambda ids, scores: scores]}
+    assert said(**both) == right
+
+
+def test_a_bias_of_no_token_is_an_error(open_model):
+    llm = open_model("llama")
+    with pytest.raises(IndexError):
+        llm.create_completion(PROMPT, max_tokens=2, logit_bias={llm.n_vocab(): 1.0})
 
 
 @pytest.mark.parametrize("stream", [False, True])
