@@ -7,7 +7,6 @@ prompt is decoded once, for the first answer.
 
 from __future__ import annotations
 
-import operator
 import random
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -28,17 +27,6 @@ RANDOM_SEED = 0xFFFFFFFF
 
 Part = tuple[int, Any]
 """The index of an answer, and its completion or one of its chunks."""
-
-
-def answer_count(n: Any) -> int:
-    """Return the number of answers; None is 1. Raises ValueError unless `n` is an integer of at least 1."""
-    try:
-        count = 1 if n is None else operator.index(n)
-    except TypeError:
-        count = 0
-    if count < 1 or isinstance(n, bool):
-        raise ValueError(f"n counts answers: an integer of at least 1, not {n!r}")
-    return count
 
 
 def seeds(first: int, count: int) -> list[int]:

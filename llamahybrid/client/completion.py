@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from os import getpid
@@ -41,13 +42,28 @@ _CRITERION = "Jinja2ChatFormatter.__call__.<locals>.stop_on_last_token"
 def arguments(method: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
     """Return a function that binds arguments to the parameters of an upstream method, without `self`."""
     signature = inspect.signature(method)
+    _, *parameters = signature.parameters.values()  # none of them is keyword-only, or takes several
+    names = [each.name for each in parameters]
+    known, required = {*names}, {each.name for each in parameters if each.default is each.empty}
 
     def named(*args: Any, **kwargs: Any) -> dict[str, Any]:
-        given = dict(signature.bind(None, *args, **kwargs).arguments)
-        del given["self"]
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        if len(given) < len(args) + len(kwargs) or not required <= given.keys() <= known:
+            signature.bind(None, *args, **kwargs)  # raises TypeError
         return given
 
     return named
+
+
+def answer_count(n: Any) -> int:
+    """Return the number of answers; None is 1. Raises ValueError unless `n` is an integer of at least 1."""
+    try:
+        count = 1 if n is None else operator.index(n)
+    except TypeError:
+        count = 0
+    if count < 1 or isinstance(n, bool):
+        raise ValueError(f"n counts answers: an integer of at least 1, not {n!r}")
+    return count
 
 
 def keeps_rows(llm: Any, options: Mapping[str, Any]) -> bool:

@@ -234,20 +234,22 @@ class DecodeLoop:
                 each.reply.fail(RequestSuperseded("the process was forked while this request ran: ask again"))
 
     def _serve(self) -> None:
+        wait: float | None = 0
         try:
-            while self._take():
+            while self._take(wait):
                 if self.admission.waiting:
                     self._admit()
-                wanted = self.slots.wanted()
-                if wanted and not self._scheduler.grace_seconds(self.slots, len(wanted)):
+                if not (wanted := self.slots.wanted()):
+                    self.slots.store_owed(lambda: not self.admission.waiting)
+                    wait = self.admission.seconds()
+                elif not (wait := self._scheduler.grace_seconds(self.slots, len(wanted))):
                     self._tasks.decode(self._scheduler.choose(wanted))
         except BaseException:
             logger.exception("the decode loop ended")
             self._finish_all()
 
-    def _take(self) -> bool:
-        """Take all messages, waiting for one where there is nothing to decode; False at the end."""
-        wait = self._wait_seconds()
+    def _take(self, wait: float | None) -> bool:
+        """Take all messages; False at the end. `wait`: longest wait for the first; None: without limit."""
         while True:
             try:
                 if wait is not None and wait <= 0:
@@ -266,13 +268,6 @@ class DecodeLoop:
             self._doing = None
             if decode or self._ended:
                 return not self._ended
-
-    def _wait_seconds(self) -> float | None:
-        """Longest wait for the next message; None: without limit."""
-        if wanted := self.slots.wanted():
-            return self._scheduler.grace_seconds(self.slots, len(wanted))
-        self.slots.store_owed(lambda: not self.admission.waiting)
-        return self.admission.seconds()
 
     # -- messages ----------------------------------------------------------------------------------
 
