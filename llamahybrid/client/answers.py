@@ -18,8 +18,7 @@ from llamahybrid.client.completion import WAIT, keeps_rows, overrides
 from llamahybrid.client.extras import Extras, asking, current_extras
 from llamahybrid.client.handle import RequestHandle, advanced_for, belonging_to
 from llamahybrid.client.salt import SHARED
-from llamahybrid.core.reply import Bell
-from llamahybrid.core.request import Request
+from llamahybrid.core.request import Bell, Request
 from llamahybrid.errors import LlamaHybridError
 
 RANDOM_SEED = 0xFFFFFFFF

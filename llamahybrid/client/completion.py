@@ -18,9 +18,8 @@ from llamahybrid.client.requests import Requests
 from llamahybrid.client.sampling import RowSampler
 from llamahybrid.core.answering import answer_steps
 from llamahybrid.core.loop import DecodeLoop
-from llamahybrid.core.reply import Feed, Reply
 from llamahybrid.core.report import RequestReport
-from llamahybrid.core.request import Request
+from llamahybrid.core.request import Feed, Reply, Request
 from llamahybrid.core.slot import Slot
 from llamahybrid.errors import LlamaHybridError, ModelClosed, RequestCancelled, RequestSuperseded
 

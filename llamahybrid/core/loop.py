@@ -17,11 +17,9 @@ from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
-from llamahybrid.core.admission import Admission
 from llamahybrid.core.loop_thread import LoopThread
-from llamahybrid.core.reply import Reply
-from llamahybrid.core.request import Reader, Request, Task
-from llamahybrid.core.scheduler import Scheduler
+from llamahybrid.core.request import Reader, Reply, Request, Task
+from llamahybrid.core.scheduler import Admission, Scheduler
 from llamahybrid.core.slot import Slot
 from llamahybrid.core.slots import Slots
 from llamahybrid.core.tasks import Tasks
