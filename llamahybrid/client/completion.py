@@ -82,6 +82,7 @@ class Pauses(dict[int, bool]):
         """Tokens that end the answer and are not part of it, of those that were asked for."""
         self._calls, self._model = llm._calls, llm._model
         self._stops = [stop for stop in stops if stop]
+        self._rests = tuple(stop[at:] for stop in self._stops for at in range(len(stop)))
 
     @held
     def __missing__(self, token: int) -> bool:
@@ -89,14 +90,9 @@ class Pauses(dict[int, bool]):
             self.ends.add(token)
         elif self._stops:
             piece: bytes = self._model.detokenize([token], special=True)
-            pauses = any(_may_complete(stop, piece) for stop in self._stops)
+            pauses = piece.startswith(self._rests) or any(stop in piece for stop in self._stops)
         self[token] = pauses
         return pauses
-
-
-def _may_complete(stop: bytes, piece: bytes) -> bool:
-    """A stop string may end inside this piece of text."""
-    return stop in piece or any(piece.startswith(stop[at:]) for at in range(len(stop)))
 
 
 def generate(
