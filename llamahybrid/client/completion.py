@@ -82,7 +82,6 @@ class Pauses(dict[int, bool]):
         """Tokens that end the answer and are not part of it, of those that were asked for."""
         self._calls, self._model = llm._calls, llm._model
         self._stops = [stop for stop in stops if stop]
-        self._rests = tuple(stop[at:] for stop in self._stops for at in range(len(stop)))
 
     @held
     def __missing__(self, token: int) -> bool:
@@ -90,7 +89,8 @@ class Pauses(dict[int, bool]):
             self.ends.add(token)
         elif self._stops:
             piece: bytes = self._model.detokenize([token], special=True)
-            pauses = piece.startswith(self._rests) or any(stop in piece for stop in self._stops)
+            heads = tuple(piece[:n] for n in range(1, len(piece) + 1))
+            pauses = any(stop.endswith(heads) or stop in piece for stop in self._stops)
         self[token] = pauses
         return pauses
 
