@@ -28,13 +28,15 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+import llama_cpp
+
 from llamahybrid.core.assembly import Wish
 from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache import PromptCache
 
 logger = logging.getLogger("llamahybrid")
 
-STOCK: Any = Llama.__base__
+STOCK: Any = llama_cpp.Llama
 """The class of llama_cpp that ours derives from."""
 
 _lock = threading.RLock()
@@ -190,7 +192,7 @@ def _by_name(name: str, original: Any) -> Any:
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(self, Llama) and self.requests.loop is not None:
-            return vars(Llama)[name](self, *args, **kwargs)
+            return getattr(Llama, name)(self, *args, **kwargs)
         return original(self, *args, **kwargs)
 
     return method
@@ -240,5 +242,6 @@ def _ours(kind: type) -> type:
 @functools.cache
 def _own_names() -> frozenset[str]:
     """Return the names that our class and its instances have and upstream's class has not."""
-    ours = {name for each in (Installed, Llama) for name in vars(each)} | _ATTRIBUTES
+    above = Installed.__mro__[: Installed.__mro__.index(STOCK)]
+    ours = {name for each in above for name in vars(each)} | _ATTRIBUTES
     return frozenset(name for name in ours if not hasattr(STOCK, name))

@@ -18,31 +18,27 @@ from llama_cpp.llama_speculative import LlamaDraftModel
 
 from llamahybrid.capi.samplers import Samplers
 from llamahybrid.client.answer import TokenBytes, completion
-from llamahybrid.client.answers import answer_count, answers
-from llamahybrid.client.attributes import upstream_attribute, upstream_seed
+from llamahybrid.client.answers import answers
 from llamahybrid.client.chat_template import let_templates_fill_lists
 from llamahybrid.client.chat_way import chat_answer
-from llamahybrid.client.completion import arguments, decode_ahead, generate
+from llamahybrid.client.completion import answer_count, arguments, decode_ahead, generate
 from llamahybrid.client.embedding import embedded, embedded_beside
 from llamahybrid.client.extras import NO_EXTRAS, current_extras
 from llamahybrid.client.handle import RequestHandle, made_with, takes_salt
 from llamahybrid.client.native_calls import GuardedModel, NativeCalls, held
 from llamahybrid.client.requests import Requests
 from llamahybrid.client.salt import digest, model_salt, text_of
-from llamahybrid.client.sampling import sampled, sampler_for
-from llamahybrid.client.saved_state import load, save
+from llamahybrid.client.stateful import StatefulLlama
 from llamahybrid.configuration import cache_for, current, wait_timeout
 from llamahybrid.core.assembly import ContextShape, Wish, assemble, filled_in, require_adapter, slots_for
 from llamahybrid.core.report import PromptProgress, RequestReport
 from llamahybrid.core.runner import Runner
-from llamahybrid.core.slot import Slot
 from llamahybrid.core.slots import Slots
 from llamahybrid.devices.offload import Offload
 from llamahybrid.errors import LlamaHybridError
 from llamahybrid.memory.model_files import ModelFiles
 from llamahybrid.memory.vectors import Vectors, embeds_only
 from llamahybrid.prompt_cache import PromptCache
-from llamahybrid.prompt_cache.base import Logits
 from llamahybrid.signatures import as_of
 from llamahybrid.speculation.drafts import asked_model
 
@@ -52,7 +48,7 @@ _CREATE = arguments(llama_cpp.Llama.create_completion)
 _CHAT = arguments(llama_cpp.Llama.create_chat_completion)
 
 
-class Llama(llama_cpp.Llama):  # type: ignore[misc]
+class Llama(StatefulLlama):
     """`llama_cpp.Llama` with prefix reuse for every kind of context memory.
 
     Takes upstream's arguments, and:
@@ -156,13 +152,6 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     pooling_type = held(llama_cpp.Llama.pooling_type)
 
-    input_ids = upstream_attribute("input_ids")
-    n_tokens = upstream_attribute("n_tokens")
-    scores = upstream_attribute("scores")
-    _sampler = upstream_attribute("sampler")
-    _requires_eval = upstream_attribute("requires_eval")
-    _logits_all = upstream_attribute("logits_all")
-    _seed = upstream_seed()
     model_params = filled_in("_model_params", by="offload")
     context_params = filled_in("_context_params", by="_shape")
     cache_salt = model_salt()
@@ -337,42 +326,6 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         alone = self.embeds and llama_cpp.Llama.pooling_type(self) == llama_cpp.LLAMA_POOLING_TYPE_NONE
         return embedded(super().embed, alone, *args, **kwargs)
 
-    def eval(self, tokens: Sequence[int]) -> None:
-        """Decode tokens behind the `n_tokens` present, in batches of at most `n_batch`.
-
-        Raises ContextOverflow, with nothing decoded, if they do not fit, DecodeError if the library fails;
-        the state is sound either way.
-        """
-        if self.requests.loop is None:
-            self._calls.run(super().eval, tokens)
-        else:
-            self.requests.alone(lambda slot: slot.eval(tokens))
-
-    @as_of(llama_cpp.Llama.sample)
-    def sample(self, *args: Any, **kwargs: Any) -> int:
-        """Sample as `llama_cpp.Llama.sample`. Raises LlamaHybridError without logits to sample from."""
-        if self.requests.several and not self.n_tokens:
-            raise AssertionError("there are no tokens to sample behind: eval some first")  # as upstream
-        return sampled(self, super().sample, *args, **kwargs)
-
-    def _init_sampler(self, *args: Any, **kwargs: Any) -> Any:
-        return sampler_for(self, super()._init_sampler, *args, **kwargs)
-
-    def last_row(self, index: int = -1) -> Logits:
-        """Logits of an evaluated token, shape (n_vocab,). Raises LlamaHybridError without one."""
-        row = self.requests.seen.row(index)
-        if row is None and index == -1:
-            self.requests.alone(Slot.bring_row)
-            row = self.requests.seen.row(index)
-        if row is None:
-            raise LlamaHybridError("there are no logits to sample from: eval a token first")
-        return row
-
-    @property
-    def _scores(self) -> Any:
-        # A criterion is shown the last row even where a request was cancelled before its first batch.
-        return self.scores[: max(1, self.n_tokens), :]
-
     # -- the end ---------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -415,34 +368,6 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             if loop is None or not loop.abandon(self._stack.close):
                 super().close()
 
-    # -- state -----------------------------------------------------------------------------------
-
-    def reset(self) -> None:
-        """Clear the current sequence; the prompt cache stays."""
-        if self._calls.closed:
-            self.n_tokens = 0
-        elif self.requests.loop is None:
-            self._calls.run(super().reset)
-        else:
-            self.requests.alone(Slot.reset)
-
-    def save_state(self) -> llama_cpp.LlamaState:
-        """Return the whole context as upstream's `LlamaState`, with a checksum."""
-        if self.requests.loop is None:
-            return self._calls.run(super().save_state)
-        return self.requests.whole(partial(save, self, super().save_state))
-
-    def load_state(self, state: llama_cpp.LlamaState) -> None:
-        """Make a saved state the current one; with one slot also a state saved by upstream.
-
-        Raises SnapshotError, with nothing changed, for a damaged state or one of another model or `n_ctx`,
-        RuntimeError if the library refuses it.
-        """
-        if self.requests.loop is None:
-            self._calls.run(super().load_state, state)
-        else:
-            self.requests.whole(partial(load, self, state, super().load_state))
-
     def __getstate__(self) -> dict[str, Any]:
         state = {**super().__getstate__(), **self._made_with, "cache_salt": self._cache_salt}
         if self._shape.flash:
@@ -453,4 +378,4 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     """Methods as they are here: a subclass may have its own."""
 
 
-Llama.own_methods = {name: vars(Llama)[name] for name in ("eval", "generate", "sample")}
+Llama.own_methods = {name: getattr(Llama, name) for name in ("eval", "generate", "sample")}

@@ -1,7 +1,7 @@
 """Samplers of llama.cpp that `llama_cpp.Llama` has no arguments for: DRY, XTC, top-n-sigma and others.
 
 `Samplers` says which of them a request wants; `insert` puts them into the chain that upstream made, at the
-places of llama.cpp's default order (common/common.h, common_params_sampling).
+places of llama.cpp's default order (common/common.h, common_params_sampling). `TokenBias` is for biases.
 """
 
 from __future__ import annotations
@@ -11,14 +11,62 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from llama_cpp import llama_cpp
 from llama_cpp._internals import LlamaSampler
 
 _ORDER = (
-    *("penalties", "dry", "grammar", "top-n-sigma", "top-k", "typical", "top-p", "min-p", "xtc"),
+    *(
+        "logit-bias",
+        "penalties",
+        "dry",
+        "grammar",
+        "top-n-sigma",
+        "top-k",
+        "typical",
+        "top-p",
+        "min-p",
+        "xtc",
+    ),
     *("temp", "temp-ext", "mirostat", "mirostat-v2", "greedy", "dist"),
 )
 """Names of samplers (src/llama-sampler.cpp), in the order of a chain."""
+
+_BIAS = np.dtype([("token", np.int32), ("bias", np.float32)])
+"""llama_logit_bias (include/llama.h)."""
+
+
+class TokenBias:
+    """Numbers that the library adds to logits, behind all processors of the list that it is in."""
+
+    def __init__(self, tokens: Sequence[int] | npt.NDArray[Any], bias: Any, first: int | None = None) -> None:
+        """`bias`: one number, or one for each token; `first`: tokens of an answer that have it; None: all."""
+        self.first = first
+        self._entries = np.zeros(len(tokens), _BIAS)
+        self._entries["token"], self._entries["bias"] = tokens, bias
+
+    def sampler(self, n_vocab: int) -> Any:
+        """Return a sampler of the library that adds the numbers."""
+        entries = ctypes.cast(self._entries.ctypes.data, llama_cpp.llama_logit_bias_p)
+        return llama_cpp.llama_sampler_init_logit_bias(n_vocab, len(self._entries), entries)
+
+
+def taken_out(chain: Any, first: int) -> list[Any]:
+    """Remove the samplers of a chain from an index on, and return them."""
+    return [
+        llama_cpp.llama_sampler_chain_remove(chain, first)
+        for _ in range(first, llama_cpp.llama_sampler_chain_n(chain))
+    ]
+
+
+def drop(chain: Any, part: Any) -> None:
+    """Remove a sampler from a chain, and free it."""
+    for index in range(llama_cpp.llama_sampler_chain_n(chain)):
+        found = llama_cpp.llama_sampler_chain_get(chain, index)
+        if ctypes.addressof(found.contents) == ctypes.addressof(part.contents):
+            llama_cpp.llama_sampler_free(llama_cpp.llama_sampler_chain_remove(chain, index))
+            return
 
 
 @dataclass(frozen=True)
@@ -66,11 +114,8 @@ class Samplers:
 
 def insert(llm: Any, sampler: LlamaSampler, more: Samplers, asked: Mapping[str, Any]) -> None:
     """Put further samplers into the chain that `Llama._init_sampler(**asked)` made."""
-    chain, first = sampler.sampler, len(sampler.custom_samplers)
-    parts = list[tuple[str, Any]]()
-    while llama_cpp.llama_sampler_chain_n(chain) > first:
-        part = llama_cpp.llama_sampler_chain_remove(chain, first)
-        parts.append((_name(part), part))
+    chain = sampler.sampler
+    parts = [(_name(part), part) for part in taken_out(chain, len(sampler.custom_samplers))]
     for name, part in _made(llm, more, asked):
         if name in ("penalties of the answer", "temp-ext"):
             taken = "penalties" if name == "penalties of the answer" else "temp"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import time
 from codecs import utf_8_decode
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -18,8 +18,10 @@ from typing import Any
 from uuid import uuid4
 
 import llama_cpp
+import numpy as np
 from llama_cpp.llama_tokenizer import LlamaTokenizer
 
+from llamahybrid.capi.samplers import TokenBias
 from llamahybrid.client.completion import WAIT, Pauses, keeps_rows
 from llamahybrid.client.extras import Extras, StandIn
 from llamahybrid.client.logprobs import (
@@ -181,8 +183,11 @@ def answer(
 def _with_defaults(llm: Any, extras: Extras, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options with upstream's defaults, as its code takes them."""
     options = {**_DEFAULTS, **options}
-    if options["logit_bias"] is not None and isinstance(options["logits_processor"], list):
-        options["logits_processor"] = _Processors(options["logits_processor"])
+    if (given := options["logit_bias"]) is not None:  # upstream makes a processor of it
+        told = {int(token): float(bias) for token, bias in given.items()}
+        bias = TokenBias(np.arange(llm._n_vocab)[np.array(list(told), np.int64)], list(told.values()))
+        options["logits_processor"] = [*(options["logits_processor"] or ()), bias]
+        options["logit_bias"] = None
     if extras.truncate is not None:
         options["prompt"] = _tokens(llm, options["prompt"])[-extras.truncate :]
     return options
@@ -200,14 +205,6 @@ def _tokens(llm: Any, prompt: str | Sequence[int]) -> list[int]:
 def _usage(prompt: Sequence[int], said: Sequence[int]) -> dict[str, int]:
     n, count = len(prompt), len(said)
     return {"prompt_tokens": n, "completion_tokens": count, "total_tokens": n + count}
-
-
-class _Processors(llama_cpp.LogitsProcessorList):  # type: ignore[misc]
-    """Fixes upstream, which extends the caller's list by biases and uses `list.extend`'s result, None."""
-
-    def extend(self, more: Iterable[Any]) -> _Processors:
-        """A list with these, too."""
-        return _Processors([*self, *more])
 
 
 class Bounds:

@@ -7,20 +7,19 @@ prompt is decoded once, for the first answer.
 
 from __future__ import annotations
 
-import operator
 import random
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from llamahybrid.client.completion import WAIT, keeps_rows, overrides
 from llamahybrid.client.extras import Extras, asking, current_extras
-from llamahybrid.client.handle import RequestHandle, advanced_for, belonging_to
+from llamahybrid.client.handle import RequestHandle, advanced_for
 from llamahybrid.client.salt import SHARED
-from llamahybrid.core.reply import Bell
-from llamahybrid.core.request import Request
+from llamahybrid.core.request import Bell, Request
 from llamahybrid.errors import LlamaHybridError
 
 RANDOM_SEED = 0xFFFFFFFF
@@ -28,17 +27,6 @@ RANDOM_SEED = 0xFFFFFFFF
 
 Part = tuple[int, Any]
 """The index of an answer, and its completion or one of its chunks."""
-
-
-def answer_count(n: Any) -> int:
-    """Return the number of answers; None is 1. Raises ValueError unless `n` is an integer of at least 1."""
-    try:
-        count = 1 if n is None else operator.index(n)
-    except TypeError:
-        count = 0
-    if count < 1 or isinstance(n, bool):
-        raise ValueError(f"n counts answers: an integer of at least 1, not {n!r}")
-    return count
 
 
 def seeds(first: int, count: int) -> list[int]:
@@ -134,13 +122,13 @@ def _parts(
     each: list[int] = []
 
     def make(index: int) -> Any:
-        with belonging_to(handle), asking(replace(extras, index=index, group=group)):
-            return create(**options | {"seed": each[index]})
+        with asking(replace(extras, index=index, group=group)):
+            return handle.run(partial(create, **options | {"seed": each[index]}))
 
     try:
         if seed is None:  # as upstream draws it
-            with belonging_to(handle):  # a stream may be advanced in another context
-                seed = random.Random(llm._seed).randint(0, 2**32)
+            drawn = handle.run(lambda: llm._seed)  # a stream may be advanced in another context
+            seed = random.Random(drawn).randint(0, 2**32)
         each = seeds(seed, count)
         if requests.inside is None and _go_on_from_each_other(llm, options):
             group = Group(handle, each, len(llm.slots))

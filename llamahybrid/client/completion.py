@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from os import getpid
@@ -17,9 +18,8 @@ from llamahybrid.client.requests import Requests
 from llamahybrid.client.sampling import RowSampler
 from llamahybrid.core.answering import answer_steps
 from llamahybrid.core.loop import DecodeLoop
-from llamahybrid.core.reply import Feed, Reply
 from llamahybrid.core.report import RequestReport
-from llamahybrid.core.request import Request
+from llamahybrid.core.request import Feed, Reply, Request
 from llamahybrid.core.slot import Slot
 from llamahybrid.errors import LlamaHybridError, ModelClosed, RequestCancelled, RequestSuperseded
 
@@ -41,13 +41,28 @@ _CRITERION = "Jinja2ChatFormatter.__call__.<locals>.stop_on_last_token"
 def arguments(method: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
     """Return a function that binds arguments to the parameters of an upstream method, without `self`."""
     signature = inspect.signature(method)
+    _, *parameters = signature.parameters.values()  # none of them is keyword-only, or takes several
+    names = [each.name for each in parameters]
+    known, required = {*names}, {each.name for each in parameters if each.default is each.empty}
 
     def named(*args: Any, **kwargs: Any) -> dict[str, Any]:
-        given = dict(signature.bind(None, *args, **kwargs).arguments)
-        del given["self"]
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        if len(given) < len(args) + len(kwargs) or not required <= given.keys() <= known:
+            signature.bind(None, *args, **kwargs)  # raises TypeError
         return given
 
     return named
+
+
+def answer_count(n: Any) -> int:
+    """Return the number of answers; None is 1. Raises ValueError unless `n` is an integer of at least 1."""
+    try:
+        count = 1 if n is None else operator.index(n)
+    except TypeError:
+        count = 0
+    if count < 1 or isinstance(n, bool):
+        raise ValueError(f"n counts answers: an integer of at least 1, not {n!r}")
+    return count
 
 
 def keeps_rows(llm: Any, options: Mapping[str, Any]) -> bool:
@@ -74,14 +89,10 @@ class Pauses(dict[int, bool]):
             self.ends.add(token)
         elif self._stops:
             piece: bytes = self._model.detokenize([token], special=True)
-            pauses = any(_may_complete(stop, piece) for stop in self._stops)
+            heads = tuple(piece[:n] for n in range(1, len(piece) + 1))
+            pauses = any(stop.endswith(heads) or stop in piece for stop in self._stops)
         self[token] = pauses
         return pauses
-
-
-def _may_complete(stop: bytes, piece: bytes) -> bool:
-    """A stop string may end inside this piece of text."""
-    return stop in piece or any(piece.startswith(stop[at:]) for at in range(len(stop)))
 
 
 def generate(

@@ -9,11 +9,13 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar
 
 from llamahybrid.client.salt import SHARED
 from llamahybrid.core.report import PromptProgress, RequestReport, sentence
 from llamahybrid.core.request import Request
+
+Result = TypeVar("Result")
 
 
 class RequestHandle:
@@ -74,6 +76,15 @@ class RequestHandle:
         if self._part_of is not None:
             self._part_of.add(request)
 
+    def run(self, work: Callable[..., Result], *args: Any) -> Result:
+        """Run `work(*args)`, whose requests belong to this handle, open elsewhere."""
+        around = _handle.get()
+        try:
+            _handle.set(self)
+            return work(*args)
+        finally:
+            _handle.set(around)
+
     def entered(self) -> RequestHandle:
         """Return the handle, as if its block began here."""
         self.outer, self.open = _handle.get(), True
@@ -103,23 +114,11 @@ def made_with(handle: RequestHandle) -> Generator[RequestHandle, None, None]:
             _handle.set(handle.outer)
 
 
-@contextmanager
-def belonging_to(handle: RequestHandle) -> Generator[None, None, None]:
-    """Add requests made in the block to a handle that is open elsewhere."""
-    around = _handle.get()
-    try:
-        _handle.set(handle)
-        yield
-    finally:
-        _handle.set(around)
-
-
 def advanced_for(handle: RequestHandle, made: Iterator[Any]) -> Generator[Any, None, None]:
     """Advance a stream; requests that are made on the way belong to a handle, too."""
     try:
         while True:
-            with belonging_to(handle):
-                chunk = next(made, handle)
+            chunk = handle.run(next, made, handle)
             if chunk is handle:
                 return
             yield chunk

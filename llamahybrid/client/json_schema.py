@@ -23,8 +23,6 @@ import numpy as np
 import numpy.typing as npt
 from llama_cpp import llama_grammar
 
-from llamahybrid.prompt_cache.nodes import common_prefix
-
 try:
     from llguidance import LLMatcher, LLTokenizer
 except ImportError:  # the package is optional
@@ -103,45 +101,35 @@ class SchemaGrammar(ConstraintGrammar):
 
 
 class Constraint:
-    """A logits processor that allows only tokens which continue a text of the grammar; for one answer.
-
-    Processors are called with all tokens up to the one to be sampled: the first call is at the prompt's end.
-    Tokens that were taken back since the last call, as those of a wrong draft, are rolled back.
-    """
+    """Allows only tokens which continue a text of the grammar; for one answer."""
 
     def __init__(self, tokenizer: Any, grammar: str) -> None:
         self._matcher = LLMatcher(tokenizer, grammar, log_level=0)
-        self._prompt: int | None = None
-        self._consumed: npt.NDArray[np.intc] = np.empty(0, np.intc)
+        self._next: int | None = None
+        """The last token, to be consumed before the next: the end of an answer is no part of its text."""
         self.waits: Callable[[], bool] | None = None
         """Returns True while the answer is inside its thought, which is not constrained."""
 
-    def __call__(self, ids: npt.NDArray[np.intc], scores: Logits) -> Logits:
-        """`scores`, shape (n_vocab,), with -inf for each token that breaks the schema."""
-        if self._prompt is None:
-            if self.waits is not None and self.waits():
-                return scores
-            self._prompt = len(ids)
-        self._follow(ids[self._prompt :].copy())
-        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        allowed = np.unpackbits(mask, bitorder="little")[: len(scores)].view(np.bool_)
-        if self.error:  # nothing is sampled from this: the caller looks at `error` first
-            return scores
-        return np.where(allowed, scores, np.float32(-np.inf))
+    def mask(self, logits: Logits) -> None:
+        """Set the logits, shape (n_vocab,), of each token that breaks the schema to -inf."""
+        if self.waits is not None and self.waits():
+            return
+        if self._next is not None:
+            self._matcher.consume_tokens([self._next])
+            self._next = None
+        allowed = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        if not self.error:  # else nothing is sampled from this: the caller looks at `error` first
+            logits[np.unpackbits(allowed, bitorder="little")[: len(logits)] == 0] = -np.inf
+
+    def took(self, token: int) -> None:
+        """The answer has this token, which was sampled."""
+        if self.waits is None or not self.waits():
+            self._next = token
 
     @property
     def error(self) -> str:
         """The reason why nothing can be generated any more; empty where there is none."""
         return str(self._matcher.get_error()) if self._matcher.is_error() else ""
-
-    def _follow(self, answer: npt.NDArray[np.intc]) -> None:
-        """Bring the matcher to the end of `answer`, shape (n,)."""
-        shared = common_prefix(self._consumed, answer)
-        if shared < len(self._consumed):
-            self._matcher.rollback(len(self._consumed) - shared)
-        if shared < len(answer):
-            self._matcher.consume_tokens(answer[shared:].tolist())
-        self._consumed = answer
 
 
 @lru_cache(maxsize=64)

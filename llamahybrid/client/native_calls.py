@@ -3,8 +3,9 @@
 Any thread may tokenize at any time, as upstream's chat handlers do before they make a request. The library
 would read freed memory if the model were closed during a call.
 
-Each call registers its frame while it runs. An interrupt may leave a frame registered, but then it no longer
-executes (see `executes`). There are no locks, so that finalizers may use everything here.
+Each call registers its frame while it runs, and `ThreadState` those of requests' steps. An interrupt may
+leave a frame registered, but then it no longer executes (see `executes`). There are no locks, so that
+finalizers may use everything here.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from weakref import WeakSet
 
 from llama_cpp._internals import LlamaModel
 
+from llamahybrid.core.request import Request
+from llamahybrid.core.view import View
 from llamahybrid.errors import ModelClosed
 
 POLL = 0.01
@@ -190,3 +193,28 @@ def _forked() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
+
+
+class ThreadState(threading.local):
+    """The state of the calling thread."""
+
+    def __init__(self) -> None:
+        self.stack: list[tuple[Request, FrameType]] = []
+        """The requests whose steps it is inside of, and the frames of these steps."""
+        self.view: View | None = None
+        """The view of its last request."""
+        self.last: Request | None = None
+        """For `last_request`."""
+        self.mark = object()
+        """Stands for the thread; unlike its number, it is never reused."""
+        self.telling = False
+        """It is inside `on_request` or `on_progress`."""
+
+    def inside(self) -> Request | None:
+        """Return the request whose step runs; steps that an interrupt ended are taken off the stack."""
+        while self.stack:
+            request, frame = self.stack[-1]
+            if executes(frame):
+                return request
+            self.stack.pop()
+        return None

@@ -16,9 +16,8 @@ from typing import Any, TypeVar
 from weakref import ref
 
 from llamahybrid.client.handle import RequestHandle, advanced_for, handle_here
-from llamahybrid.client.native_calls import collecting, piece
+from llamahybrid.client.native_calls import ThreadState, collecting, piece
 from llamahybrid.client.salt import SHARED
-from llamahybrid.client.thread_state import ThreadState
 from llamahybrid.core.loop import DecodeLoop
 from llamahybrid.core.report import Progress, RequestReport
 from llamahybrid.core.request import Request

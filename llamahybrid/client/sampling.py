@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -18,6 +18,7 @@ from llama_cpp._internals import LlamaSampler
 
 from llamahybrid.capi.calls import Logits
 from llamahybrid.capi.gbnf import require_grammar
+from llamahybrid.capi.samplers import TokenBias, drop, taken_out
 from llamahybrid.client.json_schema import Constraint, ConstraintGrammar
 from llamahybrid.client.thought import ThoughtLimit
 from llamahybrid.errors import LlamaHybridError
@@ -27,29 +28,45 @@ _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32
 
 
 class Processors:
-    """A caller's logits processors, called with the tokens before the sampled one.
+    """The caller's logits processors and the form of an answer, applied to the logits before all samplers.
 
-    Upstream passes all decoded tokens, a draft's later guesses included, so that the length of drafts would
-    change answers. They run in a ctypes callback, which drops exceptions.
+    The processors are called with the tokens before the sampled one: upstream passes all decoded tokens, a
+    draft's later guesses included, so that the length of drafts would change answers. They run in a ctypes
+    callback, which drops exceptions.
     """
 
-    def __init__(self, given: Iterable[Any]) -> None:
+    def __init__(self, llm: Any, given: Any, constraint: Constraint | None) -> None:
         self.row = -1
         """The token whose logits are processed, counted from the last decoded one, -1."""
         self.error: BaseException | None = None
         """The exception that one of them raised."""
-        self._given = given
+        self.given = given
+        """The caller's processors; None: none."""
+        self._model, self._constraint = ref(llm), constraint
 
-    def __iter__(self) -> Iterator[Callable[[Any, Any], Any]]:
-        return (partial(self._process, each) for each in self._given)
+    def __call__(self, array: Any) -> None:
+        """Change the logits of a `llama_token_data_array`."""
+        candidates = array.contents
+        data = ctypes.addressof(candidates.data.contents)
+        room = (ctypes.c_byte * (candidates.size * _CANDIDATE.itemsize)).from_address(data)
+        logits = np.frombuffer(room, _CANDIDATE)["logit"]
+        for processor in self.given or ():
+            self._run(self._processed, processor, logits)
+        if self._constraint is not None:
+            self._run(self._constraint.mask, logits)
 
-    def _process(self, processor: Callable[[Any, Any], Any], ids: Any, scores: Any) -> Any:
+    def _processed(self, processor: Callable[[Any, Any], Any], logits: Logits) -> None:
+        llm = self._model()
+        assert llm is not None, "its thread samples"
+        ids = llm._input_ids
+        logits[:] = processor(ids[: self.row + 1] if self.row < -1 else ids, logits)
+
+    def _run(self, work: Callable[..., None], *args: Any) -> None:
         if self.error is None:
             try:
-                return processor(ids[: self.row + 1] if self.row < -1 else ids, scores)
+                work(*args)
             except BaseException as error:
                 self.error = error
-        return scores
 
     def require_success(self) -> None:
         """Raise the exception that one of them raised."""
@@ -68,6 +85,9 @@ class RowSampler(LlamaSampler):  # type: ignore[misc]
     processors: Processors | None = None
     constraint: Constraint | None = None
     limits: ThoughtLimit | None = None
+    _passing: Sequence[tuple[int, Any]] = ()
+    """Samplers that only the first tokens of an answer have, each with the number of these."""
+    _said: int = 0
     _model: ref[Any] | None = None
     _candidates: Any = None
     _ids: Any = None
@@ -94,7 +114,23 @@ class RowSampler(LlamaSampler):  # type: ignore[misc]
     @property
     def calls_back(self) -> bool:
         """The sampler calls the caller's code for each token."""
-        return self.processors is not None or bool(self.custom_samplers)
+        ours = self.processors is not None and self.processors.given is None
+        return len(self.custom_samplers) > ours
+
+    def lead(self, processors: Processors | None, biases: Iterable[TokenBias], n_vocab: int) -> None:
+        """Put processors, and behind them biases, before all other samplers."""
+        rest, passing = taken_out(self.sampler, 0), list[tuple[int, Any]]()
+        if processors is not None:
+            self.processors = processors
+            self.add_custom(processors)
+        for bias in biases:
+            part = bias.sampler(n_vocab)
+            llama_cpp.llama_sampler_chain_add(self.sampler, part)
+            if bias.first is not None:
+                passing.append((bias.first, part))
+        for part in rest:
+            llama_cpp.llama_sampler_chain_add(self.sampler, part)
+        self._passing = passing
 
     def sample(self, ctx: Any, idx: int = -1) -> int:
         """Sample and accept a token, as `LlamaSampler.sample`.
@@ -121,8 +157,15 @@ class RowSampler(LlamaSampler):  # type: ignore[misc]
             if self.constraint is not None and (why := self.constraint.error):
                 reason = why.strip().splitlines()[0]
                 raise LlamaHybridError(f"the answer cannot go on as its form demands: {reason}")
+            if self.constraint is not None:
+                self.constraint.took(token)
         if self.limits is not None:
             self.limits.took(token)
+        if self._passing:
+            self._said += 1
+            for last, part in self._passing:
+                if last == self._said:
+                    drop(self.sampler, part)
         return token
 
     def _place(self, ctx: Any, idx: int) -> int | Logits:
@@ -192,19 +235,22 @@ def sampler_for(llm: Any, make: Callable[..., LlamaSampler], *args: Any, **kwarg
     """
     llm._calls.require_open()
     constraint: Constraint | None = None
-    given = kwargs.get("logits_processor")
     if (grammar := kwargs.get("grammar")) is not None:
         if isinstance(grammar, ConstraintGrammar):  # enforced by a processor instead of rules
             constraint = grammar.constraint(llm)
-            given = [*(given or ()), constraint]
             kwargs["grammar"] = grammar = None
         else:
             llm._calls.run(require_grammar, llm._model.vocab, grammar)
-    kwargs["logits_processor"] = processors = None if given is None else Processors(given)
+    given, biases = kwargs.pop("logits_processor", None), list[TokenBias]()
+    if isinstance(given, list) and (biases := [each for each in given if isinstance(each, TokenBias)]):
+        given = [each for each in given if not isinstance(each, TokenBias)] or None
     sampler = llm._calls.run(partial(make, *args, **kwargs))
     copies = None if llm.requests.loop is None else llm
     checked = RowSampler.over(sampler, copies, grammar is not None)
-    checked.processors, checked.constraint = processors, constraint
+    checked.constraint = constraint
+    own = None if given is None and constraint is None else Processors(llm, given, constraint)
+    if own is not None or biases:
+        checked.lead(own, biases, llm._n_vocab)
     return checked
 
 

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from llamahybrid.core.reply import Feed
 from llamahybrid.core.report import Progress
-from llamahybrid.core.request import READER, Decode, Request, Steps
+from llamahybrid.core.request import READER, Decode, Feed, Request, Steps
 from llamahybrid.core.slot import SequenceChanged, Slot
 from llamahybrid.errors import ContextOverflow, DecodeError, RequestSuperseded
 from llamahybrid.prompt_cache.base import Logits, Tokens

@@ -12,7 +12,7 @@ from weakref import ref
 
 import llama_cpp
 
-from llamahybrid.core.boundaries import Boundaries
+from llamahybrid.core.checkpoints import Boundaries
 from llamahybrid.core.loop import DecodeLoop
 from llamahybrid.core.runner import Runner
 from llamahybrid.core.scheduler import Scheduler

@@ -18,11 +18,9 @@ from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
-from llamahybrid.core.admission import Admission
 from llamahybrid.core.loop_thread import LoopThread
-from llamahybrid.core.reply import Reply
-from llamahybrid.core.request import Reader, Request, Task
-from llamahybrid.core.scheduler import Scheduler
+from llamahybrid.core.request import Reader, Reply, Request, Task
+from llamahybrid.core.scheduler import Admission, Scheduler
 from llamahybrid.core.slot import Slot
 from llamahybrid.core.slots import Slots
 from llamahybrid.core.tasks import Tasks
@@ -242,20 +240,21 @@ class DecodeLoop:
                 each.reply.fail(RequestSuperseded("the process was forked while this request ran: ask again"))
 
     def _serve(self) -> None:
+        wait: float | None = 0
         try:
-            while self._take():
+            while self._take(wait):
                 if self.admission.waiting:
                     self._admit()
-                wanted = self.slots.wanted()
-                if wanted and not self._scheduler.grace_seconds(self.slots, len(wanted)):
+                if not (wanted := self.slots.wanted()):
+                    wait = self._idle_seconds()
+                elif not (wait := self._scheduler.grace_seconds(self.slots, len(wanted))):
                     self._tasks.decode(self._scheduler.choose(wanted))
         except BaseException:
             logger.exception("the decode loop ended")
             self._finish_all()
 
-    def _take(self) -> bool:
-        """Take all messages, waiting for one where there is nothing to decode; False at the end."""
-        wait = self._wait_seconds()
+    def _take(self, wait: float | None) -> bool:
+        """Take all messages; False at the end. `wait`: longest wait for the first; None: without limit."""
         while True:
             try:
                 if wait is not None and wait <= 0:
@@ -275,10 +274,8 @@ class DecodeLoop:
             if decode or self._ended:
                 return not self._ended
 
-    def _wait_seconds(self) -> float | None:
-        """Longest wait for the next message; None: without limit."""
-        if wanted := self.slots.wanted():
-            return self._scheduler.grace_seconds(self.slots, len(wanted))
+    def _idle_seconds(self) -> float | None:
+        """Longest wait for a message while there is nothing to decode; None: without limit."""
         if self.slots.owing():
             rest, waits = self._active + REST_SECONDS - time.monotonic(), self.admission.seconds()
             if rest > 0:

@@ -15,8 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from llamahybrid.capi.calls import Outputs
-from llamahybrid.core.boundaries import Boundaries
-from llamahybrid.core.checkpoints import Checkpoints
+from llamahybrid.core.checkpoints import Boundaries, Checkpoints
 from llamahybrid.core.report import Progress
 from llamahybrid.core.request import Decode, Steps
 from llamahybrid.core.schedule import Schedule, batch_borders, before_tip_goes, gives_up_tip

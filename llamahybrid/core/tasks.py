@@ -9,11 +9,9 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from llamahybrid.capi.shim import Stop
-from llamahybrid.core.admission import Admission
 from llamahybrid.core.answering import come_back, end, preempt
-from llamahybrid.core.reply import Reply
-from llamahybrid.core.request import Decode, Reader, Request, Task
-from llamahybrid.core.scheduler import Scheduler, Waiting
+from llamahybrid.core.request import Decode, Reader, Reply, Request, Task
+from llamahybrid.core.scheduler import Admission, Scheduler, Waiting
 from llamahybrid.core.slot import SequenceChanged, Slot
 from llamahybrid.core.slots import Slots
 from llamahybrid.errors import DecodeError, ModelClosed, RequestCancelled

@@ -2,7 +2,7 @@
 
 Upstream's sampler, criteria and chat handlers read and set `input_ids`, `n_tokens` and the rows of `scores`.
 Each request has its own; a `Llama`'s attributes of these names lead to the current request's
-(`client.attributes`).
+(`client.stateful`).
 """
 
 from __future__ import annotations

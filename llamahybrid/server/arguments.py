@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import llama_cpp
 import numpy as np
-import numpy.typing as npt
 from llama_cpp.server import types as upstream
 
+from llamahybrid.capi.samplers import TokenBias
 from llamahybrid.client import json_schema
 from llamahybrid.client.chat_template import Prompt
 from llamahybrid.client.chat_template import chat_prompt as render
@@ -23,8 +23,6 @@ from llamahybrid.server.messages import require_readable, with_mappings, with_th
 from llamahybrid.server.options import template_kwargs
 from llamahybrid.server.prompts import PromptRules, prompt_rules
 from llamahybrid.server.thinking import goes_on
-
-Logits = npt.NDArray[np.single]
 
 NEVER = -1e30
 """Added to a logit: the token is sampled only if every other is forbidden."""
@@ -83,8 +81,8 @@ def arguments(llm: Llama, body: CompletionRequest | ChatCompletionRequest, alias
         options["grammar"] = llama_cpp.LlamaGrammar.from_string(body.grammar, verbose=False)
     if body.guided_regex is not None:
         options["grammar"] = compiled_form(json_schema.RegexGrammar, body.guided_regex, "guided_regex")
-    if processors := processors_of(llm, body):
-        options["logits_processor"] = llama_cpp.LogitsProcessorList(processors)
+    if never := forbidden(llm, body):
+        options["logits_processor"] = llama_cpp.LogitsProcessorList(never)
     return options
 
 
@@ -110,15 +108,18 @@ def chat_prompt(llm: Llama, body: ChatCompletionRequest) -> Prompt:
         prompt_rules.reset(token)
 
 
-def processors_of(llm: Llama, body: CompletionRequest | ChatCompletionRequest) -> list[Any]:
-    """Return the logits processors of a request."""
-    made = list[Any]()
+def forbidden(llm: Llama, body: CompletionRequest | ChatCompletionRequest) -> list[TokenBias]:
+    """Return the tokens that a request forbids, all along or at first.
+
+    An end that a grammar demands is sampled nevertheless, as the only token that is left.
+    """
+    made = []
     if body.allowed_token_ids is not None:
-        made.append(Only(body.allowed_token_ids))
-    least = llm.n_ctx() if body.ignore_eos else 0
-    if least or body.min_tokens > 0:
+        others = np.setdiff1d(np.arange(llm.n_vocab()), body.allowed_token_ids)
+        made.append(TokenBias(others, NEVER))
+    if body.ignore_eos or body.min_tokens > 0:
         ends = ends_of(llm) if body.min_tokens <= 0 else [*ends_of(llm), *body.stop_token_ids]
-        made.append(AtLeast(max(least, body.min_tokens), ends))
+        made.append(TokenBias(ends, NEVER, None if body.ignore_eos else body.min_tokens))
     return made
 
 
@@ -195,38 +196,3 @@ def ends_of(llm: Llama) -> list[int]:
         found = [token for token in range(llm.n_vocab()) if llama_cpp.llama_vocab_is_eog(vocab, token)]
         _ends[llm] = found
     return found
-
-
-class Only:
-    """A logits processor that allows some tokens only."""
-
-    def __init__(self, tokens: Sequence[int]) -> None:
-        self._tokens = np.array(tokens, dtype=np.intp)
-
-    def __call__(self, ids: npt.NDArray[np.intc], scores: Logits) -> Logits:
-        """Return `scores`, shape (n_vocab,), with all other tokens forbidden."""
-        allowed: Logits = scores + np.single(NEVER)
-        allowed[self._tokens] = scores[self._tokens]
-        return allowed
-
-
-class AtLeast:
-    """A logits processor that keeps answers from ending before a number of tokens; serves several answers.
-
-    Upstream's counts one prompt only, knows one end token, and sets it to -inf: if a grammar allows only the
-    end, no token is left.
-    """
-
-    def __init__(self, tokens: int, ends: Sequence[int]) -> None:
-        self._tokens = tokens
-        self._ends = list(ends)
-        self._prompt: int | None = None
-
-    def __call__(self, ids: npt.NDArray[np.intc], scores: Logits) -> Logits:
-        """Return `scores`, shape (n_vocab,), without an end before the minimum."""
-        if self._prompt is None or len(ids) < self._prompt:
-            self._prompt = len(ids)
-        if len(ids) - self._prompt < self._tokens:
-            scores = np.array(scores)
-            scores[self._ends] += NEVER
-        return scores

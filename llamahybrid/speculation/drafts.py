@@ -15,10 +15,10 @@ from llama_cpp.llama_speculative import LlamaDraftModel
 
 from llamahybrid.core.report import DraftCounts
 from llamahybrid.memory.costs import CostMeter
+from llamahybrid.memory.restore import Rollback, Undo
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.speculation.draft_length import DraftLengthPolicy
 from llamahybrid.speculation.model_draft import ModelDraft
-from llamahybrid.speculation.undo import Rollback, Undo
 
 USUAL = 10
 """Tokens that a draft model guesses which does not say how many (upstream's default)."""

@@ -11,9 +11,9 @@ from llama_cpp.llama_speculative import LlamaDraftModel
 
 from llamahybrid.core.request import Decode, Steps
 from llamahybrid.errors import LlamaHybridError
+from llamahybrid.memory.restore import Undo
 from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.nodes import common_prefix
-from llamahybrid.speculation.undo import Undo
 
 
 class ModelDraft(LlamaDraftModel):  # type: ignore[misc]

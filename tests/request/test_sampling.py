@@ -1,5 +1,6 @@
 """Sampling: tokens are upstream's, and nothing that a grammar or a missing row does ends the process."""
 
+import threading
 from contextlib import closing
 from itertools import islice
 
@@ -10,6 +11,8 @@ from llama_cpp import LlamaGrammar, LogitsProcessorList
 from llama_cpp.llama_speculative import LlamaDraftModel
 
 from llamahybrid.capi.gbnf import require_grammar
+from llamahybrid.capi.samplers import TokenBias
+from llamahybrid.client.sampling import RowSampler
 from llamahybrid.errors import LlamaHybridError
 from tests.lab.draft_fuzz import EveryDraft
 
@@ -134,6 +137,43 @@ def test_processor_is_shown_preceding_tokens_and_no_guesses(open_model):
     llm.slots.all[0].drafts.policy = EveryDraft(llm.runner.meter)
     assert answer(llm) == (said, wanted)
     assert llm.last_request.accepted
+
+
+SOME, NEVER = range(32, 127), -1e30
+BIASED = {  # the request, what it adds to which logits, and for how many tokens
+    "logit_bias": ({"logit_bias": {70: 4.0, "-3": 2.5}}, {70: 4.0, -3: 2.5}, 99),
+    "first": ({"logits_processor": [TokenBias(SOME, NEVER, 3)]}, dict.fromkeys(SOME, NEVER), 3),
+    "all": ({"logits_processor": [TokenBias(range(60, 90), 9.0)]}, dict.fromkeys(range(60, 90), 9.0), 99),
+}
+
+
+@pytest.mark.parametrize("how", [{"temperature": 0.0}, {"temperature": 1.5, "repeat_penalty": 1.5}])
+@pytest.mark.parametrize(("asked", "added", "first"), BIASED.values(), ids=BIASED)
+def test_biases_are_added_by_the_library_and_the_answer_runs_ahead(
+    open_model, monkeypatch, asked, added, first, how
+):
+    """The tokens are those of a processor that adds the same numbers in the caller's thread."""
+
+    def add(ids, scores):
+        scores = np.array(scores)
+        if len(ids) < len(PROMPT) + first:
+            scores[list(added)] += np.array(list(added.values()), np.float32)
+        return scores
+
+    llm, threads, inner = open_model("llama"), set(), RowSampler.sample_at
+    watched = lambda *args: (threads.add(threading.current_thread()), inner(*args))[1]  # noqa: E731
+    monkeypatch.setattr(RowSampler, "sample_at", watched)
+
+    def said(**more):
+        threads.clear()
+        return llm.create_completion(PROMPT, max_tokens=20, seed=3, **how, **more)["choices"][0]["text"]
+
+    right = said(logits_processor=LogitsProcessorList([add]))
+    assert threads == {threading.current_thread()}
+    assert said(**asked) == right != said()
+    assert threading.current_thread() not in threads
+    with pytest.raises(IndexError):
+        said(logit_bias={llm.n_vocab(): 1.0})
 
 
 @pytest.mark.parametrize("stream", [False, True])
