@@ -63,13 +63,17 @@ class Outbox:
         self._calls: deque[tuple[Callable[[Item], None], Item]] = deque()
         self._woken = False
 
-    def call(self, receive: Callable[[Item], None], item: Item) -> None:
-        """Have `receive(item)` called in the loop, in the order of these calls; from any thread."""
+    def call(self, receive: Callable[[Item], None], item: Item, at_once: bool = False) -> None:
+        """Have `receive(item)` called in the loop, in the order of these calls; from any thread.
+
+        `at_once`: without the delay, for an item behind which its request decodes nothing.
+        """
         self._calls.append((receive, item))
-        if not self._woken:
+        if at_once or not self._woken:
             self._woken = True
+            how = (self._flush,) if at_once else (self._loop.call_later, LATER, self._flush)
             try:
-                self._loop.call_soon_threadsafe(self._loop.call_later, LATER, self._flush)
+                self._loop.call_soon_threadsafe(*how)
             except RuntimeError:  # the loop is closed: the server has stopped
                 return
 
@@ -162,7 +166,7 @@ class Job:
             last = self._run()
         except BaseException as error:
             last = Failure(error)
-        self._outbox.call(self._end, last)
+        self._outbox.call(self._end, last, at_once=True)
 
     def _run(self) -> Done:
         with self._open_handle() as handle:
