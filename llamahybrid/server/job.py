@@ -53,7 +53,7 @@ Item: TypeAlias = "Chunk | Failure | Done"
 
 
 class Outbox:
-    """Delivers items from threads to the event loop, together and a little later.
+    """Delivers items from threads to the event loop, together and a little later, the last one at once.
 
     At the moment of delivery the next decode step of all answers begins, and would wait for the loop's work.
     """
@@ -63,15 +63,13 @@ class Outbox:
         self._calls: deque[tuple[Callable[[Item], None], Item]] = deque()
         self._woken = False
 
-    def call(self, receive: Callable[[Item], None], item: Item, at_once: bool = False) -> None:
-        """Have `receive(item)` called in the loop, in the order of these calls; from any thread.
-
-        `at_once`: without the delay, for an item behind which its request decodes nothing.
-        """
+    def call(self, receive: Callable[[Item], None], item: Item) -> None:
+        """Have `receive(item)` called in the loop, in the order of these calls; from any thread."""
         self._calls.append((receive, item))
-        if at_once or not self._woken:
+        last = isinstance(item, (Done, Failure))  # its request decodes no more: nothing is held up
+        if last or not self._woken:
             self._woken = True
-            how = (self._flush,) if at_once else (self._loop.call_later, LATER, self._flush)
+            how = (self._flush,) if last else (self._loop.call_later, LATER, self._flush)
             try:
                 self._loop.call_soon_threadsafe(*how)
             except RuntimeError:  # the loop is closed: the server has stopped
@@ -166,7 +164,7 @@ class Job:
             last = self._run()
         except BaseException as error:
             last = Failure(error)
-        self._outbox.call(self._end, last, at_once=True)
+        self._outbox.call(self._end, last)
 
     def _run(self) -> Done:
         with self._open_handle() as handle:
