@@ -112,7 +112,9 @@ def prefill_cuts(outline: Outline, costs: Costs) -> tuple[int, ...]:
         count -= outline.keeps_asking and outline.boundaries[-1] >= outline.total - LONGEST_TAIL
     elif costs.waiting:
         count = min(count, max(_affordable_beside(left, costs, allowed), int(outline.tail > 0)))
-    starts = _take(_starts(outline), cached, total, count, known)
+    # the next conversation may begin with the system prompt of a short one
+    least = 2 if outline.boundaries and not cached and left < ONE_CUT else 0
+    starts = _take(_starts(outline), cached, total, min(room - len(known), max(least, count)), known)
     taken = known + starts
     if grows(outline, costs) or (outline.boundaries and scarce):
         return tuple(sorted(taken))

@@ -13,7 +13,6 @@ from fastapi.middleware.cors import CORSMiddleware
 
 from llamahybrid.server import cache_doors, cache_page, errors
 from llamahybrid.server.anthropic import routes as anthropic
-from llamahybrid.server.keys import ApiKeys
 from llamahybrid.server.limits import RequestLimits
 from llamahybrid.server.llama_server import routes as llama_server
 from llamahybrid.server.llama_server import slots
@@ -66,12 +65,7 @@ def app_of(service: Service) -> FastAPI:
         app.include_router(each.router)
     app.add_middleware(
         RequestLimits,
-        keys=ApiKeys(settings.keys()),
-        max_requests=settings.max_connections,
-        max_body=settings.max_body_bytes,
-        max_bodies=settings.max_bodies_bytes,
-        body_seconds=settings.body_seconds,
-        send_seconds=settings.send_seconds,
+        settings=settings,
         require_room=service.admission.require_room,
         refused=service.metrics.refused,
     )

@@ -12,7 +12,7 @@ from llama_cpp.server import types as upstream
 
 from llamahybrid.capi.samplers import TokenBias
 from llamahybrid.client import json_schema
-from llamahybrid.client.chat_template import Prompt
+from llamahybrid.client.chat_template import Prompt, template_of
 from llamahybrid.client.chat_template import chat_prompt as render
 from llamahybrid.client.chat_way import Continuing, continuation_of
 from llamahybrid.client.markers import markers_of
@@ -64,6 +64,8 @@ def arguments(llm: Llama, body: CompletionRequest | ChatCompletionRequest, alias
             options["grammar"] = compiled_form(json_schema.SchemaGrammar, schema, "response_format")
     else:
         require_readable(llm, body.messages)
+        if template_of(llm) is None:  # upstream's own formats read the key of every message
+            options["messages"] = [{"content": None, **message} for message in options["messages"]]
         if any(message.get("tool_calls") for message in body.messages) and markers_of(llm).mapping:
             options["messages"] = with_mappings(options["messages"])
         if any(message.get("reasoning_content") for message in body.messages):

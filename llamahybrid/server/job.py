@@ -53,7 +53,7 @@ Item: TypeAlias = "Chunk | Failure | Done"
 
 
 class Outbox:
-    """Delivers items from threads to the event loop, together and a little later.
+    """Delivers items from threads to the event loop, together and a little later, the last one at once.
 
     At the moment of delivery the next decode step of all answers begins, and would wait for the loop's work.
     """
@@ -66,10 +66,12 @@ class Outbox:
     def call(self, receive: Callable[[Item], None], item: Item) -> None:
         """Have `receive(item)` called in the loop, in the order of these calls; from any thread."""
         self._calls.append((receive, item))
-        if not self._woken:
+        last = isinstance(item, (Done, Failure))  # its request decodes no more: nothing is held up
+        if last or not self._woken:
             self._woken = True
+            how = (self._flush,) if last else (self._loop.call_later, LATER, self._flush)
             try:
-                self._loop.call_soon_threadsafe(self._loop.call_later, LATER, self._flush)
+                self._loop.call_soon_threadsafe(*how)
             except RuntimeError:  # the loop is closed: the server has stopped
                 return
 

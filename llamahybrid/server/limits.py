@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llamahybrid.server.errors import Refusal, later, path_of
 from llamahybrid.server.keys import ApiKeys, key_of, password_of
+from llamahybrid.server.settings import ServerSettings
 from llamahybrid.server.watchdog import Watchdog
 
 logger = logging.getLogger("llamahybrid.server")
@@ -23,7 +24,7 @@ OPEN = ("/health", "/v1/health")
 """Paths that need no key, as llama-server's."""
 
 OVERVIEW = ("/metrics",)
-"""Paths that are served beyond `max_requests`, too: overload is what a monitor has to see."""
+"""Paths that are served beyond `max_connections`, too: overload is what a monitor has to see."""
 
 PAGE = "/cache"
 """The web page. GET requests for this path and those below may send the key as a password.
@@ -55,31 +56,21 @@ class RequestLimits:
     def __init__(
         self,
         app: ASGIApp,
-        keys: ApiKeys,
-        max_requests: int,
-        max_body: int,
-        max_bodies: int,
-        body_seconds: float,
-        send_seconds: float,
+        settings: ServerSettings,
         require_room: Callable[[], None],
         refused: Callable[[str], None],
     ) -> None:
-        """`max_requests`: requests in progress; connections between two requests do not count.
+        """`require_room` raises Refusal if the queue is full. `refused` gets the reason of each refusal.
 
-        `max_body`, `max_bodies`: bytes of one body, and of all requests in progress together.
-
-        `require_room` raises Refusal if the queue is full. `refused` gets the reason of each refusal.
+        Raises as `ServerSettings.keys`.
         """
         self._app = app
-        self._keys = keys
-        self._max_requests = max_requests
+        self._settings = settings
+        self._keys = ApiKeys(settings.keys())
         self._requests = 0
-        self._max_body = max_body
-        self._max_bodies = max_bodies
+        """Requests in progress; connections between two requests do not count."""
         self._held = 0
         """Bytes of all bodies in progress."""
-        self._body_seconds = body_seconds
-        self._send_seconds = send_seconds
         self._require_room = require_room
         self._refused = refused
 
@@ -93,7 +84,7 @@ class RequestLimits:
             return
 
         answering, body = anyio.CancelScope(), bytearray()
-        slow = Watchdog(self._send_seconds, answering.cancel)
+        slow = Watchdog(self._settings.send_seconds, answering.cancel)
 
         async def send_in_time(message: Message) -> None:
             slow.begin()
@@ -146,15 +137,13 @@ class RequestLimits:
         length = headers.get("content-length", "0")
         if not length.isdecimal():
             raise Refusal(400, "content-length is a number")
-        if unguarded and (
-            int(length) or "transfer-encoding" in headers
-        ):  # no memory for requests without a key
-            raise self._too_large(scope, 0)
-        if self._requests > self._max_requests and not unguarded and path not in OVERVIEW:
+        if unguarded and (int(length) or "transfer-encoding" in headers):
+            raise self._too_large(scope, 0)  # no memory for requests without a key
+        if self._requests > self._settings.max_connections and not unguarded and path not in OVERVIEW:
             self._count("requests", scope)
-            raise later(f"{self._max_requests:,} requests are in progress; ask again later", 1)
-        if int(length) > self._max_body:
-            raise self._too_large(scope, self._max_body)
+            raise later(f"{self._settings.max_connections:,} requests are in progress; ask again later", 1)
+        if int(length) > self._settings.max_body_bytes:
+            raise self._too_large(scope, self._settings.max_body_bytes)
         if path in WAITS_FOR_SLOTS and method == "POST":
             try:
                 self._require_room()
@@ -166,10 +155,10 @@ class RequestLimits:
     async def _receive(self, receive: Receive, scope: Scope, body: bytearray) -> bool:
         """Receive the body; return False if the client disconnected. Raises Refusal."""
         try:
-            return await asyncio.wait_for(self._read(receive, scope, body), self._body_seconds)
+            return await asyncio.wait_for(self._read(receive, scope, body), self._settings.body_seconds)
         except asyncio.TimeoutError:
             self._count("slow", scope)
-            message = f"the request's body was not there within {self._body_seconds:g} s"
+            message = f"the request's body was not there within {self._settings.body_seconds:g} s"
             raise Refusal(408, message) from None
 
     async def _read(self, receive: Receive, scope: Scope, body: bytearray) -> bool:
@@ -180,9 +169,10 @@ class RequestLimits:
             part = message.get("body", b"")
             body += part
             self._held += len(part)
-            if len(body) > self._max_body:
-                raise self._too_large(scope, self._max_body)
-            if len(body) < self._held > self._max_bodies:  # a single body is bounded by max_body alone
+            if len(body) > self._settings.max_body_bytes:
+                raise self._too_large(scope, self._settings.max_body_bytes)
+            # a single body is bounded by max_body_bytes alone
+            if len(body) < self._held > self._settings.max_bodies_bytes:
                 self._count("bodies", scope)
                 raise later("the bodies of other requests fill this server; ask again later", 1)
             if not message.get("more_body", False):

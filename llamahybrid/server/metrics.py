@@ -13,23 +13,8 @@ from llamahybrid.core.report import RequestReport
 from llamahybrid.server.usage import leading
 
 TTFT_BUCKETS = (
-    0.001,
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.06,
-    0.08,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    1.0,
-    2.5,
-    5.0,
-    7.5,
-    10.0,
-    20.0,
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25),
+    *(0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0),
 )
 """Seconds, as vLLM's (vllm/v1/metrics/loggers.py)."""
 

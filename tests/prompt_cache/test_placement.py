@@ -69,6 +69,11 @@ def test_no_more_cuts_than_there_is_room_for(prompt: tuple[int, int, int, list[i
         assert len(cuts_of(*prompt, CHEAP_CUTS, most=most, parted=parted)) <= most
 
 
+def test_short_first_prompt_keeps_its_system_prompt() -> None:
+    assert cuts_of(80, 0, 0, (56, 74), UNMEASURED) == (56, 74)
+    assert cuts_of(80, 56, 56, (56, 66, 76), UNMEASURED) == (76,)
+
+
 @given(prompts())
 def test_every_cut_is_the_branch_a_boundary_or_on_a_grid(prompt: tuple[int, int, int, list[int]]) -> None:
     total, cached, matched, boundaries = prompt

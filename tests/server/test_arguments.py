@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from llama_cpp.llama_chat_format import format_chatml
 
 from llamahybrid.server.arguments import arguments
 from llamahybrid.server.bodies import ChatCompletionRequest, CompletionRequest
@@ -15,6 +16,7 @@ class Vocabulary:
     """A model of 100 tokens, one for each letter."""
 
     chat_handler = None
+    chat_format = "chatml"
 
     def n_vocab(self) -> int:
         return 100
@@ -54,6 +56,21 @@ def test_only_a_known_tool_is_chosen_and_required_means_the_only_one(choice: Any
 def test_an_empty_stop_string_ends_nothing(said: Any, told: list[str]) -> None:
     assert arguments(LLM, chat(stop=said), "")["stop"] == told
     assert arguments(LLM, CompletionRequest(prompt="a", stop=said), "")["stop"] == told
+
+
+def test_formats_of_upstream_take_a_call_without_content() -> None:
+    function = {"name": "f", "arguments": "{}"}
+    call = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "1", "type": "function", "function": function}],
+    }
+    asked = {"role": "user", "content": "hi"}
+    body = ChatCompletionRequest(
+        messages=[asked, call, {"role": "tool", "tool_call_id": "1", "content": "x"}]
+    )
+    prompt = format_chatml(messages=arguments(LLM, body, "")["messages"]).prompt
+    assert prompt == format_chatml(messages=[asked, call]).prompt
 
 
 @pytest.mark.parametrize("name", ["functionary", "functionary-v1", "functionary-v2"])

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from llamahybrid.server.errors import later
-from llamahybrid.server.keys import ApiKeys
 from llamahybrid.server.limits import RequestLimits
+from llamahybrid.server.settings import ServerSettings
 from tests.lab.serving import Held, serving, wait_until
 
 TinyModel = Callable[..., Path]
@@ -77,7 +77,8 @@ def ask(
             raise later("full", 7, 429)
 
     seconds = 0.01 if slow else 60
-    guard = RequestLimits(app, ApiKeys(keys), 10, 100, 1000, seconds, 60, require_room, asked.why.append)
+    settings = ServerSettings(api_keys=list(keys), max_body_bytes=100, body_seconds=seconds)
+    guard = RequestLimits(app, settings, require_room, asked.why.append)
     scope = {"type": "http", "method": method, "path": path, "headers": headers, "client": ("1.2.3.4", 5)}
     asyncio.run(asyncio.wait_for(guard(scope, receive, send), 60))
     return asked
@@ -102,7 +103,7 @@ def test_a_body_is_held_once_while_it_is_answered() -> None:
         del message
         held.append(tracemalloc.get_traced_memory()[0])
 
-    guard = RequestLimits(app, ApiKeys(()), 10, size, size, 60, 60, lambda: None, lambda *_: None)
+    guard = RequestLimits(app, ServerSettings(max_body_bytes=size), lambda: None, lambda *_: None)
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": (), "client": None}
     tracemalloc.start()
     try:
@@ -175,7 +176,7 @@ def test_a_reader_that_takes_nothing_is_counted_and_given_up() -> None:
         async def receive() -> dict[str, Any]:
             return {"type": "http.request", "body": b"", "more_body": False}
 
-        guard = RequestLimits(app, ApiKeys([]), 10, 100, 1000, 60, 0.01, lambda: None, why.append)
+        guard = RequestLimits(app, ServerSettings(send_seconds=0.01), lambda: None, why.append)
         scope = {"type": "http", "method": "GET", "path": "/metrics", "headers": (), "client": None}
         await asyncio.wait_for(guard(scope, receive, send), 60)
 
