@@ -81,7 +81,8 @@ class Pauses(dict[int, bool]):
 
 def _may_complete(stop: bytes, piece: bytes) -> bool:
     """A stop string may end inside this piece of text."""
-    return stop in piece or any(piece.startswith(stop[at:]) for at in range(len(stop)))
+    starts = range(max(0, len(stop) - len(piece)), len(stop))  # a longer rest is no beginning of the piece
+    return stop in piece or any(piece.startswith(stop[at:]) for at in starts)
 
 
 def generate(
