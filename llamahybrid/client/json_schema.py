@@ -192,7 +192,16 @@ def compiled(schema: Any) -> str:
     """
     if not isinstance(schema, (dict, bool)):
         raise ValueError("a JSON schema is an object")
-    return _compiled(json.dumps(closed(schema)))
+    text = json.dumps(closed(schema))
+    json.loads(text, parse_int=_require_exact)
+    return _compiled(text)
+
+
+def _require_exact(digits: str) -> None:
+    """Raise ValueError for an integer that llguidance would change: it reads floats, and has 64 bits."""
+    number, most = int(digits), (1 << 63) - 1
+    if abs(number) > most or min(int(float(number)), most) != number:
+        raise ValueError(f"the integer {digits} is too large to be exact")
 
 
 def tokenizer_of(llm: Any) -> Any:

@@ -28,6 +28,8 @@ REFUSED: list[dict[str, Any]] = [
     {"$ref": "https://example.com/schema.json"},
     {"$ref": "#/$defs/none"},
     {"type": "string", "minLength": "9"},
+    {"enum": [1, (1 << 53) + 1]},
+    {"type": "integer", "minimum": 1 << 63},
 ]
 
 Draw = random.Random
