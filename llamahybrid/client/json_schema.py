@@ -203,7 +203,7 @@ def compiled(schema: Any) -> str:
 def _require_exact(digits: str) -> int:
     """Raise ValueError for an integer that llguidance would change: it reads floats, and has 64 bits.
 
-    Of the constant -2^63 it gives no grammar, nor an error.
+    The constant -2^63 ends the process (SIGSEGV).
     """
     number, most = int(digits), (1 << 63) - 1
     if abs(number) > most or min(int(float(number)), most) != number:

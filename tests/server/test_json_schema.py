@@ -29,6 +29,7 @@ REFUSED: list[dict[str, Any]] = [
     {"$ref": "#/$defs/none"},
     {"type": "string", "minLength": "9"},
     {"enum": [1, (1 << 53) + 1]},
+    {"const": -(1 << 63)},
     {"type": "integer", "minimum": 1 << 63},
     {"type": "array", "items": {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}},
     {"type": "array", "items": {"type": "number", "minimum": -0.5, "exclusiveMaximum": 0}},
