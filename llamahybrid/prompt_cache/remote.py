@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any
 
@@ -102,7 +102,8 @@ class RemoteRows(Rows):
         """See `Rows.write`."""
         with _errors():
             self._client.set(PREFIX + key, b"".join(parts), ex=KEEP_SECONDS)
-            self.nbytes = int(self._client.info("memory").get("used_memory", 0))
+            with suppress(redis.ResponseError):  # INFO is for operators: not every user of a server may ask
+                self.nbytes = int(self._client.info("memory").get("used_memory", 0))
 
     def remove(self, key: bytes) -> None:
         """See `Rows.remove`."""

@@ -18,6 +18,7 @@ from llamahybrid.server.options import (
     ParsingOptions,
     SamplingOptions,
     TemplateOptions,
+    Text,
     at_most,
     one_or_several,
 )
@@ -52,7 +53,7 @@ Functions: TypeAlias = Annotated[
     list[llama_cpp.ChatCompletionFunction], First(), Field(max_length=MOST_TOOLS)
 ]
 Stops: TypeAlias = Annotated[
-    list[str], First(), Field(max_length=MOST_STOPS), BeforeValidator(one_or_several)
+    list[Text], First(), Field(max_length=MOST_STOPS), BeforeValidator(one_or_several)
 ]
 Biases: TypeAlias = Annotated[dict[str, float], at_most(MOST_BIASES)]
 

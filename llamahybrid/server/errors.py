@@ -142,6 +142,8 @@ def refusal(error: BaseException) -> Refusal:
     for kind, message, seconds in _PASSING:
         if isinstance(error, kind):
             return later(message or str(error), seconds)
+    if isinstance(error, RecursionError):
+        return bad("the request nests too deeply")
     if type(error) is LlamaHybridError:  # a fault of the request
         return bad(str(error))
     if isinstance(error, (ValueError, jinja2.TemplateError, NotImplementedError)):

@@ -36,6 +36,8 @@ class Failure:
     """The last item of a request that failed."""
 
     error: BaseException
+    reports: tuple[RequestReport, ...] = ()
+    """See `Done.reports`: what was decoded before."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,7 @@ class Job:
         try:
             last = self._run()
         except BaseException as error:
-            last = Failure(error)
+            last = Failure(error, tuple(self.reports))
         self._outbox.call(self._end, last)
 
     def _run(self) -> Done:

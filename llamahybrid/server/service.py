@@ -275,7 +275,7 @@ class Service:
     ) -> None:
         self.jobs.pop(job, None)
         self.admission.leave(place)
-        reports, reasons = (last.reports, last.reasons) if isinstance(last, Done) else ((), ())
+        reports, reasons = last.reports, last.reasons if isinstance(last, Done) else ()
         end = "cancelled" if job.cancelled else "done" if isinstance(last, Done) else "failed"
         waited = job.started - arrived
         self.metrics.answered(reports, waited, end, prompts)

@@ -160,6 +160,17 @@ def test_keys_of_another_type_are_left_alone_and_cost_their_conversation_alone(
     assert all(client.type(name) == b"list" for name in theirs), "they are another program's"
 
 
+def test_a_user_without_the_commands_of_operators_reads_and_writes(store: ServerStore) -> None:
+    rights = ["+@all", "-@dangerous"]
+    store.server.client().acl_setuser("worker", True, passwords="+secret", categories=rights, keys="*")
+    url = store.server.url.replace("//", "//worker:secret@")
+    cache = store.open(remote=url)
+    ask(cache, A)
+    assert cache.flush()
+    assert store.count(cache, "errors") == 0
+    assert planned(store.open(remote=url), [*A, 1]) == len(A)
+
+
 def test_garbage_on_the_server_stops_nothing(store: ServerStore) -> None:
     client = store.server.client()
     for kind in (b"n", b"a", b"r"):

@@ -140,6 +140,7 @@ def test_numbers_are_numbers(value: float) -> None:
         (ChatCompletionRequest, {"messages": HELLO, "functions": [TOOL["function"]] * 1001}),
         (ChatCompletionRequest, {"messages": HELLO, "stop": ["x"] * 1001}),
         (CompletionRequest, {"prompt": "a", "stop": ["x"] * 1001}),
+        (CompletionRequest, {"prompt": "a", "stop": ["x" * 1001] * 2}),
         (CompletionRequest, {"prompt": "a", "guided_choice": ["x"] * 10_001}),
         (CompletionRequest, {"prompt": "a", "stop_token_ids": ["x"] * 5000}),
         (EmbeddingRequest, {"input": [None] * 5000}),

@@ -38,6 +38,7 @@ from llamahybrid.server.request_fields import Route, fault
         (ValueError("n counts answers"), 400),
         (jinja2.TemplateError("roles must alternate"), 400),
         (UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed"), 400),
+        (RecursionError("maximum recursion depth exceeded"), 400),
         (DecodeError(1, "no room"), 500),
         (RuntimeError("/secret/path"), 500),
         (MemoryError(), 500),

@@ -28,6 +28,13 @@ REFUSED: list[dict[str, Any]] = [
     {"$ref": "https://example.com/schema.json"},
     {"$ref": "#/$defs/none"},
     {"type": "string", "minLength": "9"},
+    {"enum": [1, (1 << 53) + 1]},
+    {"const": -(1 << 63)},
+    {"type": "integer", "minimum": 1 << 63},
+    {"type": "array", "items": {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}},
+    {"type": "array", "items": {"type": "number", "minimum": -0.5, "exclusiveMaximum": 0}},
+    {"type": "string", "pattern": "^[a[b]c]$"},
+    {"type": "object", "patternProperties": {"^[a-c--b]$": {"type": "integer"}}},
 ]
 
 Draw = random.Random

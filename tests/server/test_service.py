@@ -398,3 +398,4 @@ def test_an_error_in_a_stream_that_has_begun_is_an_event(
         assert "secret" not in text
         monkeypatch.setattr(Llama, "sample", inner)
         server.await_settled()
+        wait_until(lambda: "llamacpp:prompt_tokens_total 760.0" in server.metrics())

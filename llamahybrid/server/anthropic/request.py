@@ -16,7 +16,7 @@ from llamahybrid.server.anthropic import types
 from llamahybrid.server.anthropic.message import MessageFormat
 from llamahybrid.server.bodies import MOST_STOPS, MOST_TOOLS, ChatCompletionRequest, RequestBody
 from llamahybrid.server.messages import normalized, require_few, without_nulls
-from llamahybrid.server.options import First, set_effort
+from llamahybrid.server.options import First, Text, set_effort
 from llamahybrid.server.request_fields import Route
 
 _BILLING = re.compile(r"x-anthropic-billing-header:(\s*\w+=[^;\n]*;)+\s*")
@@ -106,7 +106,7 @@ class MessagesRequest(CountTokensRequest):
 
     stream: bool = False
     max_tokens: int = Field(ge=0, description="0: the prompt is decoded and kept, nothing is said.")
-    stop_sequences: Annotated[list[str], First()] = Field(default=[], max_length=MOST_STOPS)
+    stop_sequences: Annotated[list[Text], First()] = Field(default=[], max_length=MOST_STOPS)
     temperature: float | None = Field(default=None, ge=0)
     top_p: float | None = Field(default=None, ge=0, le=1)
     top_k: int | None = Field(default=None, ge=0)
