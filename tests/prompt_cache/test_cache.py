@@ -50,14 +50,9 @@ def test_the_budget_of_a_folder_does_not_shrink_by_what_it_holds(folder: Path, m
 def test_the_default_is_a_share_of_what_is_free_where_the_folder_will_lie(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, expected: int
 ) -> None:
-    class Usage:
-        pass
-
-    def usage(path: Path) -> Usage:
+    def usage(path: Path) -> SimpleNamespace:
         assert path == tmp_path
-        found = Usage()
-        found.free = free  # type: ignore[attr-defined]
-        return found
+        return SimpleNamespace(free=free)
 
     monkeypatch.setattr(cache_module.shutil, "disk_usage", usage)
     assert default_disk_bytes(tmp_path / "not" / "there" / "yet") == expected
