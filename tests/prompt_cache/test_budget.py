@@ -204,6 +204,15 @@ def test_evictions_for_a_large_buffer_let_others_in(monkeypatch: pytest.MonkeyPa
     left.clear()
     assert cache.expect("m", np.array([1, 2], np.int32), 500_000) is not None
     assert len(set(left)) > 10
+    left.clear()
+    assert cache.admit(view([1, 2]), 2, np.zeros(900_000, np.uint8))
+    assert len(set(left)) > 10
+    for first in range(40):
+        fill(cache, [first, 1, 3], 3, size=20_000)
+    left.clear()
+    cache.remember("m", np.arange(200_000, dtype=np.int32))
+    assert len(set(left)) > 10
+    assert cache.stats().bytes_ram <= 1 << 20
     large, segment = cache.buffer(500_000), cache.segment_buffer(view([1, 2], needs_attention=True), 500_000)
     assert segment is not None
     assert large.nbytes == segment.nbytes == 500_000
