@@ -164,6 +164,12 @@ def test_pins_outlast_what_the_budget_asks_for_until_the_last_one_is_taken_back(
     assert kept(cache, path, 100, 180) == [100]
     cache.unpin(path[:150])
     assert cache.stats().bytes_ram <= cache.ram_bytes
+    cache.pin(path)
+    cache.clear()
+    cache.ram_bytes = 1 << 20
+    fill(cache, path, 180)
+    cache.ram_bytes = 100
+    assert cache.stats().entries == 0, "no pin survives"
 
 
 def test_a_request_beside_a_budget_that_shrinks_does_not_evict_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,15 +246,6 @@ def test_a_request_does_not_wait_while_memory_is_found_for_another(
         here = (view([1, 2]), SIZE) if what == "segment_buffer" else (SIZE,)
         assert getattr(cache, what)(*here).nbytes == SIZE
     assert waits == [False]
-
-
-def test_pins_do_not_survive_clear() -> None:
-    cache = PromptCache(1 << 20)
-    cache.pin([1, 2, 3])
-    cache.clear()
-    fill(cache, [1, 2, 3], 3)
-    cache.ram_bytes = 100
-    assert cache.stats().entries == 0
 
 
 def test_a_checkpoint_that_pins_leave_no_room_for_is_refused_and_evicts_nothing() -> None:
