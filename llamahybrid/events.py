@@ -10,21 +10,18 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Any, TypeAlias
 
-import numpy as np
 import xxhash
 
 from llamahybrid.client.salt import SHARED
 from llamahybrid.llama import Llama
-from llamahybrid.prompt_cache import Costs, LiveView, PromptCache
-from llamahybrid.prompt_cache.base import Tokens
-from llamahybrid.prompt_cache.nodes import ID_BYTES, ids_of, tokens_of
+from llamahybrid.prompt_cache import LiveView, PromptCache
+from llamahybrid.prompt_cache.nodes import ID_BYTES, Node, ids_of, tokens_of
 from llamahybrid.prompt_cache.store import RamStore
-from llamahybrid.prompt_cache.tree import tokens_to
 
 try:
     import msgpack
@@ -37,7 +34,13 @@ logger = logging.getLogger("llamahybrid")
 
 MOST_PATHS = 4096
 """Of RAM, and of the folder's newest places the eighth part; others are not published."""
+LEAVES = 64
+"""Paths of RAM that are looked at under its lock at once."""
+
 LOOK_SECONDS = 2.0
+REST = 9
+"""The pause after a message takes at least so many times as long as the message: a large cache is published
+less often, and never takes more than a tenth of a core."""
 
 Blocks: TypeAlias = dict[int, tuple[int | None, bytes]]
 """By a hash below 2**63 of a block and all before it: the hash of the block before, and the tokens' ids."""
@@ -55,13 +58,15 @@ class EventPublisher(AbstractContextManager["EventPublisher"]):
     ) -> None:
         """Bind a socket to `endpoint` (with port 0: any port) and start publishing.
 
-        `topic`: llm-d's router expects "kv@POD@MODEL". `block_size`: tokens. `interval`: seconds between two
-        messages. Raises ValueError for a size below 1, zmq.ZMQError for an address that cannot be bound.
+        `topic`: llm-d's router expects "kv@POD@MODEL". `block_size`: tokens. `interval`: the least seconds
+        between two messages. Raises ValueError for a size below 1, zmq.ZMQError for an address that cannot be
+        bound.
         """
         if block_size < 1:
             raise ValueError(f"a block has at least one token, not {block_size}")
         self._llm, self._interval, self._topic, self._size = llm, interval, topic.encode(), block_size
         self._cut: dict[tuple[int, bytes], Blocks] = {}  # by seed and path, those of the last look
+        self._ram: tuple[int, str, Sequence[bytes]] = -1, "", ()  # changes, namespace, paths of the last look
         self._published: dict[str, Blocks] | None = None  # None: a subscriber knows nothing yet
         self._sequence = 0
         self._context = zmq.Context()
@@ -88,8 +93,10 @@ class EventPublisher(AbstractContextManager["EventPublisher"]):
     def _run(self) -> None:
         try:
             while not self._closing.is_set():
+                begun = time.monotonic()
                 self._publish()
-                if self._socket.poll(int(1000 * self._interval)) and self._socket.recv().startswith(b"\x01"):
+                pause = max(self._interval, REST * (time.monotonic() - begun))
+                if self._socket.poll(int(1000 * pause)) and self._socket.recv().startswith(b"\x01"):
                     self._published = None
             self._publish()
         finally:
@@ -116,37 +123,39 @@ class EventPublisher(AbstractContextManager["EventPublisher"]):
         live, cache = self._llm.slots.runners[0].live, self._llm.prompt_cache
         view = live.blank_view(live.identity.namespace_of(SHARED))
         glimpses = (slot.glimpse() for slot in self._llm.slots.all)
-        live_paths = (tokens for namespace, tokens in glimpses if namespace == view.namespace)
-        paths: dict[str, Iterable[Tokens]] = {"GPU": live_paths}
+        live_paths = (ids_of(tokens) for namespace, tokens in glimpses if namespace == view.namespace)
+        paths: dict[str, Iterable[bytes]] = {"GPU": live_paths}
         if cache is not None:
-            paths |= {"CPU": in_ram(cache, view), "DISK": on_disk(cache, view)}
+            changes = cache.guard.changes
+            if self._ram[:2] != (changes, view.namespace):
+                self._ram = changes, view.namespace, list(in_ram(cache, view))
+            paths |= {"CPU": self._ram[2], "DISK": on_disk(cache, view)}
         seed, before, self._cut = xxhash.xxh3_64_intdigest(view.namespace.encode()), self._cut, {}
         found: dict[str, Blocks] = {medium: {} for medium in paths}
-        for medium, tokens in paths.items():
-            for ids in map(ids_of, tokens):
+        for medium, some in paths.items():
+            for ids in some:
                 blocks = self._cut[seed, ids] = before.get((seed, ids)) or cut(ids, self._size, seed)
                 found[medium] |= blocks
         return found
 
 
-def in_ram(cache: PromptCache, view: LiveView) -> Iterator[Tokens]:
+def in_ram(cache: PromptCache, view: LiveView) -> Iterator[bytes]:
     """Yield the deepest restorable prefix of each path in RAM. `view`: an empty context's."""
 
-    def paths(store: RamStore) -> list[Tokens]:
-        leaves = (node for node in store.tree.below(view.namespace) if not node.children)
-        return [tokens_to(leaf) for leaf in islice(leaves, MOST_PATHS)]
+    def leaves(store: RamStore) -> list[Node]:
+        return list(islice((n for n in store.tree.below(view.namespace) if not n.children), MOST_PATHS))
 
-    for tokens in cache.look(paths) or ():
-        going_on = np.append(tokens, np.int32(-1))  # no path has this token: all of it may be restored
-        yield tokens[: cache.peek(going_on, view, Costs())]
+    ahead = cache.look(leaves) or []
+    for at in range(0, len(ahead), LEAVES):
+        yield from cache.restorable(ahead[at : at + LEAVES], view)
 
 
-def on_disk(cache: PromptCache, view: LiveView) -> Iterator[Tokens]:
+def on_disk(cache: PromptCache, view: LiveView) -> Iterator[bytes]:
     """Yield the paths of the records that the folder got last and from which a prompt can go on."""
     placed, _ = cache.disk.glance(LOOK_SECONDS, MOST_PATHS // 8) if cache.disk else ((), b"")
     for namespace, tokens, items in placed:
         if namespace == view.namespace and any(i.is_checkpoint or view.attention_is_all for i in items):
-            yield tokens
+            yield ids_of(tokens)
 
 
 def cut(ids: bytes, size: int, seed: int) -> Blocks:

@@ -86,8 +86,8 @@ class CacheFolder:
             for one in stored
             for item in one.items(sizes)
         }
-        used = {key: self.rows.last_used(key) for key in there}
-        return sorted((one for key, one in there.items() if used[key]), key=lambda one: used[one.item.key])
+        used = self.rows.last_used(list(there))
+        return sorted((there[key] for key in used), key=lambda one: used[one.item.key])
 
     def lost(self, found: Sequence[Found]) -> list[bytes]:
         """Keys of records without a path."""

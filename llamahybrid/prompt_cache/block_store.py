@@ -25,8 +25,8 @@ from llamahybrid.prompt_cache.blocks import (
     shared,
     spans,
 )
+from llamahybrid.prompt_cache.envelope import Record
 from llamahybrid.prompt_cache.nodes import ID_BYTES, ids_of, token_at
-from llamahybrid.prompt_cache.records import Record
 from llamahybrid.prompt_cache.seen import Seen
 
 MOST_FOLLOWERS = 2
@@ -99,9 +99,9 @@ class Rows:
         """The number of records; 0 where counting takes too long."""
         return 0
 
-    def last_used(self, key: bytes) -> float:
-        """When a record was used last, in seconds since 1970; 0 where that is not known, or there is none."""
-        return 0.0
+    def last_used(self, keys: Sequence[bytes]) -> dict[bytes, float]:
+        """When records were used last, in seconds since 1970, as far as that is known."""
+        return {}
 
     def update(self, keys: Sequence[bytes], change: Callable[[Values], Values]) -> None:
         """Replace rows by what `change(rows)` says of them, all at once; None removes one."""

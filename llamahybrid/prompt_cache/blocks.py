@@ -21,6 +21,9 @@ import xxhash
 from llamahybrid.prompt_cache.base import Range, Tokens
 from llamahybrid.prompt_cache.nodes import ID_BYTES, IDS, common_prefix, tokens_of
 
+FORMAT = 5
+"""Of the rows and files of a folder or a server."""
+
 BLOCK = 64
 BLOCK_BYTES = BLOCK * ID_BYTES
 HASH_BYTES = 16

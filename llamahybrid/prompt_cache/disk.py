@@ -26,8 +26,8 @@ from diskcache.core import MODE_BINARY, MODE_RAW
 from llamahybrid.errors import RecordError, RecordGone
 from llamahybrid.prompt_cache.block_store import BATCH, Busy, Rows, Values
 from llamahybrid.prompt_cache.bytes_disk import NAME, SHARDS, BytesDisk, NotOurs, key_of
+from llamahybrid.prompt_cache.envelope import Record, read_record
 from llamahybrid.prompt_cache.folder import FOREIGN, claim, opened
-from llamahybrid.prompt_cache.records import Record, read_record
 
 logger = logging.getLogger("llamahybrid")
 
@@ -196,11 +196,10 @@ class DiskRows(Rows):
         with self._cache(change=True) as cache:
             yield from cache._sql(query, (kind, bytes([kind[0] + 1])))
 
-    def last_used(self, key: bytes) -> float:
+    def last_used(self, keys: Sequence[bytes]) -> dict[bytes, float]:
         """See `Rows.last_used`."""
-        with self._cache() as cache:
-            _, expires = cache.get(key, read=True, expire_time=True)
-        return float(expires) - KEEP_SECONDS if expires else 0.0
+        found = self._named("expire_time", keys)
+        return {key: at - KEEP_SECONDS for key, at in found if isinstance(at, float | int)}
 
     def file(self, key: bytes) -> Path | None:
         """The file of a record; None where there is no record."""

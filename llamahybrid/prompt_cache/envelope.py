@@ -1,6 +1,7 @@
 """The one binary format of state: an envelope around the library's bytes, of a snapshot or of a segment.
 
-The format is the same in RAM, in a file and on a server; for the latter two `records` adds a frame.
+The format is the same in RAM, in a file and on a server. A *record* is a file's content: an envelope, and
+that of logits behind it, if there are any. Token ids are in the rows of its path; digests are of all ids.
 Layout, little endian, 128 bytes, then the payload, which only `memory/` makes and reads:
 
     magic 8s | version u16 | pad 2 | start u32 | end u32 | pad 4 | namespace 64s
@@ -15,12 +16,14 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import xxhash
 
-from llamahybrid.errors import SnapshotError
-from llamahybrid.prompt_cache.base import Bytes, Tokens
+from llamahybrid.errors import RecordError, SnapshotError
+from llamahybrid.prompt_cache.base import Bytes, Logits, Tokens
+from llamahybrid.prompt_cache.ram import new_buffer
 
 MAGIC = b"LLHSTATE"
 VERSION = 3
@@ -138,3 +141,58 @@ def open_sealed(record: Bytes, *, namespace: str, tokens: Tokens, start: int | N
     payload = record[HEADER_BYTES:]
     header.check(payload)
     return payload
+
+
+class Record(NamedTuple):
+    """A whole record, checked."""
+
+    header: Header
+    state: Bytes
+    """The envelope."""
+    logits: Logits | None
+
+
+def pack(state: Bytes, logits: Logits | None, namespace: str, tokens: Tokens) -> list[memoryview]:
+    """A record in parts, to be written one after the other; the sealed state of `tokens` is not copied."""
+    if logits is None:
+        return [state.data]
+    row = np.ascontiguousarray(logits, dtype="<f4").view(np.uint8)
+    return [state.data, sealed(row, namespace=namespace, tokens=tokens).data]
+
+
+def read_record(file: BinaryIO, file_bytes: int) -> Record:
+    """Read and check a whole record from the start. Raises RecordError when it is damaged."""
+    header, state = _read_envelope(file, file_bytes)
+    rest = file_bytes - state.nbytes
+    if not rest:
+        return Record(header, state, None)
+    other, row = _read_envelope(file, rest)
+    if other.digest != header.digest or row.nbytes != rest or row.nbytes % 4:
+        raise RecordError("a record's logits are damaged")
+    return Record(header, state, row[HEADER_BYTES:].view("<f4").astype(np.float32))
+
+
+def _read_envelope(file: BinaryIO, most: int) -> tuple[Header, Bytes]:
+    """Read and check an envelope. `most`: bytes that the file still has."""
+    try:
+        head = file.read(HEADER_BYTES)
+        header = header_of(head)
+        if HEADER_BYTES + header.payload_bytes > most:
+            raise RecordError("a record is truncated")
+        envelope = new_buffer(HEADER_BYTES + header.payload_bytes)
+        envelope[:HEADER_BYTES] = np.frombuffer(head, np.uint8)
+        _fill(file, envelope[HEADER_BYTES:])
+        header.check(envelope[HEADER_BYTES:])
+    except SnapshotError as error:
+        raise RecordError(str(error)) from None
+    return header, envelope
+
+
+def _fill(file: BinaryIO, buffer: Bytes) -> None:
+    """Fill a buffer from a file. Raises RecordError where there are fewer."""
+    view = buffer.data
+    while len(view):
+        count = file.readinto(view)  # type: ignore[attr-defined]
+        if not count:
+            raise RecordError("a record is truncated")
+        view = view[count:]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from llamahybrid.errors import FolderRefused
-from llamahybrid.prompt_cache.records import FORMAT
+from llamahybrid.prompt_cache.blocks import FORMAT
 
 logger = logging.getLogger("llamahybrid")
 

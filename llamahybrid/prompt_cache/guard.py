@@ -24,20 +24,29 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+class Pause:
+    """Answer of a guarded method that has to be called again: something takes time and comes before."""
+
+    def spend(self, store: Any) -> None:
+        """Do that, without the lock."""
+        raise NotImplementedError
+
+
 class Guard:
     """The lock of one store."""
 
-    def __init__(self, warning: str) -> None:
-        """`warning`: logged once when the store had to be started anew."""
+    def __init__(self) -> None:
         self.lock = threading.RLock()
         self.changing = False
         """A change has begun and has not come to its end."""
+        self.changes = 0
+        """Changes that have begun."""
         self.restarts = 0
         self.deferred: deque[Callable[[], object]] = deque()
         """Calls from inside, left to the next call."""
         self.dropped: list[object] = []
         """Objects that go once the lock is given up."""
-        self._warning = warning
+        self._told = False
         _guards.add(self)
 
     def inside(self) -> bool:
@@ -55,7 +64,7 @@ class Guard:
             self.restarts += 1
             self.changing = False
         while self.deferred:
-            self.changing = True
+            self.changing, self.changes = True, self.changes + 1
             self.deferred.popleft()()
             self.changing = False
 
@@ -66,21 +75,21 @@ class Guard:
 
     def tell(self) -> None:
         """Log a restart once; never under the lock, as handlers are anybody's code."""
-        if self.restarts and self._warning:
-            warning, self._warning = self._warning, ""
-            logger.warning(warning)
+        if self.restarts and not self._told:
+            self._told = True
+            logger.warning("an exception came while the prompt cache was changed; its content in RAM is gone")
 
 
 def guarded(
     inside: object = None, *, later: bool = False, changes: bool = True
-) -> Callable[[Callable[Concatenate[Any, P], R]], Callable[Concatenate[Any, P], R]]:
-    """Have a method of a store (with a `guard`) hold the lock while it runs.
+) -> Callable[[Callable[Concatenate[Any, P], R | Pause]], Callable[Concatenate[Any, P], R]]:
+    """Have a method of a store (with a `guard`) hold the lock while it runs, again after each `Pause`.
 
     `inside`: its answer for a thread that has the lock already, or a function of its arguments that makes it.
     `later`: the call is then left to the next one. `changes`: an exception may leave half a change.
     """
 
-    def decorate(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+    def decorate(method: Callable[Concatenate[Any, P], R | Pause]) -> Callable[Concatenate[Any, P], R]:
         @functools.wraps(method)
         def call(store: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
             guard: Guard = store.guard
@@ -89,15 +98,18 @@ def guarded(
                     guard.deferred.append(functools.partial(method, store, *args, **kwargs))
                 return inside(*args, **kwargs) if callable(inside) else inside  # type: ignore[return-value]
             try:
-                # The lock's own methods are C: no signal can come between taking it and the `with`.
-                with guard.lock:
-                    guard.enter(store.restart)
-                    guard.changing = changes
-                    result = method(store, *args, **kwargs)
-                    guard.changing = False
-                guard.dropped.clear()
-                guard.tell()
-                return result
+                while True:
+                    # The lock's own methods are C: no signal can come between taking it and the `with`.
+                    with guard.lock:
+                        guard.enter(store.restart)
+                        guard.changing, guard.changes = changes, guard.changes + changes
+                        result = method(store, *args, **kwargs)
+                        guard.changing = False
+                    guard.dropped.clear()
+                    guard.tell()
+                    if not isinstance(result, Pause):
+                        return result
+                    result.spend(store)
             except BaseException:
                 guard.leave()
                 raise

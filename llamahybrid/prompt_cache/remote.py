@@ -16,7 +16,8 @@ from typing import Any
 
 from llamahybrid.errors import RecordGone
 from llamahybrid.prompt_cache.block_store import BATCH, Rows, Values
-from llamahybrid.prompt_cache.records import FORMAT, Record, read_record
+from llamahybrid.prompt_cache.blocks import FORMAT
+from llamahybrid.prompt_cache.envelope import Record, read_record
 
 try:
     import redis

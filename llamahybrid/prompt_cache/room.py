@@ -7,30 +7,34 @@ store, see `guard`.
 
 from __future__ import annotations
 
-import math
 import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
-from llamahybrid.prompt_cache.base import Bytes, CacheStats, Tokens
+from llamahybrid.prompt_cache.base import Bytes, CacheStats, LiveView, Segment, Tokens
 from llamahybrid.prompt_cache.eviction import Eviction, bytes_to_stay
-from llamahybrid.prompt_cache.guard import Guard, guarded
+from llamahybrid.prompt_cache.guard import Guard, Pause, guarded
 from llamahybrid.prompt_cache.nodes import ENTRY_BYTES, Entry, Match, ids_of, lies_on
 from llamahybrid.prompt_cache.ram import Account, Expected, new_buffer
-from llamahybrid.prompt_cache.tree import Tree
-
-RESTARTED = "an exception came while the prompt cache was changed; its content in RAM is gone"
+from llamahybrid.prompt_cache.tree import Cut, Tree
 
 SLICE_SECONDS = 0.01
-"""Longest time that evictions for a buffer or a smaller budget hold the lock at once."""
+"""Longest time that evictions for new bytes or a smaller budget hold the lock at once."""
 
 YIELD_SECONDS = 5e-5
 """The sleep in which other threads take the lock."""
 
-Claimed: TypeAlias = Bytes | Expected | None
-"""A buffer, or room for one; of no bytes while more has to go first; None if none fits."""
+
+class More(Pause):
+    """More has to go first; other threads may have the lock before."""
+
+    def spend(self, store: object) -> None:
+        """Let them have it."""
+        time.sleep(YIELD_SECONDS)
+
+
+MORE = More()
 
 
 class User:
@@ -53,7 +57,7 @@ class Room:
 
     def __init__(self, limit: int, eviction: Eviction) -> None:
         """`limit`: bytes."""
-        self.guard = Guard(RESTARTED)
+        self.guard = Guard()
         self.account = Account(limit, self.guard.dropped)
         self.eviction = eviction
         self.counts = Counts()
@@ -78,6 +82,11 @@ class Room:
         self._begin()
         self.account.free_all()
 
+    @guarded()
+    def exchange_parts(self, cut: Cut, parts: Sequence[Segment]) -> None:
+        """Replace a segment by its parts, see `Tree.exchange`."""
+        self.tree.exchange(cut, parts)
+
     # -- buffers -----------------------------------------------------------------------------------
 
     def buffer(self, n_bytes: int) -> Bytes:
@@ -86,23 +95,27 @@ class Room:
         The budget counts a buffer until it is admitted or collected. A buffer that pins leave no room for is
         not counted, and `admit` refuses it.
         """
-        counted = self._filled_claim(n_bytes, lambda: self._claim(n_bytes))
+        counted = self._filled(n_bytes)
         return new_buffer(n_bytes) if counted is None else counted
 
-    def _filled_claim(self, n_bytes: int, claim: Callable[[], Claimed]) -> Bytes | None:
-        """Claim room under the lock, a slice of time at once, and make the buffer without it."""
-        claimed = self._in_slices(n_bytes, claim)
+    def segment_buffer(self, view: LiveView, n_bytes: int) -> Bytes | None:
+        """Return a buffer of exactly `n_bytes` for attention of the live path; None if refused.
+
+        The budget counts it until it is kept or collected. Evicts while other paths have anything.
+        """
+        try:
+            return self._filled(n_bytes, view)
+        except MemoryError:
+            return None
+
+    def _filled(self, n_bytes: int, view: LiveView | None = None) -> Bytes | None:
+        """Claim room under the lock, and make the buffer without it."""
+        claimed = self._claim(n_bytes, view)
         if not isinstance(claimed, Expected):
             return claimed
         buffer = new_buffer(n_bytes)
         self._exchange(claimed, buffer)
         return buffer
-
-    def _in_slices(self, n_bytes: int, claim: Callable[[], Claimed]) -> Claimed:
-        """Claim until no more has to go; between two calls other threads have the lock."""
-        while (claimed := claim()) is not None and claimed.nbytes < n_bytes:
-            time.sleep(YIELD_SECONDS)
-        return claimed
 
     @guarded()
     def _exchange(self, claimed: Expected, buffer: Bytes) -> None:
@@ -110,28 +123,27 @@ class Room:
         self.account.reserve(buffer)
 
     @guarded()
-    def _claim(self, n_bytes: int) -> Claimed:
-        return self.claim(n_bytes)
-
-    def claim(self, n_bytes: int, path: Match | None = None, keep: Collection[Entry] = ()) -> Claimed:
-        """Claim an idle buffer, or the room for a new one; arguments as of `make_room`."""
-        fits = self.make_room(n_bytes, path, keep=keep, reuse=n_bytes, seconds=SLICE_SECONDS)
-        if not fits:
-            return Expected(0) if fits is None else None
-        idle = self.account.reuse(n_bytes)
-        return self.account.reserve(Expected(n_bytes) if idle is None else idle)
-
-    def expect(self, namespace: str, path: Tokens, n_bytes: int) -> Claimed:
-        """Make room for bytes that are about to be read; None if there is none."""
-        return self._in_slices(n_bytes, lambda: self._expected(namespace, path, n_bytes))
+    def _claim(self, n_bytes: int, view: LiveView | None) -> Bytes | Expected | Pause | None:
+        """Claim an idle buffer, or the room for a new one. `view`: its path's checkpoints are to stay."""
+        if view is not None and not view.storable:
+            return None
+        path = None if view is None else self.tree.match(view.namespace, view.tokens)
+        keep = () if path is None else path.entries()
+        fits = self.make_room(n_bytes, path, keep=keep, reuse=n_bytes, sliced=True)
+        if isinstance(fits, More):
+            return fits
+        self.counts.refused += view is not None and not fits
+        idle = self.account.reuse(n_bytes) if fits else None
+        return self.account.reserve(Expected(n_bytes) if idle is None else idle) if fits else None
 
     @guarded()
-    def _expected(self, namespace: str, path: Tokens, n_bytes: int) -> Claimed:
+    def expect(self, namespace: str, path: Tokens, n_bytes: int) -> Expected | Pause | None:
+        """Make room for bytes that are about to be read; None if there is none."""
         match = self.tree.match(namespace, path)
         index_bytes = ENTRY_BYTES + match.growth(len(path) - match.length)
-        fits = self.make_room(n_bytes + index_bytes, match, seconds=SLICE_SECONDS)
-        if fits is None:
-            return Expected(0)
+        fits = self.make_room(n_bytes + index_bytes, match, sliced=True)
+        if isinstance(fits, More):
+            return fits
         self.counts.refused += not fits
         return self.account.reserve(Expected(n_bytes)) if fits else None
 
@@ -155,16 +167,16 @@ class Room:
         limit = self.account.limit
         return self.used() + need > limit and self.staying(path) + need > limit
 
-    def _room_for(self, need: int, path: Match, old: Entry | None) -> bool:
+    def _room_for(self, need: int, path: Match, old: Entry | None) -> bool | More:
         """Make room for a checkpoint on a path. `old`: its predecessor at the same place, which stays until
         then."""
         user = User()
         if old is not None:
             need -= ENTRY_BYTES + (0 if old.in_use else old.nbytes)
             self.use(user, old)
-        fits = not self._cannot_hold(need, path) and self.make_room(need, path)
+        fits = not self._cannot_hold(need, path) and self.make_room(need, path, sliced=True)
         self.drop_users(user)
-        return bool(fits)
+        return fits
 
     def make_room(
         self,
@@ -173,18 +185,18 @@ class Room:
         *,
         keep: Collection[Entry] = (),
         reuse: int | None = None,
-        seconds: float = math.inf,
-    ) -> bool | None:
+        sliced: bool = False,
+    ) -> bool | More:
         """Free `need` bytes: idle buffers, then by `eviction`'s order; False if that cannot be.
 
         Nothing is evicted where pins leave no room. `path`: tokens that must stay, with their nodes. `keep`:
         checkpoints; nothing is evicted once no others are left. `reuse`: an idle buffer of this size is as
-        good as room for one. None where more than `seconds` are needed: what was freed by then is free.
+        good as room for one. `sliced`: More after `SLICE_SECONDS`; what was freed by then is free.
         """
         self.drop_users()
         if need > 0 and self._cannot_hold(need, path):
             return False
-        return self._evict(self.account.limit - need, path, keep, reuse, seconds)
+        return self._evict(self.account.limit - need, path, keep, reuse, sliced)
 
     def _evict(
         self,
@@ -192,10 +204,10 @@ class Room:
         path: Match | None = None,
         keep: Collection[Entry] = (),
         reuse: int | None = None,
-        seconds: float = math.inf,
-    ) -> bool | None:
+        sliced: bool = False,
+    ) -> bool | More:
         """Free bytes until no more than `limit` are used; arguments and result as of `make_room`."""
-        end, keep = time.monotonic() + seconds, frozenset(keep)
+        end, keep = time.monotonic() + SLICE_SECONDS, frozenset(keep)
         while (over := self.used() - limit) > 0:
             if reuse is not None and self.account.has_idle(reuse):
                 return True
@@ -208,26 +220,21 @@ class Room:
                 self.tree.trim(victim, path.needs(victim) if path else 0)
             else:
                 return False
-            if time.monotonic() >= end:
-                return None
+            if sliced and time.monotonic() >= end:
+                return MORE
         return True
 
     def resize(self, limit: int) -> None:
         """Set another budget, and evict down to it, a few at a time, so that other threads have the lock."""
-        seconds = math.inf if self.guard.inside() else SLICE_SECONDS
-        while self._shrink(limit, seconds):
-            time.sleep(YIELD_SECONDS)
+        self._shrink(limit, sliced=not self.guard.inside())
 
-    @guarded(False, later=True)
-    def _shrink(self, limit: int, seconds: float) -> bool:
-        """Lower the budget by what can be evicted in `seconds`; True if more has to go.
-
-        Requests between two calls make room for themselves alone.
-        """
+    @guarded(later=True)
+    def _shrink(self, limit: int, *, sliced: bool) -> Pause | None:
+        """Lower the budget; requests between two slices make room for themselves alone."""
         self.drop_users()
-        more = self._evict(limit, seconds=seconds) is None
+        more = isinstance(self._evict(limit, sliced=sliced), More)
         self.account.limit = max(limit, self.used()) if more else limit
-        return self.account.limit > limit
+        return MORE if self.account.limit > limit else None
 
     def remove(self, entry: Entry, *, replaced: bool = False) -> None:
         """Take a checkpoint out, with the segments that only it needed; an unused buffer goes to the pool.

@@ -26,7 +26,6 @@ from llamahybrid.prompt_cache.base import (
 from llamahybrid.prompt_cache.ladder import MIN_SPACING
 from llamahybrid.prompt_cache.nodes import Entry, Match, common_prefix
 from llamahybrid.prompt_cache.placement import prefill_cuts
-from llamahybrid.prompt_cache.tree import Tree
 
 UNMEASURED = Costs()
 
@@ -51,6 +50,10 @@ class Choice:
         """The origin of the restore point: the tier outside, if it was read into RAM just now."""
         read = self.entry.read_from if self.source == "ram" and self.entry is not None else None
         return read or self.source
+
+    def loads(self, live_lcp: int, view: LiveView) -> bool:
+        """Return whether attention has to be loaded for it, behind that of [0, live_lcp)."""
+        return self.source == "ram" and (self.position > live_lcp or view.attention_is_all)
 
 
 @dataclass(frozen=True)
@@ -240,7 +243,6 @@ class Habits:
 
 
 def plan_request(
-    tree: Tree,
     match: Match,
     tokens: Tokens,
     view: LiveView,
@@ -248,21 +250,14 @@ def plan_request(
     costs: Costs,
     limit: int,
     habits: Habits,
-) -> tuple[Plan, Entry | None]:
-    """Plan a prompt by its match; return also the checkpoint that the plan uses.
+    start: tuple[Choice, Attention],
+) -> Plan:
+    """Plan a prompt by its match and its `restore_point`, which no segment crosses.
 
-    A segment that crosses the restore point is cut in two. `limit`: bytes of the budget; `habits`: of this
-    namespace.
+    `limit`: bytes of the budget; `habits`: of this namespace.
     """
-    total, entries, parted = len(tokens), match.entries(), match.branches()
+    total, (choice, attention), parted = len(tokens), start, match.branches()
     live_lcp = common_prefix(tokens, view.tokens)
-    choice, attention = restore_point(match, entries, total, live_lcp, view, costs)
-    while loads := choice.source == "ram" and (choice.position > live_lcp or view.attention_is_all):
-        damaged = tree.damaged
-        tree.divide(view.namespace, match, choice.position)
-        choice, attention = restore_point(match, entries, total, live_lcp, view, costs)
-        if tree.damaged == damaged:  # else one segment went
-            break
     cached, matched = choice.position, max(live_lcp, match.length)
     outline = None
     if view.needs_checkpoints:
@@ -272,7 +267,7 @@ def plan_request(
         outline = Outline(total, cached, matched, tuple(boundaries), most, known, *learned)
     entry = choice.entry
     from_ram = choice.source == "ram" and not view.attention_is_all
-    plan = Plan(
+    return Plan(
         total=total,
         matched=matched,
         cached=cached,
@@ -283,11 +278,10 @@ def plan_request(
         outline=outline,
         reason=reason(choice, total, matched, len(view.tokens)),
         differs=difference(tokens, view.tokens, live_lcp, match),
-        stored=any(e.position == cached for e in entries),
-        segments=attention.up_to(cached) if loads else (),
+        stored=any(e.position == cached for e in match.entries()),
+        segments=attention.up_to(cached) if choice.loads(live_lcp, view) else (),
         live_kept=attention.live_kept,
     )
-    return plan, entry
 
 
 def unplanned(total: int) -> Plan:

@@ -29,9 +29,10 @@ from llamahybrid.prompt_cache.base import (
     part_of,
 )
 from llamahybrid.prompt_cache.eviction import Eviction
-from llamahybrid.prompt_cache.guard import guarded
+from llamahybrid.prompt_cache.guard import Pause, guarded
 from llamahybrid.prompt_cache.nodes import (
     ENTRY_BYTES,
+    ID_BYTES,
     Entry,
     Match,
     Node,
@@ -41,8 +42,15 @@ from llamahybrid.prompt_cache.nodes import (
     pinned_before,
 )
 from llamahybrid.prompt_cache.ram import Expected, owned
-from llamahybrid.prompt_cache.room import Claimed, Room, User
-from llamahybrid.prompt_cache.selection import Habits, Known, plan_request, restore_point, unplanned
+from llamahybrid.prompt_cache.room import More, Room, User
+from llamahybrid.prompt_cache.selection import (
+    UNMEASURED,
+    Habits,
+    Known,
+    plan_request,
+    restore_point,
+    unplanned,
+)
 from llamahybrid.prompt_cache.write_policy import Point, restart_points
 
 MOST_NAMES = 64
@@ -66,9 +74,13 @@ class RamStore(Room):
         self.habits = defaultdict[str, Habits](Habits)
         """By namespace."""
 
-    @guarded(changes=False)
     def look(self, see: Callable[[RamStore], Found]) -> Found | None:
         """Return `see(self)`, which changes nothing; None from inside."""
+        found: Found | None = self._look(see)
+        return found
+
+    @guarded(changes=False)
+    def _look(self, see: Callable[[RamStore], object]) -> Any:
         return see(self)
 
     # -- a request's start -------------------------------------------------------------------------
@@ -88,24 +100,28 @@ class RamStore(Room):
         return True
 
     @guarded(lambda tokens, *_: unplanned(len(tokens)))
-    def plan(self, tokens: Tokens, view: LiveView, boundaries: Sequence[int], costs: Costs) -> Plan:
+    def plan(self, tokens: Tokens, view: LiveView, boundaries: Sequence[int], costs: Costs) -> Plan | Pause:
         """See `PromptCache.plan`; a plan pins one checkpoint at most."""
         self.drop_users()
+        if view.split is not None:
+            self.tree.splitters[view.namespace] = view.split
+        match, live_lcp = self.tree.match(view.namespace, tokens), common_prefix(tokens, view.tokens)
+        entries = match.entries()
+        start = choice, _ = restore_point(match, entries, len(tokens), live_lcp, view, costs)
+        if choice.loads(live_lcp, view):
+            cut = self.tree.crossing(view.namespace, match, choice.position)
+            if cut is not None:
+                return cut
         habits = self.habits[view.namespace]
         if boundaries:
             habits.boundaries = frozenset(boundaries)
-        if view.split is not None:
-            self.tree.splitters[view.namespace] = view.split
         self._let_names_go(view.namespace)
-        match = self.tree.match(view.namespace, tokens)
-        entries = match.entries()
         self.eviction.learn(self.tree, match, entries)
         self.tree.visit(match, entries)
         self.tree.touch(match)
         habits.learn(match, entries, len(tokens))
-        plan, entry = plan_request(
-            self.tree, match, tokens, view, boundaries, costs, self.account.limit, habits
-        )
+        plan = plan_request(match, tokens, view, boundaries, costs, self.account.limit, habits, start)
+        entry = choice.entry
         if entry is None and view.attention_is_all and plan.source == "ram":  # attention before it stays
             entry = self._put(match, Checkpoint(view.namespace, plan.cached, NOTHING), tokens[: plan.cached])
         if entry is not None:
@@ -144,25 +160,29 @@ class RamStore(Room):
         if not 0 < position <= len(view.tokens):
             raise ValueError(f"no position {position} in a live sequence of {len(view.tokens)} tokens")
         row = None if logits is None else np.array(logits, dtype=np.float32)
-        return self._admit(view, position, snapshot, owned(snapshot), row)
+        record = owned(snapshot)
+        return self._admit(view, position, snapshot, record, row)
 
     @guarded(False)
     def _admit(
         self, view: LiveView, position: int, given: Bytes, snapshot: Bytes, logits: Logits | None
-    ) -> bool:
+    ) -> bool | Pause:
         """`given`: the buffer, which may be counted already; `snapshot`: the same, or a copy of its own."""
         if not view.storable:  # under the lock: `forget` may come at any time
             return False
         path = view.tokens[:position]
         match = self.tree.match(view.namespace, path)
+        if (cut := self.tree.branch_cut(view.namespace, match, position)) is not None:
+            return cut
         old = next((e for e in match.entries()[-1:] if e.position == position), None)
         if logits is None and old is not None:
             logits = old.checkpoint.logits
         need = snapshot.nbytes + (0 if logits is None else logits.nbytes) + ENTRY_BYTES
         need += match.growth(position - match.length)
-        if not self._room_for(need - self.account.reserved(given), match, old):
-            self.counts.refused += 1
-            return False
+        fits = self._room_for(need - self.account.reserved(given), match, old)
+        if fits is not True:
+            self.counts.refused += not isinstance(fits, More)
+            return fits
         if old is not None:
             self.remove(old, replaced=True)
         self.account.unreserve(given)
@@ -200,33 +220,16 @@ class RamStore(Room):
         entries = self.tree.match(view.namespace, view.tokens).entries()
         return len(view.tokens) - (entries[-1].position if entries else 0)
 
-    def segment_buffer(self, view: LiveView, n_bytes: int) -> Bytes | None:
-        """Return a buffer of exactly `n_bytes` for attention of the live path; None if refused.
-
-        The budget counts it until it is kept or collected. Evicts while other paths have anything.
-        """
-        try:
-            return self._filled_claim(n_bytes, lambda: self._segment_room(view, n_bytes))
-        except MemoryError:
-            return None
-
-    @guarded()
-    def _segment_room(self, view: LiveView, n_bytes: int) -> Claimed:
-        if not view.storable:
-            return None
-        match = self.tree.match(view.namespace, view.tokens)
-        claimed = self.claim(n_bytes, match, match.entries())
-        self.counts.refused += claimed is None
-        return claimed
-
     @guarded(False)
-    def store_segment(self, view: LiveView, segment: Segment) -> bool:
+    def store_segment(self, view: LiveView, segment: Segment) -> bool | Pause:
         """Keep a segment of the live path; False if refused or not missing. Evicts as `segment_buffer`."""
         if not view.storable:
             return False
         match = self.tree.match(view.namespace, view.tokens)
-        counted = self.account.reserved(segment.record)
-        fits = bool(self.make_room(segment.nbytes - counted, match, keep=match.entries()))
+        counted, keep = self.account.reserved(segment.record), match.entries()
+        fits = self.make_room(segment.nbytes - counted, match, keep=keep, sliced=True)
+        if isinstance(fits, More):
+            return fits
         match = self.tree.match(view.namespace, view.tokens)
         needed = any(e.position > segment.start for e in match.entries())
         stored = fits and needed and match.length >= segment.end and self.tree.store(match, segment)
@@ -237,19 +240,26 @@ class RamStore(Room):
     @guarded()
     def remember(
         self, namespace: str, tokens: Tokens, state: LiveState | None = None, forgets: int | None = None
-    ) -> None:
+    ) -> Pause | None:
         """Note that these tokens were evaluated (no state): `matched` and branch points rest on it.
 
         `state`: their context; nothing is noted once it was forgotten. `forgets`: `Known.forgets`; nothing
         is noted if anything was forgotten since. Never at the price of a checkpoint on the path itself.
         """
         if (state is not None and state.forgotten) or forgets not in (None, self.forgets):
-            return
+            return None
         match = self.tree.match(namespace, tokens)
-        if self.make_room(match.growth(len(tokens) - match.length), match, keep=match.entries()):
+        if (cut := self.tree.branch_cut(namespace, match, len(tokens))) is not None:
+            return cut
+        need, keep = match.growth(len(tokens) - match.length), match.entries()
+        fits = self.make_room(need, match, keep=keep, sliced=True)
+        if isinstance(fits, More):
+            return fits
+        if fits:
             match = self.tree.insert(namespace, tokens)
             match.end_prompt(0 if state is None else state.prompt_end(tokens))
             self.make_room(0)
+        return None
 
     # -- forgetting --------------------------------------------------------------------------------
 
@@ -319,6 +329,20 @@ class RamStore(Room):
 
     # -- for the tiers outside ---------------------------------------------------------------------
 
+    @guarded(lambda *_: set(), changes=False)
+    def restorable(self, leaves: Sequence[Node], view: LiveView) -> set[bytes]:
+        """Return the deepest restorable prefixes of the paths to leaves that are still there, see `ids_of`.
+
+        `view`: an empty context's.
+        """
+        found = set[bytes]()
+        for leaf in (leaf for leaf in leaves if leaf in self.tree):
+            match = Match(leaf.end, tuple(leaf.path())[::-1])
+            choice, _ = restore_point(match, match.entries(), leaf.end + 1, 0, view, UNMEASURED)
+            edges = (node.edge for node in match.path if node.start < choice.position)
+            found.add(b"".join(edges)[: ID_BYTES * choice.position])
+        return found
+
     @guarded(lambda *_: Known(), changes=False)
     def known(self, tokens: Tokens, view: LiveView, costs: Costs) -> Known:
         """Return what RAM knows of a prompt."""
@@ -337,14 +361,17 @@ class RamStore(Room):
         view: LiveView,
         path: Tokens,
         loaded: Loaded,
-        expected: Bytes | Expected,
+        expected: Expected,
         forgets: int,
         source: Outside,
-    ) -> None:
+    ) -> Pause | None:
         """Add what was read, where it is missing here, unless anything was forgotten since."""
+        match = self.tree.match(view.namespace, path)
+        if (cut := self.tree.branch_cut(view.namespace, match, len(path))) is not None:
+            return cut
         self.account.unreserve(expected)
         if forgets != self.forgets:
-            return
+            return None
         match = self.tree.insert(view.namespace, path)
         if not any(e.position == len(path) for e in match.entries()):
             loaded.snapshot.flags.writeable = False
@@ -360,6 +387,7 @@ class RamStore(Room):
                     continue
                 parts += [] if part is None else [part]
         self.tree.store(match, *parts)
+        return None
 
     @guarded(lambda *_: [], changes=False)
     def restart_points(self, namespace: str, path: Tokens) -> list[Point]:

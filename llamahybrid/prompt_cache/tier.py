@@ -292,8 +292,8 @@ class Tier:
         stored = list(islice(self.store.newest(), most))
         sizes = self.rows.sizes(list({key for one in stored for key in one.keys}))
         found = [(one.namespace, tokens_of(one.ids), one.items(sizes)) for one in stored]
-        used = {key: self.rows.last_used(key) for key in sizes} if len(stored) < most else {}
-        going = min((key for key in used if used[key]), key=lambda key: used[key], default=b"")
+        used = self.rows.last_used(list(sizes)) if len(stored) < most else {}
+        going = min(used, key=lambda key: used[key], default=b"")
         return [one for one in found if one[-1]], going
 
     def stats(self) -> dict[str, int]:

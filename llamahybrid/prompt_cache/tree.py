@@ -13,10 +13,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from llamahybrid.prompt_cache.base import Checkpoint, Segment, Splitter, Tokens
+from llamahybrid.prompt_cache.guard import Pause
 from llamahybrid.prompt_cache.nodes import (
     ENTRY_BYTES,
     ID_BYTES,
@@ -31,6 +34,30 @@ from llamahybrid.prompt_cache.nodes import (
     token_at,
     tokens_of,
 )
+
+
+@dataclass(frozen=True)
+class Cut(Pause):
+    """A segment that is to be cut in two; its bytes are copied without the lock of a store."""
+
+    namespace: str
+    segment: Segment
+    path: Tokens
+    """The tokens before its end."""
+    position: int
+    splitter: Splitter | None
+
+    def spend(self, store: Any) -> None:
+        """Cut it, and have the store take the parts."""
+        store.exchange_parts(self, self.parts())
+
+    def parts(self) -> tuple[Segment, ...]:
+        """The two parts; none of a damaged segment, nor where there is no memory for them."""
+        ranges = (self.segment.start, self.position), (self.position, self.segment.end)
+        try:
+            return tuple(self.splitter.parts(self.segment, self.path, ranges)) if self.splitter else ()
+        except (ValueError, MemoryError):
+            return ()
 
 
 class Tree:
@@ -61,6 +88,9 @@ class Tree:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def __contains__(self, node: Node) -> bool:
+        return node in self._nodes
 
     def __del__(self) -> None:
         """Nodes and checkpoints name each other: their bytes would stay until Python looks for cycles."""
@@ -158,7 +188,8 @@ class Tree:
         if path:
             node = path[-1]
             if match.length < node.end:
-                node = self._split(namespace, node, match.length)
+                self.divide(namespace, match, match.length)
+                node = self._split(node, match.length)
                 path = (*path[:-1], node)
             elif not node.children:
                 node.edge += ids
@@ -213,10 +244,32 @@ class Tree:
 
     def divide(self, namespace: str, match: Match, position: int) -> None:
         """Cut the segment that crosses `position`, if there is one, in two; drop it if that cannot be."""
-        for node in match.path:
-            crossing = next((s for s in node.segments if s.start < position < s.end), None)
-            if crossing is not None:
-                self._divide(namespace, node, crossing, position)
+        cut = self.crossing(namespace, match, position)
+        if cut is not None:
+            self.exchange(cut, cut.parts())
+
+    def crossing(self, namespace: str, match: Match, position: int) -> Cut | None:
+        """Return the cut of the segment on a path that crosses `position`; None without one."""
+        segments = ((node, s) for node in match.path for s in node.segments)
+        node, segment = next(((n, s) for n, s in segments if s.start < position < s.end), (None, None))
+        if node is None or segment is None:
+            return None
+        path = tokens_to(node)[: segment.end]
+        return Cut(namespace, segment, path, position, self.splitters.get(namespace))
+
+    def branch_cut(self, namespace: str, match: Match, total: int) -> Cut | None:
+        """Return the cut where a path of `total` tokens leaves what is known of it; None without one."""
+        return self.crossing(namespace, match, match.length) if match.length < total else None
+
+    def exchange(self, cut: Cut, parts: Sequence[Segment]) -> None:
+        """Replace a segment by its parts, as far as a checkpoint needs them; harmless if it is gone."""
+        path = self.match(cut.namespace, cut.path).path
+        node = next((node for node in path if cut.segment in node.segments), None)
+        if node is not None:
+            self.damaged += cut.splitter is not None and not parts
+            at = node.segments.index(cut.segment)
+            self._replace(node, [*node.segments[:at], *parts, *node.segments[at + 1 :]])
+            self._drop_bare(node)
 
     def path_of(self, entry: Entry) -> Tokens:
         """The tokens before a checkpoint that is in the tree, shape (position,)."""
@@ -278,23 +331,6 @@ class Tree:
         elif len(parent.children) == 1:
             self._merge(parent)
 
-    def _divide(self, namespace: str, node: Node, segment: Segment, position: int) -> None:
-        """Replace a segment by its two parts, as far as a checkpoint needs them.
-
-        A damaged one goes, and one whose parts find no memory.
-        """
-        splitter = self.splitters.get(namespace)
-        parts: tuple[Segment, ...] = ()
-        try:
-            if splitter is not None:
-                ranges = (segment.start, position), (position, segment.end)
-                parts = tuple(splitter.parts(segment, tokens_to(node)[: segment.end], ranges))
-        except (ValueError, MemoryError):
-            self.damaged += 1
-        at = node.segments.index(segment)
-        self._replace(node, [*node.segments[:at], *parts, *node.segments[at + 1 :]])
-        self._drop_bare(node)
-
     def _drop_bare(self, node: Node) -> None:
         if bare := node.bare():
             self._replace(node, node.segments[:-bare])
@@ -305,12 +341,9 @@ class Tree:
         self.segment_bytes += sum(s.nbytes for s in segments) - sum(s.nbytes for s in node.segments)
         node.segments = segments
 
-    def _split(self, namespace: str, node: Node, position: int) -> Node:
+    def _split(self, node: Node, position: int) -> Node:
         """Divide an edge at `position`; returns the new upper node, `node` keeps the lower part."""
         assert node.parent is not None
-        crossing = next((s for s in node.segments if s.start < position < s.end), None)
-        if crossing is not None:
-            self._divide(namespace, node, crossing, position)
         cut = ID_BYTES * (position - node.start)
         upper = Node(node.parent, node.start, node.edge[:cut], last_used=self._clock, seen=node.seen)
         upper.entries = {p: e for p, e in node.entries.items() if p <= position}

@@ -170,9 +170,9 @@ def test_prune_by_size_removes_the_oldest_records(folder: Path) -> None:
 def test_commands_leave_the_times_of_records_alone(folder: Path, arguments: tuple[str, ...]) -> None:
     rows = DiskRows(folder)
     rows.open()
-    before = {key: rows.last_used(key) for key in keys(folder)}
+    before = rows.last_used(keys(folder))
     assert run(*arguments, "--dir", folder).exit_code == 0
-    assert {key: rows.last_used(key) for key in keys(folder)} == before
+    assert rows.last_used(keys(folder)) == before
 
 
 def test_salts_are_listed_and_pruned(folder: Path) -> None:

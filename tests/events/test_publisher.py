@@ -96,7 +96,11 @@ def test_forgotten_blocks_are_removed(opened: Callable[..., Llama], told: Callab
     ask(llm, tokens(1, 64))
     ask(llm, tokens(2, 64))
     router.until(lambda: len(router.paths().get("CPU", ())) == 2)
+    view = llm.slots.runners[0].live.blank_view(llm.slots.runners[0].live.identity.namespace)
+    leaves = [node for node in cache.tree.below(view.namespace) if not node.children]
+    assert len(cache.restorable(leaves, view)) == 2
     cache.forget(tokens(1, 64))
+    assert len(cache.restorable(leaves, view)) == 1, "one went between two looks"
     router.until(lambda: [path[:8] for path in router.paths()["CPU"]] == [tokens(2, 64)[:8]])
     cache.clear()
     llm.reset()
@@ -141,7 +145,16 @@ def test_salted_requests_are_not_published(
     assert set(map(tuple, said)) == {tuple(tokens(2, 64)[:8])}
 
 
-def test_late_subscribers_are_told_all_blocks(opened: Callable[..., Llama]) -> None:
+def test_late_subscribers_are_told_all_blocks_of_a_cache_that_is_looked_at_once(
+    opened: Callable[..., Llama], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, looks = PromptCache.look, list[int]()
+
+    def counted(cache: PromptCache, see: Callable[..., Any]) -> Any:
+        looks.append(cache.guard.changes)
+        return look(cache, see)
+
+    monkeypatch.setattr(PromptCache, "look", counted)
     llm = opened("qwen35", PromptCache(ram_bytes=64 << 20))
     with EventPublisher(llm, ANY, block_size=SIZE, interval=0.02, topic="kv@a@b") as publisher:
         first = Subscriber(publisher.endpoint, "kv@")
@@ -154,6 +167,7 @@ def test_late_subscribers_are_told_all_blocks(opened: Callable[..., Llama]) -> N
         assert first.topics == late.topics == {"kv@a@b"}
         first.close()
         late.close()
+    assert len(looks) == len(set(looks)), "once after each change"
     publisher.close()  # again does no harm
 
 

@@ -164,6 +164,12 @@ def test_pins_outlast_what_the_budget_asks_for_until_the_last_one_is_taken_back(
     assert kept(cache, path, 100, 180) == [100]
     cache.unpin(path[:150])
     assert cache.stats().bytes_ram <= cache.ram_bytes
+    cache.pin(path)
+    cache.clear()
+    cache.ram_bytes = 1 << 20
+    fill(cache, path, 180)
+    cache.ram_bytes = 100
+    assert cache.stats().entries == 0, "no pin survives"
 
 
 def test_a_request_beside_a_budget_that_shrinks_does_not_evict_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,6 +210,15 @@ def test_evictions_for_a_large_buffer_let_others_in(monkeypatch: pytest.MonkeyPa
     left.clear()
     assert cache.expect("m", np.array([1, 2], np.int32), 500_000) is not None
     assert len(set(left)) > 10
+    left.clear()
+    assert cache.admit(view([1, 2]), 2, np.zeros(900_000, np.uint8))
+    assert len(set(left)) > 10
+    for first in range(40):
+        fill(cache, [first, 1, 3], 3, size=20_000)
+    left.clear()
+    cache.remember("m", np.arange(200_000, dtype=np.int32))
+    assert len(set(left)) > 10
+    assert cache.stats().bytes_ram <= 1 << 20
     large, segment = cache.buffer(500_000), cache.segment_buffer(view([1, 2], needs_attention=True), 500_000)
     assert segment is not None
     assert large.nbytes == segment.nbytes == 500_000
@@ -231,15 +246,6 @@ def test_a_request_does_not_wait_while_memory_is_found_for_another(
         here = (view([1, 2]), SIZE) if what == "segment_buffer" else (SIZE,)
         assert getattr(cache, what)(*here).nbytes == SIZE
     assert waits == [False]
-
-
-def test_pins_do_not_survive_clear() -> None:
-    cache = PromptCache(1 << 20)
-    cache.pin([1, 2, 3])
-    cache.clear()
-    fill(cache, [1, 2, 3], 3)
-    cache.ram_bytes = 100
-    assert cache.stats().entries == 0
 
 
 def test_a_checkpoint_that_pins_leave_no_room_for_is_refused_and_evicts_nothing() -> None:

@@ -1,6 +1,9 @@
-"""The envelope: nothing damaged, foreign or of other tokens gets through."""
+"""Envelopes and records: nothing damaged, foreign or of other tokens gets through."""
 
 from __future__ import annotations
+
+import io
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,16 +11,21 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamahybrid.errors import SnapshotError
+from llamahybrid.errors import RecordError, SnapshotError
 from llamahybrid.prompt_cache.base import NOTHING, Bytes
 from llamahybrid.prompt_cache.envelope import (
     _BODY,
     HEADER_BYTES,
     NAMESPACE_BYTES,
+    Record,
     open_sealed,
+    pack,
     path_digest,
+    read_record,
     sealed,
 )
+
+from .asking import A
 
 OWNER = "model+salt"
 TOKENS = np.arange(7, dtype=np.int32)
@@ -93,6 +101,49 @@ def test_a_long_namespace_is_refused_and_not_cut() -> None:
         sealed(PAYLOAD, namespace="n" * (NAMESPACE_BYTES + 1), tokens=TOKENS)
 
 
+# -- records -----------------------------------------------------------------------------------------
+
+
+LOGITS = np.linspace(-1, 1, 11, dtype=np.float32)
+
+
+def packed(logits: np.ndarray | None = LOGITS, start: int | None = None, of: np.ndarray = TOKENS) -> bytes:
+    return b"".join(pack(state(start), logits, OWNER, of))
+
+
+def read(raw: bytes) -> Record:
+    return read_record(io.BytesIO(raw), len(raw))
+
+
+@pytest.mark.parametrize(("logits", "start"), [(None, None), (LOGITS, None), (None, 3)])
+def test_a_record_comes_back_as_it_was(logits: np.ndarray | None, start: int | None) -> None:
+    record = read(packed(logits, start))
+    assert np.array_equal(opened(record.state, start), PAYLOAD)
+    assert (logits is None) == (record.logits is None)
+    assert logits is None or np.array_equal(record.logits, logits)
+
+
+def test_no_damaged_byte_goes_unseen() -> None:
+    raw = packed()
+    for at in range(len(raw)):
+        damaged = bytearray(raw)
+        damaged[at] ^= 0x01
+        with pytest.raises(RecordError):
+            read(bytes(damaged))
+
+
+@pytest.mark.parametrize("length", [0, 5, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + 8, -1])
+def test_a_record_of_another_length_is_refused(length: int) -> None:
+    for raw in (packed()[:length], packed() + b"x"):
+        with pytest.raises(RecordError):
+            read(raw)
+
+
+def test_logits_of_another_prompt_are_refused() -> None:
+    with pytest.raises(RecordError, match="logits"):
+        read(packed(of=TOKENS[1:]))
+
+
 # -- headers that somebody made up -----------------------------------------------------------------
 
 
@@ -110,3 +161,21 @@ def made_up(**change: object) -> bytes:
     } | change
     body = _BODY.pack(*fields.values())
     return body + xxhash.xxh3_64_intdigest(body).to_bytes(8, "little")
+
+
+MADE_UP: dict[str, dict[str, Any]] = {
+    "no text": {"name": b"\xff\xfe"},
+    "no range": {"start": 5},
+    "huge": {"start": 2**32 - 1, "end": 2**32 - 1},
+    "huge payload": {"size": 2**60},
+    "another's digest": {"digest": path_digest("model", np.array(A[:4], np.int32))},
+    "an older version": {"version": 2},
+    "a newer version": {"version": 4},
+    "another format": {"magic": b"LLHSTATF"},
+}
+
+
+@pytest.mark.parametrize("what", [w for w in MADE_UP if w not in ("another's digest", "huge")])
+def test_made_up_records_are_refused(what: str) -> None:
+    with pytest.raises(RecordError):
+        read(made_up(**MADE_UP[what]))

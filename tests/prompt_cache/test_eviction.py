@@ -15,7 +15,7 @@ from llamahybrid.prompt_cache.base import Segment
 from llamahybrid.prompt_cache.eviction import Eviction, Victim, bare_leaf
 from llamahybrid.prompt_cache.nodes import ENTRY_BYTES, Entry, Match, Node
 from llamahybrid.prompt_cache.tree import Tree
-from tests.lab.fake_engine import FakeAttention, FakeEngine
+from tests.lab.fake_engine import FakeEngine
 from tests.lab.integrity import check_integrity
 from tests.lab.pretend import QWEN36_27B, Ours, PretendSpeech, interleaved
 
@@ -115,11 +115,6 @@ def test_eviction_by_worth_decodes_half_of_what_least_recent_use_does(
     assert worth <= most
     assert worth < 0.5 * played(workloads, Lru())[0]
     assert played(workloads, Eviction()) == (worth, stats), "the same each time"
-
-
-# -- what stays ------------------------------------------------------------------------------------
-
-ATTENTION = FakeAttention(8)
 
 
 def test_a_pinned_beginning_serves_whatever_became_of_its_own_chat() -> None:

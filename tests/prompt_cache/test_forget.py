@@ -183,9 +183,6 @@ def test_a_replaced_checkpoint_in_use_does_not_lie_idle_later() -> None:
     assert cache.stats().bytes_ram == 0
 
 
-# -- and the disk ----------------------------------------------------------------------------------
-
-
 def test_forgetting_while_a_checkpoint_is_admitted_keeps_it_out() -> None:
     cache = PromptCache(AMPLE)
     engine = FakeEngine(cache)

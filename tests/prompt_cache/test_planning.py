@@ -103,12 +103,9 @@ def test_no_restore_point_beyond_the_reuse_limit_serves() -> None:
 
 def test_plain_attention_gets_no_cuts() -> None:
     view = live_view([], needs_checkpoints=False, cut_floor=0)
-    assert cuts_of(view) == ()
-    assert cuts_of(live_view([])) != ()
-
-
-def cuts_of(view: LiveView) -> tuple[int, ...]:
-    return PromptCache(1 << 26).plan(np.array(HISTORY, np.int32), view, (50, 250), Costs()).cuts
+    for each, cut in ((view, False), (live_view([]), True)):
+        plan = PromptCache(1 << 26).plan(np.array(HISTORY, np.int32), each, (50, 250), Costs())
+        assert bool(plan.cuts) == cut
 
 
 def test_the_token_named_is_the_one_where_all_that_is_known_ends() -> None:

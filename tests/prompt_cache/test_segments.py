@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -259,20 +260,28 @@ def test_a_path_longer_than_others_does_not_protect_them() -> None:
 
 
 @pytest.mark.parametrize("how", ["plan", "remember", "admit"])
-def test_a_segment_in_two_parts_takes_no_more_than_the_budget(how: str) -> None:
-    cache = PromptCache(1 << 20)
+def test_a_segment_is_cut_without_the_lock_and_its_parts_take_no_more_than_the_budget(how: str) -> None:
+    cache, locked = PromptCache(1 << 20), list[bool]()
+
+    class Watched(FakeAttention):
+        def parts(self, *arguments: Any) -> Iterator[Segment]:
+            locked.append(cache.guard.inside())
+            return super().parts(*arguments)
+
+    watched = Watched(ENGINE.token_bytes, ENGINE.namespace)
     cache.remember("m", np.full(3, -1, np.int32))
     store(cache, PATH, 150, 250)
-    plan_for(cache, PATH, view(PATH))
+    plan_for(cache, PATH, replace(view(PATH), split=watched))
     branch = [*PATH[:200], 999]
     cache.ram_bytes = cache.stats().bytes_ram + {"plan": 0, "remember": 4, "admit": 4 + SIZE}[how]
     if how == "plan":
-        plan = cache.plan(np.array(branch, np.int32), view(ELSEWHERE), (), Costs())
+        plan = cache.plan(np.array(branch, np.int32), replace(view(ELSEWHERE), split=watched), (), Costs())
         assert plan.cached == 150
     elif how == "remember":
         cache.remember("m", np.array(branch, np.int32))
     else:
         cache.admit(view(branch), 201, np.zeros(SIZE, np.uint8))
+    assert locked == [False]
     assert cache.stats().bytes_ram <= cache.ram_bytes
     check_integrity(cache)
 

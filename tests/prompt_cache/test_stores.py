@@ -38,8 +38,7 @@ from tests.lab.waiting import wait_until
 
 from .asking import SLOW, A, B, C, ask
 from .stores import DEADLINE, FolderStore, MemoryStore, Operation, ServerStore, Store
-from .test_envelope import made_up
-from .test_records import MADE_UP
+from .test_envelope import MADE_UP, made_up
 
 KINDS: tuple[Kind, ...] = ("recurrent", "hybrid", "window")
 SECRET = np.array(A[160:190], np.int32).tobytes()
@@ -233,7 +232,7 @@ class OutsideContract(StoreContract):
     def test_what_is_no_record_of_a_path_is_a_miss_and_costs_no_other(
         self, store: Store, what: int | str
     ) -> None:
-        """Truncated to a length, foreign bytes, and sealed ones that lie (`test_records` has more)."""
+        """Truncated to a length, foreign bytes, and sealed ones that lie (`test_envelope` has more)."""
         ask(store.open(), C)
         store.open()
         sound = store.records()
