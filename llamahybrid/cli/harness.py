@@ -43,7 +43,7 @@ Json = Annotated[Path | None, typer.Option("--json", help="write the report here
 Layers = Annotated[int, typer.Option(help="layers on the GPU; -1: all")]
 
 MINUTES = 5.0
-"""Time for a check of models that are given, and of servers."""
+"""Time for a check of given models, and of servers."""
 
 
 def check(
@@ -51,8 +51,8 @@ def check(
     model: Models = None,
     lib: Lib = None,
     json: Json = None,
-    workload: Annotated[list[str] | None, typer.Option(help="only this one; repeatable")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="the directed probes alone")] = False,
+    workload: Annotated[list[str] | None, typer.Option(help="only this workload; repeatable")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="only the directed probes")] = False,
     hazards: Annotated[
         bool, typer.Option(help="also the hazards of the libllama of targets in Python")
     ] = False,
@@ -61,7 +61,8 @@ def check(
     ] = None,
     n_gpu_layers: Layers = 0,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="default: all cores for --model, one for tiny models")
+        int | None,
+        typer.Option(min=1, help="CPU threads; default: all cores, one for tiny models"),
     ] = None,
     minutes: Annotated[
         float | None,
@@ -98,18 +99,18 @@ def bench(
     model: Model,
     on: SomeOn = None,
     lib: Lib = None,
-    rounds: Annotated[int, typer.Option(min=1, help="times are medians of so many")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="rounds; times are their medians")] = 3,
     clients: Annotated[
-        list[int] | None, typer.Option(min=1, help="at once; repeatable; default: 1, 4, 8")
+        list[int] | None, typer.Option(min=1, help="clients at once; repeatable; default: 1, 4, 8")
     ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="default: all cores")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: all cores")] = None,
     n_gpu_layers: Layers = 0,
     json: Json = None,
     minutes: Annotated[
         float, typer.Option(min=0, help="time for all of it: conversations are shortened to fit; 0: no limit")
     ] = 5,
 ) -> None:
-    """Tokens decoded over the least possible, time to first token, throughput, memory.
+    """Measure tokens decoded over the least possible, time to first token, throughput, memory.
 
     Ctrl-C ends it with the results so far (exit status 130); --json is written after each part.
     """
@@ -132,7 +133,7 @@ def hazards(
         Path | None, typer.Option(exists=True, help="a libllama, or its folder; default: llama_cpp's")
     ] = None,
     arch: Annotated[str | None, typer.Option(help="run every probe on this architecture")] = None,
-    probe: Annotated[list[str] | None, typer.Option(help="run only this one; repeatable")] = None,
+    probe: Annotated[list[str] | None, typer.Option(help="run only this probe; repeatable")] = None,
     json: Json = None,
     n_gpu_layers: Layers = 0,
     rpc: Annotated[str, typer.Option(metavar="HOST:PORT,...", help="RPC servers that hold layers")] = "",
