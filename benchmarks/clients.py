@@ -10,7 +10,8 @@ long    a cold prompt of 4,000 tokens beside three answers; beside llama-server
 away    first token of a chat of 3,500 tokens whose model had made way for another, opening included; beside
         llama-server's router, and a process for each model (ollama's way; llama-server's)
 
-Run: python -m benchmarks.clients [PART ...] [--rounds N] [--clients 4 8] [--threads N] [--json FILE]
+Run: python -m benchmarks.clients [PART ...] [--rounds N] [--clients 4 8] [--threads N] [--n-gpu-layers N]
+[--json FILE]
 The file is written part by part. Exits with 1 where a target is missed.
 """
 
@@ -267,7 +268,8 @@ def measured(subject: Subject, part: str, seed: int) -> Result:
 def played(arguments: argparse.Namespace, part: str, name: str, clients: int, seed: int) -> Result:
     """Return the measures of one subject, taken in a process of its own."""
     slots = {"chats": clients, "long": BESIDE + 1}.get(part, 1)
-    subject = Subject(name, arguments.model, slots, arguments.threads, arguments.program)
+    given = arguments
+    subject = Subject(name, given.model, slots, given.threads, given.program, given.n_gpu_layers)
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(measured, subject, part, seed).result()
 
@@ -297,6 +299,7 @@ def main(arguments: argparse.Namespace) -> int:
     parts = arguments.parts or [*PARTS]
     settings = {"made": date.today().isoformat(), "machine": machine()}
     settings |= {"threads": arguments.threads, "rounds": arguments.rounds}
+    settings |= {} if arguments.n_gpu_layers is None else {"n_gpu_layers": arguments.n_gpu_layers}
 
     def write(complete: bool) -> None:
         if arguments.json is not None:
@@ -331,6 +334,7 @@ if __name__ == "__main__":
     parser.add_argument("--clients", type=int, nargs="+", default=[4, 8])
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--n-gpu-layers", type=int, help="-1: all; each subject's default without")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--model", type=Path, help="One is made without.")
     parser.add_argument("--program", type=Path, help="llama-server; it is built without.")

@@ -35,10 +35,13 @@ class Subject:
     threads: int
     program: Path | None = None
     """llama-server."""
+    layers: int | None = None
+    """Layers on a GPU, -1 for all; None: each subject's default."""
 
     @property
     def counts(self) -> dict[str, int]:
-        return {"n_threads": self.threads, "n_threads_batch": self.threads}
+        layers = {} if self.layers is None else {"n_gpu_layers": self.layers}
+        return {"n_threads": self.threads, "n_threads_batch": self.threads, **layers}
 
     def in_process(self) -> Any:
         """A `Llama` of llama_cpp, or of llamahybrid; a process imports the one that it measures."""
@@ -81,7 +84,9 @@ class Subject:
             assert self.program is not None, "it was built"
             router, asked = len(files) > 1, {"return_tokens": True, "cache_prompt": True}
             options = ["-np", str(self.slots), "-c", str(self.slots * CONTEXT), "-t", str(self.threads)]
+            options += ["-fa", "auto", "--warmup"]  # its defaults, which tests of exactness change
             options += ["--models-max", "1"] if router else []
+            options += [] if self.layers is None else ["-ngl", str(self.layers)]
             with LlamaServer(self.program, Path(folder) if router else files[0], *options) as theirs:
                 url = f"{theirs.url}/completion"
                 each = [{**asked, "model": name} for name in names]

@@ -1,7 +1,8 @@
-"""Llama: the drop-in for `llama_cpp.Llama` with prefix reuse.
+"""Llama: the drop-in for `llama_cpp.Llama` whose prompts reuse what was decoded before.
 
-The methods turn upstream's arguments into requests (`client/`), which the decode loop (`core/`) runs. With
-`prompt_cache=False`, for encoders, models that only embed and `vocab_only`, upstream's code runs unchanged.
+Thin: plan, restore, then upstream's own `generate()`, whose `eval()` calls come back here and are cut
+where checkpoints are due. With `prompt_cache=False`, for encoders, models of embeddings alone and
+vocabularies without a model, everything is upstream's.
 """
 
 from __future__ import annotations
@@ -63,9 +64,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     that: memory for one more recurrent state.
     `draft_planes`: rollback planes (states of the last tokens) for undoing drafts on hybrid models. None:
     `draft_model.num_pred_tokens` with offloaded layers, 0 on a CPU, where a snapshot is taken instead.
-    `n_parallel`: slots, each with `n_ctx` tokens of context memory. Flash attention is on with several slots
-    and offloaded layers unless `flash_attn` is given; draft models are not used then, and upstream's
-    attributes (`input_ids`, `n_tokens`, ...) belong to the calling thread's request.
+    `n_parallel`: slots, each with `n_ctx` tokens of context memory. With several, draft models are not used,
+    and upstream's attributes (`input_ids`, `n_tokens`, ...) belong to the calling thread's request.
+    `flash_attn`: as upstream's; not given, flash attention is on where layers lie on a GPU.
     `cache_salt`: see the property.
     `rpc_servers`: "host:port,host:port" of llama.cpp's RPC servers, which count as GPUs before this
     machine's. Raises DeviceError if one does not answer.
@@ -113,12 +114,13 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             **{"stock_logprobs": stock_logprobs, "embedding": embedding},
         }
         self.stock_logprobs = bool(current().stock_logprobs if stock_logprobs is None else stock_logprobs)
-        self._shape = ContextShape.of(cache is not None, paging, draft_planes, n_parallel, kwargs)
+        self.offload = Offload.of(rpc_servers, kwargs.get("n_gpu_layers"), watched=cache is not None)
+        gpu = self.offload.computes(kwargs.get("n_gpu_layers"))
+        self._shape = ContextShape.of(cache is not None, paging, draft_planes, n_parallel, kwargs, gpu)
         self._draft_model: LlamaDraftModel | None = None
         self.on_request: Callable[[RequestReport], None] | None = None
         self.on_progress: Callable[[PromptProgress], None] | None = None
         self._vectors: Vectors | None = None
-        self.offload = Offload.of(rpc_servers, kwargs.get("n_gpu_layers"), watched=cache is not None)
         if cache is None:
             self._open(model_path, kwargs)
             return
@@ -303,8 +305,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         `continue_final_message`: the answer continues the last message, which is the assistant's.
         `usage.completion_tokens_details.reasoning_tokens` counts thoughts, where the template has any.
         Raises ValueError for variables that the template does not read, for a budget where it shows no
-        thinking, and for a continuation where the chat format is no template. The answers of a chat handler
-        that decodes by itself come one after the other.
+        thinking, and for a continuation where the chat format is no template. A chat handler that decodes by
+        itself has the model to itself: its answers come one by one.
         """
         ours = (chat_template_kwargs or {}, thinking_budget, thinking_budget_message, continue_final_message)
         create, options = partial(chat_answer, self, *ours), _CHAT(*args, **kwargs)

@@ -62,7 +62,7 @@ def check(
     n_gpu_layers: Layers = 0,
     threads: Annotated[
         int | None,
-        typer.Option(min=1, help="CPU threads; default: all cores, one for tiny models"),
+        typer.Option(min=1, help="default: all cores for --model, one for tiny models"),
     ] = None,
     minutes: Annotated[
         float | None,
@@ -103,7 +103,7 @@ def bench(
     clients: Annotated[
         list[int] | None, typer.Option(min=1, help="clients at once; repeatable; default: 1, 4, 8")
     ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: all cores")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="default: all cores")] = None,
     n_gpu_layers: Layers = 0,
     json: Json = None,
     minutes: Annotated[

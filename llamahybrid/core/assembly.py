@@ -63,7 +63,24 @@ def _shared_out(params: StreamParams, tokens: int) -> int:
     return -(-tokens // params.slots) * params.slots
 
 
-class StreamParams(llama_cpp.llama_context_params):  # type: ignore[misc]
+class FlashParams(llama_cpp.llama_context_params):  # type: ignore[misc]
+    """`llama_context_params` with flash attention where the backend supports it, whatever upstream writes."""
+
+    @property
+    def flash_attn_type(self) -> int:
+        """Use of flash attention."""
+        return int(_FLASH.__get__(self))
+
+    @flash_attn_type.setter
+    def flash_attn_type(self, kind: int) -> None:
+        _FLASH.__set__(self, self.flash_or(kind))
+
+    def flash_or(self, kind: int) -> int:
+        """Return the use of flash attention in place of `kind`."""
+        return int(llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO)
+
+
+class StreamParams(FlashParams):
     """`llama_context_params` of several slots, each with a KV stream.
 
     The library divides `n_ctx` of such a context among its sequences. Upstream's code writes and reads the
@@ -72,8 +89,7 @@ class StreamParams(llama_cpp.llama_context_params):  # type: ignore[misc]
 
     slots: int
     flash: bool
-    """Use flash attention where the backend supports it. Slower on a CPU: a step of 3 answers of 3,000 tokens
-    each takes 1.85 times as long, one of 4 answers of 500 tokens 1.17 times (100M, f16, one thread)."""
+    """Use flash attention where the backend supports it."""
     said: dict[str, int]
     """Values that upstream wrote."""
 
@@ -91,14 +107,9 @@ class StreamParams(llama_cpp.llama_context_params):  # type: ignore[misc]
     n_batch = _told("n_batch", _shared_out)
     n_ubatch = _told("n_ubatch", _shared_out)
 
-    @property
-    def flash_attn_type(self) -> int:
-        """Use of flash attention."""
-        return int(_FLASH.__get__(self))
-
-    @flash_attn_type.setter
-    def flash_attn_type(self, kind: int) -> None:
-        _FLASH.__set__(self, llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO if self.flash else kind)
+    def flash_or(self, kind: int) -> int:
+        """Return the use of flash attention in place of `kind`."""
+        return super().flash_or(kind) if self.flash else kind
 
 
 UNMERGED = {"plamo2": "0035", "rwkv6qwen2": "0035", "arwkv7": "0035"}
@@ -122,13 +133,21 @@ class ContextShape:
     """Rollback planes."""
     slots: int = 1
     flash: bool = False
-    """Use flash attention on GPUs, since the caller did not choose."""
+    """Use flash attention: a GPU computes and the caller did not choose. Without it a GPU's V is read row by
+    row (src/llama-kv-cache.cpp, state_write_data): a snapshot's attention then takes 30 to 120 ms. On a CPU it
+    is slower: a step of 3 answers of 3,000 tokens takes 1.85 times as long (100M, f16, one thread)."""
 
     @classmethod
     def of(
-        cls, caching: bool, paging: bool, draft_planes: int | None, slots: int, options: Mapping[str, Any]
+        cls,
+        caching: bool,
+        paging: bool,
+        draft_planes: int | None,
+        slots: int,
+        options: Mapping[str, Any],
+        gpu: bool = False,
     ) -> ContextShape:
-        """Return the shape for a number of slots; `options`: upstream's arguments.
+        """Return the shape for a number of slots; `options`: upstream's arguments; `gpu`: layers lie there.
 
         The library ends the process where a batch has no room for one token of each sequence, or for the
         planes and two tokens, and hangs on a negative `n_ctx` with several sequences. Raises ValueError for
@@ -139,6 +158,7 @@ class ContextShape:
         if (room := min(options.get("n_batch", 512), options.get("n_ubatch", 512))) < 1:
             raise ValueError("n_batch and n_ubatch count tokens: 1 or more")
         room = min(room, n_ctx or room)  # upstream's batches are no longer than that
+        flash = caching and gpu and "flash_attn" not in options
         if slots < 1:
             raise ValueError("n_parallel counts requests that run at once: 1 or more")
         if slots > (most := llama_cpp.llama_max_parallel_sequences()):
@@ -148,18 +168,20 @@ class ContextShape:
                 raise ValueError(f"n_parallel={slots} needs more tokens a batch (n_batch, n_ubatch, n_ctx)")
             if n_ctx * slots > MOST_CELLS:
                 raise ValueError(f"n_parallel={slots} of {n_ctx} tokens each are more than a context takes")
-            return cls(slots, 0, slots, bool(options.get("n_gpu_layers")) and "flash_attn" not in options)
+            return cls(slots, 0, slots, flash)
         if draft_planes is None:
             offloaded = bool(options.get("n_gpu_layers"))
             draft_planes = getattr(options.get("draft_model"), "num_pred_tokens", 0) if offloaded else 0
         sequences = 2 if paging and caching and room >= 2 else 1
-        return cls(sequences, max(0, min(draft_planes, room - 2)) if caching else 0)
+        return cls(sequences, max(0, min(draft_planes, room - 2)) if caching else 0, flash=flash)
 
     def ask_for(self, params: Any) -> Any:
         """Return the `llama_context_params` of this shape, in place of `params`."""
         params.n_rs_seq = self.planes
         if self.slots > 1:
-            return StreamParams.of(params, self.slots, self.flash and llama_cpp.llama_supports_gpu_offload())
+            return StreamParams.of(params, self.slots, self.flash)
+        if self.flash:
+            params = FlashParams.from_buffer_copy(params)
         if self.sequences > 1:
             params.n_seq_max = self.sequences
             params.kv_unified = True

@@ -11,6 +11,7 @@ import atexit
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -32,6 +33,11 @@ logger = logging.getLogger("llamahybrid")
 
 EXIT_SECONDS = 10.0
 """Longest wait of the interpreter's exit for a running batch."""
+
+
+REST_SECONDS = 0.5
+"""Time without a message before attention is stored that no answer waited for: a chat's next turn that comes
+at once, as an agent's does, does not wait for it, and mostly does without."""
 
 
 class Message(NamedTuple):
@@ -64,6 +70,8 @@ class DecodeLoop:
         self._thread = LoopThread()
         self._idle = True
         """The thread waits for a message: no operation on memory is half done."""
+        self._active = 0.0
+        """When the last message came."""
         self._on_end: Callable[[], None] | None = None
         """Called in the loop's thread after the last request."""
         for slot in slots:
@@ -261,7 +269,7 @@ class DecodeLoop:
                 return True
             finally:
                 self._idle = False
-            wait, self._doing = 0, message
+            wait, self._doing, self._active = 0, message, time.monotonic()
             decode = message.act()
             self._doing = None
             if decode or self._ended:
@@ -271,7 +279,11 @@ class DecodeLoop:
         """Longest wait for the next message; None: without limit."""
         if wanted := self.slots.wanted():
             return self._scheduler.grace_seconds(self.slots, len(wanted))
-        self.slots.store_owed(lambda: not self.admission.waiting)
+        if self.slots.owing():
+            rest, waits = self._active + REST_SECONDS - time.monotonic(), self.admission.seconds()
+            if rest > 0:
+                return rest if waits is None else min(rest, waits)
+            self.slots.store_owed(lambda: not self.admission.waiting)
         return self.admission.seconds()
 
     # -- messages ----------------------------------------------------------------------------------

@@ -142,14 +142,16 @@ class Slots:
         for slot in self.all:
             slot.runner.store_attention()
 
+    def owing(self) -> list[Slot]:
+        """Slots whose last answer did not wait until its attention was stored; not those that store it late."""
+        owing = [slot for slot in self.all if slot.runner.checkpoints.owes_attention]
+        return [s for s in owing if (pager := s.live.profile.pager) is None or not pager.reads_whole]
+
     def store_owed(self, quiet: Callable[[], bool]) -> None:
-        """Store the attention of answers that did not wait for it, once `quiet()`."""
-        for slot in self.all:
-            points = slot.runner.checkpoints
-            pager = slot.live.profile.pager
-            late = pager is not None and pager.reads_whole  # stored before the tokens go
-            if points.owes_attention and not late and quiet():
-                points.owes_attention = False
+        """Store the attention of `owing` slots, while `quiet()`."""
+        for slot in self.owing():
+            if quiet():
+                slot.runner.checkpoints.owes_attention = False
                 try:
                     slot.runner.store_owed()
                 except Exception:  # of a request that is over

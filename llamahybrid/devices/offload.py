@@ -45,6 +45,10 @@ class Offload:
             logger.warning("rpc_servers are given and n_gpu_layers is 0: no layer goes there; -1 means all")
         return offload
 
+    def computes(self, n_gpu_layers: object) -> bool:
+        """Layers lie on a GPU of this machine or on an RPC server, given upstream's argument."""
+        return bool(n_gpu_layers) and (bool(self) or bool(ggml.gpus()))
+
     @property
     def lost(self) -> bool:
         """A server of the model is lost; the model can only be closed."""

@@ -72,7 +72,7 @@ def test_changes_by_native_calls_are_noticed(tiny_model, opened, reference, arch
     asked = prompt + answer + [30, 31] if follow_up == "append" else prompt
     processors = llama_cpp.LogitsProcessorList([watch])
     list(islice(llm.generate(asked, temp=0.0, logits_processor=processors), 1))
-    assert difference(seen[0], expected.logits(asked)[0]) <= 1e-3
+    assert difference(seen[0], expected.logits(asked)[0]) <= SETTINGS[0].tolerance
 
 
 def whole_state(llm):
@@ -122,7 +122,7 @@ def test_a_state_of_as_many_tokens_that_others_load_is_noticed(tiny_model, opene
 
     processors = llama_cpp.LogitsProcessorList([watch])
     list(islice(llm.generate([*prompt, 30, 31], temp=0.0, logits_processor=processors), 1))
-    assert difference(seen[0], expected.logits([*prompt, 30, 31])[0]) <= 1e-3
+    assert difference(seen[0], expected.logits([*prompt, 30, 31])[0]) <= SETTINGS[0].tolerance
 
 
 def last_row(llm):
@@ -144,7 +144,7 @@ def test_native_cuts_and_decodes_follow_each_other(tiny_model, opened, reference
         live = [*live[:keep], *more]
         for start in range(keep, len(live), 30):
             foreign_decode(llm, live[start : start + 30], start)
-        assert difference(last_row(llm), expected.logits(live)[0]) <= 1e-3
+        assert difference(last_row(llm), expected.logits(live)[0]) <= SETTINGS[0].tolerance
     if arch in ("qwen35", "jamba", "mamba"):
         decoded = counter.take()
         assert decoded <= 400 + 300 + 40 + 10, "the second cut at 300 starts from what the first has stored"
@@ -187,6 +187,6 @@ def test_a_request_that_waits_goes_on_after_it(tiny_model, opened, reference):
     foreign_decode(llm, prompt[::-1], 0)
     assert llama_cpp.llama_memory_seq_rm(memory, -1, 30, -1)
     foreign_decode(llm, [7, 8], 30)
-    assert difference(last_row(llm), expected.logits([*prompt[::-1][:30], 7, 8])[0]) <= 1e-3
+    assert difference(last_row(llm), expected.logits([*prompt[::-1][:30], 7, 8])[0]) <= SETTINGS[0].tolerance
     said += list(islice(stream, 5))
     assert said == alone

@@ -61,9 +61,9 @@ RPC = "LLAMAHYBRID_TEST_RPC"
 def _place(factory: Factory) -> dict[str, Any]:
     place: dict[str, Any] = {}
     if layers := os.environ.get(LAYERS):
-        place["n_gpu_layers"] = int(layers)
+        place |= {"n_gpu_layers": int(layers), "flash_attn": True}  # our default there
     if (servers := os.environ.get(RPC)) and isinstance(factory, type) and issubclass(factory, Llama):
-        place |= {"rpc_servers": servers, "n_gpu_layers": -1}
+        place |= {"rpc_servers": servers, "n_gpu_layers": -1, "flash_attn": False}
     return place
 
 

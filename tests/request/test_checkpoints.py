@@ -9,6 +9,7 @@ import pytest
 
 from llamahybrid import PromptCache
 from llamahybrid.capi.calls import NativeContext
+from llamahybrid.core import loop
 from llamahybrid.harness.counters import DecodeCounter
 from llamahybrid.memory.costs import FEW, SLOW_READ, CostMeter
 from llamahybrid.memory.sequence import LiveSequence
@@ -334,7 +335,7 @@ def test_attention_is_read_until_it_is_known_not_to_pay(open_one, monkeypatch, p
 
 
 def test_an_answer_does_not_wait_for_attention_that_is_read_slowly(open_one, monkeypatch):
-    """As on a GPU without flash attention; it is stored while nobody waits."""
+    """As on a GPU without flash attention; it is stored once nobody has asked for a while."""
     llm, began, may, read = open_one(), Event(), Event(), LiveSequence.page_out
     for _ in range(FEW):
         llm.slots.runners[0].meter.read(SLOW_READ, 1)
@@ -345,9 +346,15 @@ def test_an_answer_does_not_wait_for_attention_that_is_read_slowly(open_one, mon
         return read(*given, **more)
 
     monkeypatch.setattr(LiveSequence, "page_out", slow)
+    monkeypatch.setattr(loop, "REST_SECONDS", 1e6)
     answer = take(llm, ONE)
+    chat = [*ONE, *answer, 1]
+    chat += take(llm, chat, 4)
+    assert not began.is_set(), "a turn that comes at once waits for it"
+    monkeypatch.setattr(loop, "REST_SECONDS", 0.0)
+    take(llm, [*chat, 1], 1)
     assert began.wait(30)
     may.set()
     take(llm, TWO)
-    take(llm, [*ONE, *answer, 1], 2)
-    assert llm.last_request.cached == len(ONE) + len(answer) - 1
+    take(llm, [*chat, 1, 1], 2)
+    assert llm.last_request.cached == len(chat) + 1

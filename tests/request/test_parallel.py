@@ -12,6 +12,7 @@ import pytest
 from llamahybrid import PromptCache
 from llamahybrid.core import scheduler
 from llamahybrid.core.runner import Runner
+from llamahybrid.devices import ggml
 from llamahybrid.engine import loaded
 from llamahybrid.errors import Busy, DecodeError
 from llamahybrid.memory.shared import SharedContext
@@ -166,13 +167,13 @@ def test_impossible_numbers_of_slots_are_refused(opened, more):
     [
         ({"n_gpu_layers": -1}, True),
         ({"n_gpu_layers": -1, "flash_attn": False}, False),
-        ({"n_gpu_layers": -1, "n_parallel": 1}, False),
+        ({"n_gpu_layers": -1, "n_parallel": 1}, True),
         ({}, False),
         ({"flash_attn": True}, True),
     ],
 )
-def test_flash_attention_is_the_default_of_several_slots_on_a_gpu(opened, monkeypatch, options, flash):
-    monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: True)
+def test_flash_attention_is_the_default_on_a_gpu(opened, monkeypatch, options, flash):
+    monkeypatch.setattr(ggml, "gpus", lambda: ["a GPU"])
     llm = opened(**options)
     assert llm.runner.live.profile.pager.layout.transposed is not flash  # values lie so without it
     again = pickle.loads(pickle.dumps(llm))
@@ -180,12 +181,11 @@ def test_flash_attention_is_the_default_of_several_slots_on_a_gpu(opened, monkey
     again.close()
 
 
-@pytest.mark.parametrize("more", [{"flash_attn": False}, {"n_parallel": 1}])
-def test_state_serves_no_model_that_computes_otherwise(opened, monkeypatch, more):
-    monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: True)
+def test_state_serves_no_model_that_computes_otherwise(opened, monkeypatch):
+    monkeypatch.setattr(ggml, "gpus", lambda: ["a GPU"])
     options = {"prompt_cache": PromptCache(), "n_gpu_layers": -1}
     take(opened(**options), WORDS[:200])
-    other = opened(**options, **more)
+    other = opened(**options, flash_attn=False)
     take(other, WORDS[:200])
     assert other.last_request.cached == 0
 

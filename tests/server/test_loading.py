@@ -10,6 +10,7 @@ from typing import Any
 import llama_cpp
 import pytest
 
+from llamahybrid.devices import ggml
 from llamahybrid.errors import DeviceError
 from llamahybrid.llama import Llama
 from llamahybrid.server.loading import cache_of, load
@@ -45,11 +46,17 @@ def test_model_has_slots_and_upstream_s_class_is_unchanged(
     assert not opened(logits_all=False).requests.logprobs_on_request
 
 
+@pytest.mark.parametrize("slots", [1, 2])
 @pytest.mark.parametrize(("options", "flash"), [({}, True), ({"flash_attn": False}, False)])
-def test_flash_attention_is_on_with_several_slots_on_a_gpu_unless_the_settings_say_otherwise(
-    opened: Callable[..., Llama], monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], flash: bool
+def test_flash_attention_is_on_on_a_gpu_unless_the_settings_say_otherwise(
+    opened: Callable[..., Llama],
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    flash: bool,
+    slots: int,
 ) -> None:
-    monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: True)
+    monkeypatch.setattr(ggml, "gpus", lambda: ["a GPU"])
+    options = {**options, "n_parallel": slots}
     params = opened(n_gpu_layers=-1, **options).context_params
     assert (params.flash_attn_type == llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED) is not flash
 
