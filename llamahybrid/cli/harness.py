@@ -61,8 +61,7 @@ def check(
     ] = None,
     n_gpu_layers: Layers = 0,
     threads: Annotated[
-        int | None,
-        typer.Option(min=1, help="default: all cores for --model, one for tiny models"),
+        int | None, typer.Option(min=1, help="default: all cores for --model, one for tiny models")
     ] = None,
     minutes: Annotated[
         float | None,
@@ -99,7 +98,7 @@ def bench(
     model: Model,
     on: SomeOn = None,
     lib: Lib = None,
-    rounds: Annotated[int, typer.Option(min=1, help="rounds; times are their medians")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="times are medians of so many rounds")] = 3,
     clients: Annotated[
         list[int] | None, typer.Option(min=1, help="clients at once; repeatable; default: 1, 4, 8")
     ] = None,
