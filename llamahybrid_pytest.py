@@ -102,9 +102,9 @@ def llamahybrid_trace(
 
     def replayed(trace: Path, arch: str = "qwen35", model: Path | None = None) -> Report:
         from llamahybrid.harness.targets.base import ModelFile
-        from llamahybrid.harness.traces.replay import replay
+        from llamahybrid.harness.traces.replay import Replay
 
         path = model or llamahybrid_model(arch)
-        return replay([Path(trace)], [llamahybrid_target], [ModelFile(path.stem, path)])
+        return Replay([llamahybrid_target], [ModelFile(path.stem, path)], [Path(trace)]).run()
 
     return replayed

@@ -30,5 +30,7 @@ def main(model: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
     with tempfile.TemporaryDirectory() as scratch:
         main(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else scratch)

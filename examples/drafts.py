@@ -39,4 +39,6 @@ def main(model: str, small: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
     main(sys.argv[1], sys.argv[-1])  # a small model with the same vocabulary; itself, to try it out

@@ -1,8 +1,8 @@
 """Llama: the drop-in for `llama_cpp.Llama` whose prompts reuse what was decoded before.
 
 Thin: plan, restore, then upstream's own `generate()`, whose `eval()` calls come back here and are cut
-where checkpoints are due. With `prompt_cache=False`, for encoders, models of embeddings alone and
-vocabularies without a model, everything is upstream's.
+where checkpoints are due. With `prompt_cache=False`, for encoders, models of embeddings alone, attention that
+is not causal and vocabularies without a model, everything is upstream's.
 """
 
 from __future__ import annotations
@@ -129,9 +129,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         try:
             self._open(model_path, {**kwargs, "embedding": False})
             # With a draft model upstream keeps the logits of every token, which only logprobs need.
-            self.requests.seen.always_rows = self._logits_all = bool(kwargs.get("logits_all", False))
+            kept, rows = self._logits_all, bool(kwargs.get("logits_all", False))
+            self.requests.seen.always_rows = self._logits_all = rows
             loop = assemble(self, n_parallel, cache, files, paging)
-            if loop is not None:
+            if loop is None:
+                self._logits_all = kept  # upstream's own drafts need them
+            else:
                 self.slots, self.requests.loop, self.requests.several = loop.slots, loop, n_parallel > 1
             if embedding:
                 lora, flash = (self._lora_adapter, self.lora_scale), bool(kwargs.get("flash_attn"))
@@ -305,8 +308,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         `continue_final_message`: the answer continues the last message, which is the assistant's.
         `usage.completion_tokens_details.reasoning_tokens` counts thoughts, where the template has any.
         Raises ValueError for variables that the template does not read, for a budget where it shows no
-        thinking, and for a continuation where the chat format is no template. A chat handler that decodes by
-        itself has the model to itself: its answers come one by one.
+        thinking, and for a continuation where the chat format is no template. A `chat_handler` has the model
+        to itself, in the decode loop's thread: its answers come one by one, and it must not wait for another
+        thread that uses the model. Handlers that are registered for a `chat_format` run in the caller's.
         """
         ours = (chat_template_kwargs or {}, thinking_budget, thinking_budget_message, continue_final_message)
         create, options = partial(chat_answer, self, *ours), _CHAT(*args, **kwargs)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from contextlib import nullcontext
 
 import pytest
 
 from llamahybrid.assertions import assert_reuse, assert_same_answer, assert_sound
 from llamahybrid.engine.bindings import stock
 from llamahybrid.errors import EngineError
-from llamahybrid.harness.hazards import outcome, runner
-from llamahybrid.harness.hazards.case import Probe
-from llamahybrid.harness.hazards.outcome import Outcome
+from llamahybrid.harness import hazard_verdicts
 from llamahybrid.harness.report import Report
 from tests.harness.reports import report, request, target, verdict, workload
 
@@ -95,7 +93,9 @@ def test_target_that_did_not_run_does_not_pass(check: object) -> None:
 
 def test_assert_sound_names_the_hazard_that_hits() -> None:
     assert_sound(stock(), "rollback-one-batch")
-    with pytest.raises(AssertionError, match=r"1 of 2 hazards hit .*\n  rollback-twice: silently wrong"):
+    with pytest.raises(
+        AssertionError, match=r"1 of 2 hazards hit .*\n  hazard:rollback-twice: .*: silently wrong"
+    ):
         assert_sound(stock(), "rollback-one-batch", "rollback-twice")
     with pytest.raises(ValueError, match="nonsense"):
         assert_sound(stock(), "nonsense")
@@ -103,11 +103,21 @@ def test_assert_sound_names_the_hazard_that_hits() -> None:
         assert_sound(stock() / "nowhere")
 
 
-def test_hazard_that_cannot_arise_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(probes: Iterable[Probe], under_test: object) -> list[runner.Result]:
-        nothing = Outcome(outcome.Verdict.NOT_APPLICABLE, "no such function")
-        return [runner.Result(probe, probe.model, nothing) for probe in probes]
-
-    monkeypatch.setattr(runner, "run", run)
-    with pytest.raises(AssertionError, match=r"cannot tell: .*rollback-twice: no such function"):
-        assert_sound(stock(), "rollback-twice")
+@pytest.mark.parametrize(
+    ("outcomes", "error", "said"),
+    [
+        (("ok", "cannot tell"), None, None),  # of an engine of ours without the patch for the second
+        (("ok", "bad"), None, "1 of 2 hazards hit"),
+        (("cannot tell",), None, "cannot tell .*: hazard:0: why"),
+        (("cannot tell",), "no hazard applies", "cannot tell .*: no hazard applies"),
+        (("ok", "cannot tell"), "1 probes failed", "cannot tell .*: 1 probes failed"),
+    ],
+)
+def test_hazards_are_judged_as_in_reports(
+    monkeypatch: pytest.MonkeyPatch, outcomes: tuple[str, ...], error: str | None, said: str | None
+) -> None:
+    found = tuple(verdict(f"hazard:{i}", outcome, "why\nmore") for i, outcome in enumerate(outcomes))
+    made = report(target("libllama", hazards=found, error=error))
+    monkeypatch.setattr(hazard_verdicts, "report", lambda probes, library: made)
+    with pytest.raises(AssertionError, match=said) if said else nullcontext():
+        assert_sound(stock())

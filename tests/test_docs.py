@@ -193,17 +193,22 @@ PRINTED = {
 }
 
 
+TEXT: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 300}
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_example_programs_print_reused_tokens(example: Path, tiny_model: TinyModel, tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, example, tiny_model("qwen35")],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
+        **TEXT,
     )
     assert run.returncode == 0, run.stderr
     assert re.fullmatch(PRINTED[example.name], run.stdout), run.stdout
     assert "Traceback" not in run.stderr
     assert not list(tmp_path.iterdir()), "an example leaves nothing behind"
+    alone = subprocess.run([sys.executable, example], env={**os.environ, "PYTHONPATH": str(ROOT)}, **TEXT)
+    assert alone.returncode == 1
+    assert "\nRun: python examples/" in alone.stderr, "without a model it says how it is run"
+    assert "Traceback" not in alone.stderr

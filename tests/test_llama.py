@@ -215,6 +215,7 @@ def test_a_vocabulary_without_a_model(open_model):
         ({"n_batch": 2}, 2),
         ({"n_batch": 1}, 1),
         ({"n_ubatch": 1}, 1),
+        ({"n_ubatch": 0}, 2),
         ({"n_ctx": 1}, 1),
         ({"n_ctx": 2}, 2),
         ({"paging": False}, 1),
@@ -257,6 +258,24 @@ def test_an_adapter_that_cannot_be_read_is_refused(open_model, tmp_path, prompt_
     for name in ("no.gguf", "missing.gguf"):
         with pytest.raises(RuntimeError, match=f"Failed to initialize LoRA adapter from lora path: .*{name}"):
             open_model("llama", lora_path=str(tmp_path / name), prompt_cache=prompt_cache)
+
+
+NOT_CAUSAL = [{"attention_type": 1}, {"kv_overrides": {"qwen35.attention.causal": False}}]
+
+
+@pytest.mark.parametrize("options", NOT_CAUSAL)
+def test_attention_that_is_not_causal_reuses_no_prefix(open_model, options):
+    """The state of a prefix depends on the tokens behind it."""
+    llm, stock = open_model(**options), open_model(cls=llama_cpp.Llama, **options)
+    for prompt in (PROMPT, [*PROMPT[:20], 9, 8, 7], PROMPT):
+        assert take(llm, prompt) == take(stock, prompt)
+    assert take(stock, PROMPT) != take(open_model(cls=llama_cpp.Llama), PROMPT)
+
+
+def test_drafts_where_attention_is_not_causal_are_upstreams(open_model):
+    options = {"attention_type": 1, "draft_model": LlamaPromptLookupDecoding()}
+    llm, stock = open_model("llama", **options), open_model("llama", llama_cpp.Llama, **options)
+    assert take(llm, PROMPT[:20] * 3, 20) == take(stock, PROMPT[:20] * 3, 20)
 
 
 def test_a_model_without_memory_is_upstreams(tiny_model):

@@ -61,7 +61,7 @@ def check(
     ] = None,
     n_gpu_layers: Layers = 0,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="default: all cores for --model, one for tiny models")
+        int | None, typer.Option(min=1, help="default: all idle cores for --model, one for tiny models")
     ] = None,
     minutes: Annotated[
         float | None,
@@ -88,8 +88,8 @@ def check(
         with models(given, n_gpu_layers, make=needed, threads=threads) as files:
             if minutes is None and (model or not any(each.needs_model for each in targets)):
                 minutes = MINUTES
-            run = Check(targets, files, chosen, _hazards if hazards else lambda _: (), told, minutes or None)
-            run.found = so_far(json)
+            run = Check(targets, files, chosen, _hazards if hazards else lambda _: (), progress=told)
+            run.found, run.minutes = so_far(json), minutes or None
             report = run.run()
     finish(report, json)
 
@@ -102,7 +102,7 @@ def bench(
     clients: Annotated[
         list[int] | None, typer.Option(min=1, help="clients at once; repeatable; default: 1, 4, 8")
     ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="default: all cores")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="default: all idle cores")] = None,
     n_gpu_layers: Layers = 0,
     json: Json = None,
     minutes: Annotated[
@@ -121,7 +121,7 @@ def bench(
         file = model_file(model.name, model, n_gpu_layers, threads)
         targets = choice.targets(on or ("stock", "stock+ram", "ours"), lib)
         at_once = tuple(clients or (1, 4, 8))
-        run = Bench(targets, file, rounds, at_once, progress=told, minutes=minutes or None)
+        run = Bench(targets, [file], rounds, at_once, progress=told, minutes=minutes or None)
         run.found = so_far(json)
         report = run.run()
     finish(report, json)

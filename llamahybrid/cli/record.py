@@ -90,12 +90,12 @@ def replay(
     """
     from llamahybrid.harness.check import models
     from llamahybrid.harness.targets import choice
-    from llamahybrid.harness.traces.replay import replay as play
+    from llamahybrid.harness.traces.replay import Replay
 
     with running(json) as told:
         targets = choice.targets(on, lib)
         if not model and any(each.needs_model for each in targets):
             raise ValueError("give --model, the one that the trace was recorded on")
         with models(model or (), make=False) as files:
-            report = play(trace, targets, files, n_ctx, told, so_far(json))
+            report = Replay(targets, files, trace, n_ctx, progress=told, found=so_far(json)).run()
     finish(report, json)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
@@ -110,9 +110,13 @@ def chat_with(llm: Any, given: Mapping[str, Any], **options: Any) -> Any:
     Raises ValueError as `require_template_kwargs`.
     """
     require_template_kwargs(llm, given)
-    handler = llm.chat_handler or llm._chat_handlers.get(llm.chat_format)
-    handler = handler or llama_chat_format.get_chat_completion_handler(llm.chat_format)
-    return handler(llama=llm, **{**_DEFAULTS, **options}, **given)
+    return handler_of(llm)(llama=llm, **{**_DEFAULTS, **options}, **given)
+
+
+def handler_of(llm: Any) -> Callable[..., Any]:
+    """Return the handler of a model's chats, as upstream chooses it."""
+    handler: Callable[..., Any] | None = llm.chat_handler or llm._chat_handlers.get(llm.chat_format)
+    return handler or llama_chat_format.get_chat_completion_handler(llm.chat_format)
 
 
 # -- prompts that are not decoded ------------------------------------------------------------------------

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from llamahybrid.client.chat_template import chat_with, template_of
+from llama_cpp import llama_chat_format
+
+from llamahybrid.client.chat_template import chat_with, handler_of, template_of
 from llamahybrid.client.completion import keeps_rows
 from llamahybrid.client.extras import StandIn, asking, current_extras
 from llamahybrid.client.json_schema import schema_grammar
@@ -40,7 +42,7 @@ def chat_answer(
     model, chosen = llm, None
     if begun is not None:
         model, options["messages"] = Continuing(llm, begun), options["messages"][:-1]
-    if loop is not None and handler is None and _chooses_tool(options):
+    if loop is not None and handler is None and _chooses_tool(options) and _is_upstreams(handler_of(llm)):
         model = chosen = ChosenCall(model)
         if thinking is not None and thinking.budget is not None:
             thinking = replace(thinking, hidden=True)
@@ -140,6 +142,11 @@ def continuation_of(llm: Any, messages: Sequence[Any]) -> Continuation:
 
 def _chooses_tool(options: Mapping[str, Any]) -> bool:
     return isinstance(options.get("tool_choice"), dict) or isinstance(options.get("function_call"), dict)
+
+
+def _is_upstreams(handler: Callable[..., Any]) -> bool:
+    """A registered handler of a program's own gets the `Llama` itself, which it may call."""
+    return bool(getattr(handler, "__module__", None) == llama_chat_format.__name__)
 
 
 class ChosenCall(StandIn):

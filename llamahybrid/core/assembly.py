@@ -133,9 +133,9 @@ class ContextShape:
     """Rollback planes."""
     slots: int = 1
     flash: bool = False
-    """Use flash attention: a GPU computes and the caller did not choose. Without it a GPU's V is read row by
-    row (src/llama-kv-cache.cpp, state_write_data): a snapshot's attention then takes 30 to 120 ms. On a CPU it
-    is slower: a step of 3 answers of 3,000 tokens takes 1.85 times as long (100M, f16, one thread)."""
+    """Use flash attention: a GPU computes and the caller did not choose. Without it V is read row by row
+    (src/llama-kv-cache.cpp, state_write_data), which takes 30 to 120 ms there. On a CPU it is slower: a step
+    of 3 answers of 3,000 tokens takes 1.85 times as long (100M, f16, one thread)."""
 
     @classmethod
     def of(
@@ -155,7 +155,8 @@ class ContextShape:
         """
         if (n_ctx := options.get("n_ctx", 512)) < 0:
             raise ValueError("n_ctx counts tokens: 1 or more, or 0 for as many as the model was trained with")
-        if (room := min(options.get("n_batch", 512), options.get("n_ubatch", 512))) < 1:
+        n_batch = options.get("n_batch", 512)
+        if (room := min(n_batch, options.get("n_ubatch", 512) or n_batch)) < 1:  # 0: as long as a batch
             raise ValueError("n_batch and n_ubatch count tokens: 1 or more")
         room = min(room, n_ctx or room)  # upstream's batches are no longer than that
         flash = caching and gpu and "flash_attn" not in options
@@ -244,12 +245,15 @@ def slots_for(wanted: int, model_path: str, caching: bool, options: Mapping[str,
 def assemble(
     llm: Any, n_parallel: int, cache: PromptCache, files: ModelFiles, paging: bool
 ) -> DecodeLoop | None:
-    """Probe the memory, guard the context, and return its decode loop; None without memory (encoders)."""
+    """Probe the memory, guard the context, and return its decode loop.
+
+    None without memory (encoders) and without causal attention, where upstream decodes.
+    """
     with ThreadPoolExecutor(1) as apart:  # OpenMP keeps a team for each living thread that has computed
         profile = apart.submit(
             probe, llm._ctx, bool(llm.context_params.swa_full), n_parallel, paging
         ).result()
-    if not profile.has_memory:
+    if not (profile.has_memory and _is_causal(llm)):
         return None
     unmapped = (llama_cpp.LLAMA_LOAD_MODE_NONE, llama_cpp.LLAMA_LOAD_MODE_MLOCK)
     files.loaded(mapped=llm.model_params.load_mode not in unmapped)
@@ -285,6 +289,16 @@ def assemble(
     else:  # with one slot there are no other sequences
         shared.clearing = slots.store_attention
     return loop
+
+
+def _is_causal(llm: Any) -> bool:
+    """A token sees no later one: else the state of a prefix depends on what follows it in its batch."""
+    kind = llm.context_params.attention_type
+    if kind != llama_cpp.LLAMA_ATTENTION_TYPE_UNSPECIFIED:
+        return bool(kind == llama_cpp.LLAMA_ATTENTION_TYPE_CAUSAL)
+    key = f"{llm.metadata.get('general.architecture')}.attention.causal"
+    said = (llm.kv_overrides or {}).get(key, llm.metadata.get(key, True))
+    return str(said).lower() == "true"
 
 
 def _merges(llm: Any) -> bool:

@@ -143,7 +143,7 @@ class Slots:
             slot.runner.store_attention()
 
     def owing(self) -> list[Slot]:
-        """Slots whose last answer did not wait until its attention was stored; not those that store it late."""
+        """Slots whose last answer did not wait for its attention; not those that store it before it goes."""
         owing = [slot for slot in self.all if slot.runner.checkpoints.owes_attention]
         return [s for s in owing if (pager := s.live.profile.pager) is None or not pager.reads_whole]
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from llamahybrid.engine import sdist
+from llamahybrid.engine import sdist, series
 from llamahybrid.engine.recipe import Recipe
 
 _PREFIX = "" if sys.platform == "win32" else "lib"
@@ -40,6 +40,11 @@ class Engine:
     def libraries(self) -> Path:
         """The folder for `LLAMA_CPP_LIB_PATH`."""
         return self.folder / "lib"
+
+    @property
+    def numbers(self) -> frozenset[str]:
+        """Numbers of its patches."""
+        return frozenset(map(series.number, self.patches))
 
     def damage(self, thorough: bool = False) -> str:
         """Describe damage to its files; empty: none. Loading a truncated library would end the process.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import xxhash
 
-from llamahybrid.engine import installed, series
+from llamahybrid.engine import installed
 from llamahybrid.engine.bindings import loaded_from
 from llamahybrid.engine.content import digest
 
@@ -48,9 +48,7 @@ def patches() -> frozenset[str]:
     """The numbers of the loaded engine's patches; empty if it was not built here, or is damaged."""
     folder = loaded_from()
     engine = installed.owner(folder) if folder else None
-    if engine is None or engine.damage():
-        return frozenset()
-    return frozenset(map(series.number, engine.patches))
+    return frozenset() if engine is None or engine.damage() else engine.numbers
 
 
 def _mapped() -> Iterator[str]:

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
+from typing import ClassVar
 
-from llamahybrid.engine.process import Progress
-from llamahybrid.errors import LlamaHybridError
-from llamahybrid.harness.collecting import LATE, Collector, left_out
 from llamahybrid.harness.figures import judged, workload_figures
-from llamahybrid.harness.plan import Speed, cost_of, fitting
-from llamahybrid.harness.plan import measured as measured_speed
-from llamahybrid.harness.report import Report, Times, WorkloadFigures
+from llamahybrid.harness.plan import Plan, cost_of
+from llamahybrid.harness.report import Times, WorkloadFigures
 from llamahybrid.harness.runner import WorkloadRunner, unsuited
-from llamahybrid.harness.targets.base import ModelFile, Session, Shape, Target
+from llamahybrid.harness.steps import Run, Say, Step
+from llamahybrid.harness.targets.base import Session, Shape
 from llamahybrid.harness.workloads.multi_user import four_users
 from llamahybrid.harness.workloads.tokens import (
     Workload,
@@ -63,14 +61,16 @@ class _Measured:
     grown: list[int] = field(default_factory=list)
     first: WorkloadFigures | None = None
     """Requests and token counts of the first round."""
-    failed: bool = False
 
-    def play(self, session: Session, workload: Workload, scale: float) -> None:
-        """Measure another round. Raises TargetError."""
+    def play(self, workload: Workload, session: Session, plan: Plan, say: Say) -> WorkloadFigures:
+        """Measure another round; return the token counts of the first one, and the medians so far.
+
+        Raises TargetError.
+        """
         before = session.resident()
         session.decoded()
         began = time.perf_counter()
-        played = WorkloadRunner(session).converse(workload, scale)
+        played = WorkloadRunner(session, until=plan.until).converse(workload, plan.scale)
         seconds = time.perf_counter() - began
         decoded, after = session.decoded(), session.resident()
         counted = [each for each in played if each.number >= workload.measured_from]
@@ -81,92 +81,52 @@ class _Measured:
             self.grown.append(max(0, after - before) // max(1, len({each.chat for each in played})))
         if self.first is None:
             found = judged(session, workload.name, played, compare=False)
-            measured_from = workload.measured_from
             figures = workload_figures(
-                workload.name, found, decoded, measured_from=measured_from, scale=scale
+                workload.name, found, decoded, measured_from=workload.measured_from, scale=plan.scale
             )
             self.first = replace(figures, verdicts=())
-
-    def figures(self) -> WorkloadFigures:
-        """Return the token counts of the first round, and the medians so far. Only after `play`."""
         times = Times(
             median(self.ttfts) if self.ttfts else None,
             median(self.rates) if self.rates else None,
             max(self.grown, default=None),
         )
-        assert self.first is not None, "a round was played"
         return replace(self.first, times=times)
 
 
 @dataclass
-class Bench:
+class Bench(Run):
     """Measurements of a model on targets."""
 
-    targets: Sequence[Target]
-    model: ModelFile
     rounds: int = 3
     clients: Sequence[int] = (1, 4, 8)
     alone: Sequence[Workload] = ALONE
-    progress: Progress = field(default=lambda *_: None)
-    found: Callable[[Report], None] = field(default=lambda _: None)
-    """Called with the report so far after each step."""
-    minutes: float | None = None
-    """Time for everything: conversations are shortened to fit, and the rest is left out. None: no limit."""
-    _scale: float = field(default=1.0, init=False)
+    fresh: ClassVar[bool] = True  # memory is measured from a process's start
 
-    def run(self) -> Report:
-        """Measure everything; a target that dies is reported, not raised.
+    def settings(self) -> dict[str, str]:
+        """Return the rounds, and size and options of the model."""
+        (model,) = self.models
+        options = {name: str(value) for name, value in model.options.items()}
+        return {"rounds": str(self.rounds), "bytes": f"{model.path.stat().st_size:,}", **options}
 
-        KeyboardInterrupt and SystemExit end the run: the report is not `complete`.
-        """
-        options = {name: str(value) for name, value in self.model.options.items()}
-        settings = {"rounds": str(self.rounds), "bytes": f"{self.model.path.stat().st_size:,}", **options}
-        self._results = Collector(self.targets, [self.model], self.found, settings)
-        return self._results.run(self._measure)
-
-    def _measure(self) -> None:
-        until = None if self.minutes is None else time.monotonic() + 60 * self.minutes
+    def parts(self) -> Sequence[Sequence[Step]]:
+        """Return one part, in which targets alternate."""
         workloads = (*self.alone, *map(together, self.clients))
-        steps = [(w, target) for _ in range(self.rounds) for w in workloads for target in self.targets]
+        shortest = min(workloads, key=lambda each: cost_of(each, 1.0).prompt)
         every: dict[tuple[str, str], _Measured] = defaultdict(_Measured)
-        if until is not None:
-            self.progress("measuring the model's speed", 0, len(steps))
-            self._scale = self._fitting(workloads, until - time.monotonic())
-        for done, (workload, target) in enumerate(steps):
-            if until is not None and time.monotonic() > until:
-                for late, other in steps[done:]:
-                    if (late.name, other.name) not in every:
-                        self._results.put(other, left_out(late.name, LATE))
-                return
-            self.progress(f"{target.name}: {workload.name}", done, len(steps))
-            measured = every[workload.name, target.name]
-            if not measured.failed:
-                measured.failed = True
-                with self._results.errors(target, workload.name):
-                    self._results.put(target, self._play(target, workload, measured))
-                    measured.failed = False
-            target.close()  # each workload has a process of its own: memory is measured from its start
-
-    def _fitting(self, workloads: Sequence[Workload], seconds: float) -> float:
-        """Return the longest scale that fits into `seconds`, by the first target that opens."""
-        for target in self.targets:
-            try:
-                with target.open(self.model, Shape(2048)) as session:
-                    speed = measured_speed(session)
-            except LlamaHybridError:
-                continue
-            finally:
-                target.close()
-
-            def needed(scale: float, speed: Speed = speed) -> float:
-                return sum(speed.seconds(cost_of(each, scale)) for each in workloads)
-
-            return fitting(needed, seconds / self.rounds / len(self.targets))
-        return 1.0
-
-    def _play(self, target: Target, workload: Workload, measured: _Measured) -> WorkloadFigures:
-        with target.open(self.model, Shape(workload.n_ctx, workload.clients)) as session:
-            if why := unsuited(session, workload):
-                return left_out(workload.name, why)
-            measured.play(session, workload, self._scale)
-            return measured.figures()
+        steps = [
+            Step(
+                target,
+                model,
+                each.name,
+                Shape(each.n_ctx, each.clients),
+                partial(every[each.name, target.name].play, each),
+                cost=partial(cost_of, each),
+                unsuited=partial(unsuited, workload=each),
+                place=each.name,
+                always=each is shortest and not number,
+            )
+            for number in range(self.rounds)
+            for each in workloads
+            for target, model in self.pairs()
+        ]
+        return [steps]

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from llamahybrid.engine.process import Progress
 from llamahybrid.files import distinct_names
 from llamahybrid.harness import directed
-from llamahybrid.harness.collecting import LATE, Collector, left_out
 from llamahybrid.harness.figures import judged, workload_figures
-from llamahybrid.harness.plan import Cost, Plan, Speed, longest_scale, measured
-from llamahybrid.harness.report import Report, Verdict, WorkloadFigures
+from llamahybrid.harness.plan import COMPARED, Plan, cost_of
+from llamahybrid.harness.report import Verdict, WorkloadFigures
 from llamahybrid.harness.runner import RequestResult, WorkloadRunner, unsuited
+from llamahybrid.harness.steps import Run, Say, Step
 from llamahybrid.harness.targets.base import ModelFile, Session, Shape, Target
 from llamahybrid.harness.workloads.chats import CHAT_AGENTS, CHAT_WORKLOADS
 from llamahybrid.harness.workloads.multi_user import CROWDS, four_users, sub_agents
@@ -57,7 +56,7 @@ def models(
 ) -> Iterator[list[ModelFile]]:
     """The models given, or tiny ones of each kind of memory; without `make` none.
 
-    `threads` None: all cores for the models given, one for tiny models.
+    `threads` None: all idle cores for the models given, one for tiny models.
     Raises ValueError for a model that is given twice.
     """
     if given or not make:
@@ -94,9 +93,20 @@ def _offload(layers: int) -> tuple[dict[str, Any], list[str]]:
     return {"n_gpu_layers": layers}, ["-ngl", "999" if layers < 0 else str(layers)]
 
 
+def idle_cores() -> int:
+    """Return the cores that this process may use, less the share that is busy; at least one.
+
+    llama.cpp's threads wait for each other after each operation: one that gets no core delays all.
+    """
+    here = os.cpu_count() or 1
+    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else here
+    busy = os.getloadavg()[0] / here if hasattr(os, "getloadavg") else 0.0
+    return max(1, round(mine * (1 - busy)))
+
+
 def model_file(name: str, path: Path, gpu_layers: int = 0, threads: int | None = None) -> ModelFile:
-    """Return a model with its options for `Llama` and for llama-server; `threads` None: all cores."""
-    n = threads or os.cpu_count() or 1
+    """Return a model with its options for `Llama` and for llama-server; `threads` None: all idle cores."""
+    n = threads or idle_cores()
     options, server = _offload(gpu_layers)
     threads_too = {"n_threads": n, "n_threads_batch": n, **options}
     return ModelFile(name, path, threads_too, ["-t", str(n), *server])
@@ -104,155 +114,95 @@ def model_file(name: str, path: Path, gpu_layers: int = 0, threads: int | None =
 
 MEMORY_SHARE = 0.1
 """Of a target's time, for the requests between which its memory is measured."""
-_MEMORY_REQUESTS = directed.WARM + directed.ROUNDS * directed.COUNTED
-MEMORY_COST = Cost(directed.MEMORY_PROMPT * _MEMORY_REQUESTS, 2 * _MEMORY_REQUESTS)
-"""Of all these requests where nothing is reused."""
-COMPARING = 0.25
-"""Extra time, as a share of a target's time, in which answers are still compared."""
 
 
 @dataclass
-class Check:
+class Check(Run):
     """A run of directed probes and workloads on targets and models."""
 
-    targets: Sequence[Target]
-    models: Sequence[ModelFile]
     workloads: Sequence[Workload] = WORKLOADS
     """Unless these are `WORKLOADS`, one that does not suit a target is reported as not run."""
-    hazards: Callable[[Target], tuple[Verdict, ...]] = field(default=lambda target: ())
-    progress: Progress = field(default=lambda text, done, of: None)
-    minutes: float | None = None
-    """Time for everything: workloads are shortened or left out to fit. None: no limit."""
-    found: Callable[[Report], None] = field(default=lambda report: None)
-    """Called with the report so far after each step."""
+    hazards: Callable[[Target], tuple[Verdict, ...]] = lambda target: ()
     probes: bool = True
     """Run the directed probes and measure memory, too."""
 
-    def run(self) -> Report:
-        """Run everything; a target that dies is reported, not raised.
+    def parts(self) -> Sequence[Sequence[Step]]:
+        """Return a part for each target on each model."""
+        return [[*self._steps(*pair)] for pair in self.pairs()]
 
-        KeyboardInterrupt and SystemExit end the run: the report is not `complete`.
-        """
-        self._scales: dict[str, tuple[Speed, float]] = {}
-        self._results = Collector(self.targets, self.models, self.found)
-        self._steps = 0
-        pairs = [model for target in self.targets for model in self._models_of(target)]
-        self._pairs_left, self._of = len(pairs), sum(map(self._steps_on, pairs))
-        self._end = None if self.minutes is None else time.monotonic() + 60 * self.minutes
-        return self._results.run(self._targets)
+    def after(self, target: Target) -> tuple[Verdict, ...]:
+        """Return `hazards` of a target."""
+        return self.hazards(target)
 
-    def _targets(self) -> None:
-        for target in self.targets:
-            for model in self._models_of(target):
-                self._on_model(target, model)
-            with self._results.errors(target, "hazards"):
-                self._results.put_hazards(target, self.hazards(target))
-            target.close()
+    def settings(self) -> dict[str, str]:
+        """Return the threads, unless they are of tiny models."""
+        threads = {str(model.options["n_threads"]) for model in self.models if "n_threads" in model.options}
+        return {"threads": ", ".join(threads)} if threads else {}
 
-    def _models_of(self, target: Target) -> Sequence[ModelFile | None]:
-        return self.models if target.needs_model else (None,)
-
-    def _workloads_on(self, model: ModelFile | None) -> list[Workload]:
-        return [each for each in self.workloads if model is None or model.chats or not each.template]
-
-    def _steps_on(self, model: ModelFile | None) -> int:
-        return self.probes * (len(directed.PROBES) + 1) + len(self._workloads_on(model))
-
-    def _on_model(self, target: Target, model: ModelFile | None) -> None:
-        """Run everything on one model; an error is reported and ends it."""
-        steps = self._steps
-        with self._results.errors(target, model.name if model and len(self.models) > 1 else ""):
-            for figures in self._figures(target, model):
-                self._results.put(target, figures, model)
-        self._pairs_left -= 1
-        self._steps = steps + self._steps_on(model)
-
-    def _figures(self, target: Target, model: ModelFile | None) -> Iterator[WorkloadFigures]:
-        name = f"{target.name}, {model.name}" if model else target.name
-        plan = self._plan(target, model, name)
-        if self.probes:
-            yield from self._probes(target, model, name, plan)
-        for workload in self._workloads_on(model):
-            if not plan.fits(workload):
-                self._steps += 1
-                needed = f"it needs about {plan.seconds(workload):.0f} s, more than is left (see --minutes)"
-                yield left_out(workload.name, LATE if plan.over else needed, workload.bound)
-                continue
-            self._step(f"{name}: {workload.name}")
-            with target.open(model, Shape(workload.n_ctx, workload.clients)) as session:
-                why_not = unsuited(session, workload)
-                if why_not is None:
-                    yield self._played(session, workload, f"{name}: {workload.name}", plan)
-                elif self.workloads is not WORKLOADS:
-                    yield left_out(workload.name, why_not, workload.bound)
-
-    def _probes(
-        self, target: Target, model: ModelFile | None, name: str, plan: Plan
-    ) -> Iterator[WorkloadFigures]:
+    def _steps(self, target: Target, model: ModelFile | None) -> Iterator[Step]:
+        place = model.name if model and len(self.models) > 1 else ""
+        step = partial(Step, target, model, place=place)
         bad: set[str] = set()
-        for probe in directed.PROBES:
-            if plan.over and not bad:
-                self._steps += 1
-                yield left_out(probe.workload.name, LATE)
-                continue
-            self._step(f"{name}: {probe.about}")
-            with target.open(model, directed.SHAPE) as session:
-                done = directed.run(session, probe, bad, plan.script_scale)
-            bad |= {verdict.name for verdict in done.verdicts if verdict.outcome == "bad"}
-            yield done
-        if plan.over:
-            self._steps += 1
-            yield left_out(directed.MEMORY, LATE)
-            return
-        self._step(f"{name}: memory")
-        share = 1.0
-        if plan.speed is not None and plan.memory_seconds is not None:
-            share = min(1.0, plan.memory_seconds / plan.speed.seconds(MEMORY_COST))
-        with target.open(model, directed.SHAPE) as session:
-            yield directed.memory(session, share)
+        for probe in directed.PROBES if self.probes else ():
+            yield step(
+                probe.workload.name,
+                directed.SHAPE,
+                partial(_probed, probe=probe, bad=bad),
+                cost=probe.cost,
+                always=probe is directed.PROBES[0],
+                about=probe.about,
+            )
+        if self.probes:
+            yield step(directed.MEMORY, directed.SHAPE, _memory, cost=directed.memory_cost, about="memory")
+        for number, each in enumerate(self.workloads):
+            if model is None or model.chats or not each.template:
+                yield step(
+                    each.name,
+                    Shape(each.n_ctx, each.clients),
+                    partial(_played, workload=each, bad=bad),
+                    cost=partial(cost_of, each, times=COMPARED),
+                    unsuited=partial(self._unsuited, each),
+                    always=not (self.probes or number),
+                    bound=each.bound,
+                )
 
-    def _played(self, session: Session, workload: Workload, name: str, plan: Plan) -> WorkloadFigures:
-        asked = 0
+    def _unsuited(self, workload: Workload, session: Session) -> str | None:
+        why = unsuited(session, workload)
+        return "" if why and self.workloads is WORKLOADS else why
 
-        def told(_: RequestResult) -> None:
-            nonlocal asked
-            asked += 1
-            self.progress(f"{name}, request {asked} done", self._steps - 1, self._of)
 
-        session.decoded()
-        player = WorkloadRunner(session, told, plan.until)
-        played = player.converse(workload, plan.scale)
-        decoded = session.decoded()
-        self.progress(f"{name}, comparing answers", self._steps - 1, self._of)
-        if not played:  # the model was opened too late
-            return left_out(workload.name, LATE, workload.bound)
-        found = judged(session, workload.name, played, until=plan.compare_until)
-        return workload_figures(
-            workload.name,
-            found,
-            decoded,
-            measured_from=workload.measured_from,
-            bound=workload.bound,
-            scale=plan.scale,
-            cut_short=player.cut_short,
-        )
+def _probed(session: Session, plan: Plan, say: Say, probe: directed.Probe, bad: set[str]) -> WorkloadFigures:
+    """Run a directed probe; `bad`: verdicts of earlier ones, to which those of this one are added."""
+    done = directed.run(session, probe, bad, plan.scale, plan.compare_until)
+    bad |= {verdict.name for verdict in done.verdicts if verdict.outcome == "bad"}
+    return done
 
-    def _plan(self, target: Target, model: ModelFile | None, name: str) -> Plan:
-        """Return the plan of a target on a model; the first target decides the scale. Raises TargetError."""
-        if self._end is None:
-            return Plan()
-        share = max(0.0, self._end - time.monotonic()) / self._pairs_left
-        until = time.monotonic() + share
-        key = target.name if model is None else model.name
-        if key not in self._scales:
-            self.progress(f"{name}: measuring the model's speed", self._steps, self._of)
-            with target.open(model, directed.SHAPE) as session:
-                speed = measured(session)
-                suited = [each for each in self.workloads if unsuited(session, each) is None]
-            self._scales[key] = speed, longest_scale(suited, speed, share * (1 - MEMORY_SHARE))
-        speed, scale = self._scales[key]
-        return Plan(scale, speed, until, until + COMPARING * share, MEMORY_SHARE * share)
 
-    def _step(self, text: str) -> None:
-        self.progress(text, self._steps, self._of)
-        self._steps += 1
+def _memory(session: Session, plan: Plan, say: Say) -> WorkloadFigures:
+    return directed.memory(session, plan.share(directed.memory_cost(1.0, 1.0), MEMORY_SHARE))
+
+
+def _played(session: Session, plan: Plan, say: Say, workload: Workload, bad: Set[str]) -> WorkloadFigures:
+    """Play a workload and compare its answers; `bad`: verdicts of the directed probes."""
+    asked = 0
+
+    def told(_: RequestResult) -> None:
+        nonlocal asked
+        asked += 1
+        say(f"{workload.name}, request {asked} done")
+
+    session.decoded()
+    player = WorkloadRunner(session, told, plan.until)
+    played = player.converse(workload, plan.scale)
+    decoded = session.decoded()
+    say(f"{workload.name}, comparing answers")
+    found = judged(session, workload.name, played, until=plan.compare_until, sound=not bad)
+    return workload_figures(
+        workload.name,
+        found,
+        decoded,
+        measured_from=workload.measured_from,
+        bound=workload.bound,
+        scale=plan.scale,
+        cut_short=player.cut_short,
+    )

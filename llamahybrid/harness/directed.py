@@ -15,6 +15,7 @@ from typing import TypeAlias
 from llamahybrid.harness import figures
 from llamahybrid.harness.conversation import Conversation, Request
 from llamahybrid.harness.figures import UNKNOWN_BEFORE, Judged
+from llamahybrid.harness.plan import COMPARED, Cost, cost_of
 from llamahybrid.harness.report import PROBE, Outcome, Verdict, WorkloadFigures
 from llamahybrid.harness.runner import NO_TOKENS, WorkloadRunner
 from llamahybrid.harness.targets.base import Session, Shape
@@ -23,6 +24,8 @@ from llamahybrid.harness.workloads.tokens import Workload
 
 SHAPE = Shape(2048)
 
+SHORTEST_SCRIPT = 0.5
+"""Scripts are not shortened below this: a cache may keep nothing of very short prompts."""
 
 Judgement: TypeAlias = tuple[Outcome, str]
 """Outcome and detail of a verdict."""
@@ -46,6 +49,10 @@ class Probe:
     def workload(self) -> Workload:
         """The script under the name of the probe."""
         return Workload(f"{PROBE}{self.about}", self.script)
+
+    def cost(self, scale: float) -> Cost:
+        """Return its cost in workloads of this length."""
+        return cost_of(self.workload, max(SHORTEST_SCRIPT, scale), COMPARED)
 
 
 def hits(speech: Speech) -> Conversation:
@@ -191,15 +198,21 @@ PROBES = (
 )
 
 
-def run(session: Session, probe: Probe, bad: Set[str], scale: float = 1.0) -> WorkloadFigures:
-    """Run one probe in a fresh session, its prompts shortened by `scale`; `bad`: verdicts so far.
+def run(
+    session: Session, probe: Probe, bad: Set[str], scale: float = 1.0, until: float | None = None
+) -> WorkloadFigures:
+    """Run one probe in a fresh session, in workloads of length `scale`; `bad`: verdicts so far.
+
+    After `until`, a `time.monotonic()`, no answer is compared.
 
     Raises TargetError.
     """
     found: Sequence[Judged] = ()
+    scale = max(SHORTEST_SCRIPT, scale)
     name, judgement = probe.workload.name, _unsuited(session, probe)
     if judgement is None:
-        found = figures.judged(session, name, WorkloadRunner(session).converse(probe.workload, scale))
+        played = WorkloadRunner(session).converse(probe.workload, scale)
+        found = figures.judged(session, name, played, until=until)
         judgement = probe.judge(found, bad)
     requests = tuple(each.figures for each in found)
     return WorkloadFigures(name, requests, verdicts=(Verdict(probe.name, *judgement),), scale=scale)
@@ -218,6 +231,14 @@ WARM, COUNTED, ROUNDS = 24, 40, 4
 """Requests before memory is measured, between two measurements, and number of further measurements."""
 MEMORY_PROMPT = 120
 """Tokens of each of these requests."""
+LEAST_WARM, LEAST_SCALE = 4, 0.25
+"""The shortest measurement."""
+
+
+def memory_cost(scale: float, share: float = 0.0) -> Cost:
+    """Return the cost of a share of these requests, at any scale of workloads, where nothing is reused."""
+    requests = max((1 + ROUNDS) * LEAST_WARM, share * (WARM + ROUNDS * COUNTED))
+    return Cost(round(requests * MEMORY_PROMPT * max(LEAST_SCALE, share)), round(2 * requests))
 
 
 def memory(session: Session, share: float = 1.0) -> WorkloadFigures:
@@ -231,9 +252,9 @@ def memory(session: Session, share: float = 1.0) -> WorkloadFigures:
     if first is None or state is None or vocabulary is None:
         untold = Verdict(name, "cannot tell", "its memory, or a state's size, is not told")
         return WorkloadFigures(MEMORY, verdicts=(untold,))
-    speech = Speech(vocabulary, scale=max(0.25, share))
+    speech = Speech(vocabulary, scale=max(LEAST_SCALE, share))
     prompts = speech.words(MEMORY_PROMPT), speech.words(MEMORY_PROMPT)
-    warm, counted = (max(4, round(n * share)) for n in (WARM, COUNTED))
+    warm, counted = (max(LEAST_WARM, round(n * share)) for n in (WARM, COUNTED))
 
     def say(count: int) -> None:
         for number in range(count):

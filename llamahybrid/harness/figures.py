@@ -58,11 +58,12 @@ def judged(
     *,
     compare: bool = True,
     until: float | None = None,
+    sound: bool = True,
 ) -> list[Judged]:
     """Return each request of a workload with its figures. Raises TargetError.
 
     Answers are compared with fresh ones of the session until `until`, a `time.monotonic()`; the requests for
-    that disturb its cache. With `compare` False no answer is compared.
+    that disturb its cache. With `compare` False no answer is compared. `sound`: as of `explain`.
     """
     compared: list[tuple[Sameness, str]] = []
     for each in played:
@@ -82,7 +83,7 @@ def judged(
                 history += [one for one in played[index + 1 :] if one.sent < each.sent + reply.seconds]
             parted = parting(each.prompt, history, each.request.salt)
             matched = parted.at if parted else 0
-            miss = explain(each, history, session.spell)
+            miss = explain(each, history, session.spell, sound)
         else:
             miss = explain_text(texts[index], texts[:index])
         cached, decoded = reply.cached, reply.decoded

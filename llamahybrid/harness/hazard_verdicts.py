@@ -12,7 +12,7 @@ from llamahybrid.engine.process import Progress
 from llamahybrid.files import without_home
 from llamahybrid.harness.hazards.case import Probe
 from llamahybrid.harness.hazards.catalogue import PROBES
-from llamahybrid.harness.hazards.outcome import Verdict as Found
+from llamahybrid.harness.hazards.effect import Behaviour
 from llamahybrid.harness.hazards.runner import Library, Result, cure, expected, library, run
 from llamahybrid.harness.report import Outcome, Report, TargetFigures, Verdict
 
@@ -31,17 +31,17 @@ def verdict(result: Result, patches: frozenset[str] | None) -> Verdict:
     with our patches. A hazard that the library's patches do not cure is "cannot tell", because that is their
     known limit.
     """
-    probe, found = result.probe, result.outcome
+    probe, found = result.probe, result.effect
     lacking = expected(result, patches)
-    unknown = lacking or found.verdict in (Found.NOT_APPLICABLE, Found.FAILED)
-    outcome: Outcome = "cannot tell" if unknown else "ok" if found.verdict.sound else "bad"
-    said = [f"{probe.title}: {found.verdict.value}"]
+    unknown = lacking or found.behaviour in (Behaviour.NOT_APPLICABLE, Behaviour.FAILED)
+    outcome: Outcome = "cannot tell" if unknown else "ok" if found.behaviour.sound else "bad"
+    said = [f"{probe.title}: {found.behaviour.value}"]
     if found.detail:
         said.append(f"{result.model}: {found.detail}")
-    if found.difference and not found.verdict.sound:
+    if found.difference and not found.behaviour.sound:
         said.append(f"logits off by {found.difference:.2g}")
     known = probe.known.get(result.model, probe.known[probe.model])
-    if not found.verdict.sound and known.patches:
+    if not found.behaviour.sound and known.patches:
         said.append(f"cured by the set {cure(known.patches)} ({' '.join(known.patches)})")
     sound = f"With our patches: {known.patched.value}, {known.says}."
     detail = f"{'; '.join(said)}\n{probe.done} (llama.cpp: {probe.site}) {sound}"
@@ -71,9 +71,9 @@ def report(
         run(probes, under_test, done=add, **settings)
     order = [probe.id for probe in probes]
     results.sort(key=lambda each: order.index(each.probe.id))
-    failed = [result.probe.id for result in results if result.outcome.verdict is Found.FAILED]
+    failed = [result.probe.id for result in results if result.effect.behaviour is Behaviour.FAILED]
     error = f"{len(failed)} probes failed: {', '.join(failed)}" if failed else None
-    if results and all(result.outcome.verdict is Found.NOT_APPLICABLE for result in results):
+    if results and all(result.effect.behaviour is Behaviour.NOT_APPLICABLE for result in results):
         error = "no hazard applies to this library and model: nothing is known"
     path = without_home(under_test.path)
     found = tuple(verdict(result, under_test.patches) for result in results)

@@ -61,10 +61,13 @@ def again(new: Sequence[int], old: Sequence[int]) -> int:
     return sum(covered)
 
 
-def explain(new: RequestResult, history: Sequence[RequestResult], spell: Spell) -> str | None:
+def explain(
+    new: RequestResult, history: Sequence[RequestResult], spell: Spell, sound: bool = True
+) -> str | None:
     """Return the sentence on a request; None: nothing was missed, or nothing is known.
 
-    `history`: earlier requests, in order.
+    `history`: earlier requests, in order; `sound`: False: the cache has faults, and lost tokens are no reason
+    to advise the client.
     """
     total = len(new.prompt)
     found = parting(new.prompt, history, new.request.salt)
@@ -78,12 +81,17 @@ def explain(new: RequestResult, history: Sequence[RequestResult], spell: Spell) 
     if found is None or new.reply.cached is None:
         return None
     if (lost := min(matched, total - 1) - new.reply.cached) > FEW:
-        return _lost(new, history, found, lost, spell)
+        return _lost(new, history, found, lost, spell, sound)
     return _shifted(new, history, spell)
 
 
 def _lost(
-    new: RequestResult, history: Sequence[RequestResult], found: Parting, lost: int, spell: Spell
+    new: RequestResult,
+    history: Sequence[RequestResult],
+    found: Parting,
+    lost: int,
+    spell: Spell,
+    sound: bool,
 ) -> str:
     """Return the sentence on known tokens that the target did not reuse."""
     total, at, past = len(new.prompt), found.at, found.past
@@ -116,7 +124,7 @@ def _lost(
         )
     else:
         why = "nothing was asked in between: it keeps none, or did not look"
-    cause = _cause(new, past, at, spell) if at < min(total, len(past.tokens)) else ""
+    cause = _cause(new, past, at, spell) if sound and at < min(total, len(past.tokens)) else ""
     return f"{where}; {point}; {why}{'; ' + cause if cause else ''}"
 
 

@@ -1,18 +1,17 @@
 """Length of workloads for a given time.
 
 A model's speed is measured by a few short requests. The cost of each script and workload is known from a
-conversation with made-up answers: every prompt decoded from its beginning, every answer, and both once more
-for the comparison with a context that reused nothing. All targets of a model get the same lengths.
+conversation with made-up answers: every prompt decoded from its beginning, and every answer. All targets of a
+model get the same lengths; how long their workloads really take decides how many of them are run.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cache
 
-from llamahybrid.harness import directed
 from llamahybrid.harness.conversation import Answer, Request
 from llamahybrid.harness.targets.base import Reply, Session
 from llamahybrid.harness.traces.trace import rendered
@@ -22,15 +21,29 @@ from llamahybrid.harness.workloads.tokens import Workload
 SCALES = (1.0, 0.5, 0.25, 0.125)
 """Possible lengths of messages and answers; few, so that two runs on a machine are often alike."""
 
-SHORTEST_SCRIPT = 0.5
-"""Scripts of directed probes are not shortened below this: a cache may keep nothing of very short prompts."""
-
 COMPARED = 2
 """Each answer is computed twice, once for the comparison."""
+
+MEASURING = 0.1
+"""Share of the time in which the speed is measured."""
+
+COMPARING = 0.25
+"""Extra time, as a share, in which answers are still compared."""
+
+SHORTEST, LONGEST = 6, 96
+"""Words of the prompts by which the speed is measured."""
 
 LETTERS_A_TOKEN = 4
 
 PRETENDED = Vocabulary(tuple(range(16, 1016)), 1, 2)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Tokens of all prompts, each decoded from its beginning, and of all answers."""
+
+    prompt: int = 0
+    answer: int = 0
 
 
 @dataclass(frozen=True)
@@ -45,84 +58,84 @@ class Speed:
         return cost.prompt / self.prefill + cost.answer / self.decode
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Tokens of all prompts, each decoded from its beginning, and of all answers."""
-
-    prompt: int
-    answer: int
-
-
-@dataclass(frozen=True)
+@dataclass
 class Plan:
-    """The length of workloads, and deadlines of a target on a model as of `time.monotonic()`."""
+    """The time of a target on a model, and what fits into it."""
 
+    seconds: float | None = None
+    """None: time does not matter."""
     scale: float = 1.0
+    """Length of messages and answers, as a share of the full one."""
     speed: Speed | None = None
-    """None, as the rest: time does not matter."""
-    until: float | None = None
-    compare_until: float | None = None
-    memory_seconds: float | None = None
-    """For the requests between which memory is measured."""
+    opening: float = 0.0
+    """Seconds in which the model was opened last."""
+    _began: float = field(default_factory=time.monotonic, init=False)
+    _taken: float = field(default=0.0, init=False)
+    _expected: float = field(default=0.0, init=False)
 
     @property
-    def script_scale(self) -> float:
-        """Length of the directed probes' scripts."""
-        return max(SHORTEST_SCRIPT, self.scale)
+    def until(self) -> float | None:
+        """When its time is over, by `time.monotonic`."""
+        return None if self.seconds is None else self._began + self.seconds
+
+    @property
+    def compare_until(self) -> float | None:
+        """When no answer is compared any more."""
+        return None if self.seconds is None else self._began + (1 + COMPARING) * self.seconds
 
     @property
     def over(self) -> bool:
         """True if nothing may begin any more."""
         return self.until is not None and time.monotonic() > self.until
 
-    def seconds(self, workload: Workload) -> float:
-        """Return the time that a workload takes at most; 0 if time does not matter."""
-        return 0.0 if self.speed is None else COMPARED * self.speed.seconds(cost_of(workload, self.scale))
+    def needed(self, cost: Cost) -> float:
+        """Return the seconds for something, by the speed of all that was done before; 0: not known."""
+        if self.speed is None:
+            return 0.0
+        pace = self._taken / self._expected if self._expected else 1.0
+        return self.opening + pace * self.speed.seconds(cost)
 
-    def fits(self, workload: Workload) -> bool:
-        """Tell whether there is time for a workload."""
-        return self.until is None or time.monotonic() + self.seconds(workload) <= self.until
+    def fits(self, cost: Cost) -> bool:
+        """Tell whether there is time for something."""
+        return self.until is None or time.monotonic() + self.needed(cost) <= self.until
+
+    def took(self, opening: float, seconds: float, cost: Cost) -> None:
+        """Take in how long something of this cost took."""
+        self.opening = opening
+        if self.speed is not None:
+            self._taken += seconds
+            self._expected += self.speed.seconds(cost)
+
+    def share(self, cost: Cost, of: float) -> float:
+        """Return the share of something that can be done in a share `of` the time; at most 1."""
+        if self.seconds is None or self.speed is None:
+            return 1.0
+        return min(1.0, of * self.seconds / self.speed.seconds(cost))
 
 
-QUICK = 1.0
-"""Seconds; shorter requests are measured several times, because load varies."""
+def measured(session: Session, seconds: float) -> Speed:
+    """Return the speed of a session's model, measured in about `seconds`. Raises TargetError.
 
-SLOW = 4.0
-"""Seconds; if 16 tokens and an answer of 4 take more, no longer request is measured."""
-
-
-def measured(session: Session) -> Speed:
-    """Return the speed of a session's model. Raises TargetError."""
+    Each request is twice as long as the one before; the last one counts.
+    """
     speech = Speech(session.vocabulary or PRETENDED, seed=f"speed/{session.nonce}")
+    until = time.monotonic() + seconds
 
-    def asked(words: int, answer: int) -> Reply:
+    def asked(words: int) -> Reply:
         message = {"role": "user", "content": speech.sentence(words)}
         tokens = tuple(speech.words(words)) if session.takes_tokens else ()
-        return session.ask(Request(answer, tokens, messages=() if tokens else (message,)))
+        return session.ask(Request(max(2, words // 6), tokens, messages=() if tokens else (message,)))
 
-    asked(16, 4)  # reads the model's file, too
-    replies = [asked(16, 4)]
-    if replies[0].seconds < SLOW:
-        replies = [asked(96, 16)]
-    while replies[-1].seconds < QUICK and len(replies) < 4:
-        replies.append(asked(96, 16))
-    reply = min(replies, key=lambda each: each.seconds)
+    words = SHORTEST
+    reply = asked(words)
+    while words < LONGEST and time.monotonic() + 3 * reply.seconds <= until:
+        words *= 2
+        reply = asked(words)
     first = reply.ttft or reply.seconds / 2
-    made = max(1, (len(reply.tokens) if reply.tokens else 16) - 1)
+    made = max(1, (len(reply.tokens) if reply.tokens else words // 6) - 1)
     rest = max(reply.seconds - first, 1e-6)
-    total = reply.total or len(reply.prompt or ()) or 96
+    total = reply.total or len(reply.prompt or ()) or words
     return Speed(total / max(first, 1e-6), made / rest)
-
-
-def longest_scale(workloads: Sequence[Workload], speed: Speed, seconds: float) -> float:
-    """Return the longest scale at which directed probes and workloads take `seconds` at most."""
-
-    def needed(scale: float) -> float:
-        scripts = (cost_of(each.workload, max(SHORTEST_SCRIPT, scale)) for each in directed.PROBES)
-        costs = (*scripts, *(cost_of(each, scale) for each in workloads))
-        return COMPARED * sum(map(speed.seconds, costs))
-
-    return fitting(needed, seconds)
 
 
 def fitting(seconds_at: Callable[[float], float], seconds: float) -> float:
@@ -131,8 +144,8 @@ def fitting(seconds_at: Callable[[float], float], seconds: float) -> float:
 
 
 @cache
-def cost_of(workload: Workload, scale: float) -> Cost:
-    """Return the cost of a workload at a scale."""
+def cost_of(workload: Workload, scale: float, times: int = 1) -> Cost:
+    """Return the cost of a workload at a scale, done `times` times."""
     prompt = answered = 0
     for number in range(workload.clients):
         speech = Speech(PRETENDED, seed=number, marked=workload.marked, scale=scale)
@@ -146,4 +159,4 @@ def cost_of(workload: Workload, scale: float) -> Cost:
                 request = conversation.send(Answer(PRETENDED.words[:n], lambda tokens: "word" * len(tokens)))
             except StopIteration:
                 break
-    return Cost(prompt, answered)
+    return Cost(times * prompt, times * answered)

@@ -52,6 +52,9 @@ Told = Callable[[RequestResult], None]
 
 NO_TOKENS = "the target takes no token ids"
 
+LEAST = 2
+"""Requests of each client that are sent whatever the time: fewer show no reuse."""
+
 
 def unsuited(session: Session, workload: Workload) -> str | None:
     """Return the reason why a session does not take a workload's requests; None: it does."""
@@ -64,7 +67,7 @@ class WorkloadRunner:
     """Sends requests, also of several clients at once, and records them."""
 
     def __init__(self, session: Session, told: Told | None = None, until: float | None = None) -> None:
-        """`told` is called with each request; no request begins after `until`, a `time.monotonic()`."""
+        """`told` is called with each request; after `until`, a `time.monotonic()`, only `LEAST` begin."""
         self.session = session
         self._told, self._until = told, until
         self._ended = threading.Event()
@@ -118,7 +121,7 @@ class WorkloadRunner:
         conversation = workload.start(speech)
         request = next(conversation, None)
         for number in count():
-            late = self._until is not None and time.monotonic() > self._until
+            late = number >= LEAST and self._until is not None and time.monotonic() > self._until
             if request is None or late or self._ended.is_set():
                 self.cut_short |= request is not None and late
                 return

@@ -104,7 +104,7 @@ class CostMeter:
 
         Halved for each `FADE_SECONDS` since the last one: a high cost prevents further samples.
         """
-        times = (time.monotonic() - self._read_at) // FADE_SECONDS
+        times = _half_lives(self._read_at)
         costs = [seconds / tokens for seconds, tokens in self._read]
         return min(costs) * 0.5**times if len(costs) >= FEW else 0.0
 
@@ -116,7 +116,7 @@ class CostMeter:
 
     def costs(self) -> Costs:
         """Return the costs measured so far."""
-        told, times = self._told, (time.monotonic() - self._restored) // FADE_SECONDS
+        told, times = self._told, _half_lives(self._restored)
         if told is None or told[0] != times:
             told = self._told = times, self._known_after(0.5**times)
         return told[1]
@@ -150,6 +150,11 @@ class CostMeter:
         share = median(s for s in self._prefill if s <= fastest * BAND)
         beyond = median(seconds - tokens * share for tokens, seconds in self._batch)
         return [max(beyond, NO_TIME)] * len(self._batch)
+
+
+def _half_lives(since: float) -> float:
+    """Half-lives since a time; 0 where the clock went back, as one that a program's tests have frozen."""
+    return max(0.0, time.monotonic() - since) // FADE_SECONDS
 
 
 def _steady(said: float, samples: Collection[float], least: int = 1) -> float:

@@ -76,4 +76,5 @@ class ReadCosts:
         """Expected time of a read, fading with the age of the measurement; 0 while not measured."""
         latency = median(self._latencies) if self._latencies else 0.0
         measured = latency + (n_bytes * median(self._rates) if self._rates else 0.0)
-        return float(measured * 0.5 ** ((time.monotonic() - self._last) / FADE_SECONDS))
+        age = max(0.0, time.monotonic() - self._last)  # a clock that a test has frozen may go back
+        return float(measured * 0.5 ** (age / FADE_SECONDS))

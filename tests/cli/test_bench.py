@@ -46,7 +46,7 @@ def test_bench_writes_its_report_and_fails_on_a_failed_target(
     assert ran.exit_code == status, ran.output
     assert [t.name for t in seen[0].targets] == ["stock", "stock+ram", "ours"]
     assert seen[0].clients == (2,)
-    assert seen[0].model.options == {"n_threads": 3, "n_threads_batch": 3}
+    assert seen[0].models[0].options == {"n_threads": 3, "n_threads_batch": 3}
     assert Report.read(out) == found
     rows = [" ".join(line.replace("│", " ").split()) for line in ran.output.splitlines()]
     assert "a chat ours 1.10 0.500 s 20.0 3.0" in rows

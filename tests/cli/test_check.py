@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from llamahybrid.cli.main import app
+from llamahybrid.engine.process import Progress
 from llamahybrid.harness import check as whole
 from llamahybrid.harness import hazard_verdicts
 from llamahybrid.harness.report import Report, Verdict
@@ -25,10 +26,12 @@ class Pretend:
     """Stands in for `Check`: remembers what it was to run, and answers with a report."""
 
     asked: Sequence[Any] = ()
+    last: Pretend
+    minutes: float | None
     answer: Report
 
-    def __init__(self, *asked: Any) -> None:
-        Pretend.asked = asked
+    def __init__(self, *asked: Any, progress: Progress) -> None:
+        Pretend.asked, Pretend.last = asked, self
 
     def run(self) -> Report:
         return Pretend.answer
@@ -63,12 +66,12 @@ def test_check_of_a_url_needs_no_model(pretend: type[Pretend], tmp_path: Path) -
     (model,) = pretend.asked[1]
     options = {"n_threads": 7, "n_threads_batch": 7, "n_gpu_layers": 3}
     assert (model.name, model.options) == ("x.gguf", options)
-    assert pretend.asked[5] == 5, "minutes"
+    assert pretend.last.minutes == 5
     checked("--on", URL, "--minutes", 0)
-    assert pretend.asked[5] is None
+    assert pretend.last.minutes is None
     checked()
     assert [each.name for each in pretend.asked[0]] == ["ours"]
-    assert pretend.asked[5] is None, "tiny models have no limit"
+    assert pretend.last.minutes is None, "tiny models have no limit"
     checked("--on", "stock", "--on", "ours")
     assert [each.name for each in pretend.asked[0]] == ["stock", "ours"]
 

@@ -22,7 +22,9 @@ class FakeServer:
         hides: bool = False,
         stale: bool = False,
         split: bool = False,
+        build: str = "",
     ) -> None:
+        """`build`: of a server with llama-server's properties."""
         self.boasts, self.mixes_salts, self.hides, self.stale = boasts, mixes_salts, hides, stale
         self.split = split
         """Events are sent in two halves, the second one only when `go` is set."""
@@ -37,10 +39,13 @@ class FakeServer:
                 pass
 
             def do_GET(self) -> None:
-                if self.path != "/v1/models":
+                told: dict[str, Any] = {"/v1/models": {"data": [{"id": "fake"}]}}
+                if build:
+                    told["/props"] = {"build_info": build}
+                if self.path not in told:
                     self.send_error(404)
                     return
-                self._reply(json.dumps({"data": [{"id": "fake"}]}).encode(), "application/json")
+                self._reply(json.dumps(told[self.path]).encode(), "application/json")
 
             def do_POST(self) -> None:
                 fake.keys.append(self.headers.get("Authorization"))

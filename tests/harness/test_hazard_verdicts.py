@@ -15,7 +15,7 @@ from llamahybrid.harness.hazard_verdicts import verdict
 from llamahybrid.harness.hazards import runner
 from llamahybrid.harness.hazards.case import Probe
 from llamahybrid.harness.hazards.catalogue import PROBES, find
-from llamahybrid.harness.hazards.outcome import Outcome, Verdict
+from llamahybrid.harness.hazards.effect import Behaviour, Effect
 from llamahybrid.harness.hazards.runner import Library, Result
 from llamahybrid.harness.report import Report
 
@@ -25,15 +25,15 @@ LIBRARY = Library("/home/ada/bin/libllama.so", "CPU", {})
 CHOSEN = [word for name in NAMES for word in ("--probe", name)]
 
 
-def made(found: Verdict, detail: str = "no /home/ada/x [red]", probe: Probe = MENDED) -> Result:
-    return Result(probe, "qwen35", Outcome(found, detail, 0.25))
+def made(found: Behaviour, detail: str = "no /home/ada/x [red]", probe: Probe = MENDED) -> Result:
+    return Result(probe, "qwen35", Effect(found, detail, 0.25))
 
 
 @pytest.fixture
 def finding(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """`finding(verdict, stop_after)`: the verdict of each probe; Ctrl-C after `stop_after` probes."""
 
-    def prepare(found: Verdict, stop_after: int | None = None) -> None:
+    def prepare(found: Behaviour, stop_after: int | None = None) -> None:
         def run(
             probes: Sequence[Probe], under_test: Library, *, done: Callable[[Result], Any], **_: object
         ) -> None:
@@ -57,15 +57,15 @@ def hazards(*arguments: object) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("found", "outcome"),
     [
-        (Verdict.EXACT, "ok"),
-        (Verdict.REFUSED, "ok"),
-        (Verdict.WRONG, "bad"),
-        (Verdict.DIED, "bad"),
-        (Verdict.NOT_APPLICABLE, "cannot tell"),
-        (Verdict.FAILED, "cannot tell"),
+        (Behaviour.EXACT, "ok"),
+        (Behaviour.REFUSED, "ok"),
+        (Behaviour.WRONG, "bad"),
+        (Behaviour.DIED, "bad"),
+        (Behaviour.NOT_APPLICABLE, "cannot tell"),
+        (Behaviour.FAILED, "cannot tell"),
     ],
 )
-def test_result_becomes_a_verdict_that_names_its_cure(found: Verdict, outcome: str) -> None:
+def test_result_becomes_a_verdict_that_names_its_cure(found: Behaviour, outcome: str) -> None:
     verdict_ = verdict(made(found), None)
     assert (verdict_.name, verdict_.outcome) == (f"hazard:{MENDED.id}", outcome)
     assert verdict_.detail.startswith(f"{MENDED.title}: {found.value}; qwen35: no /home/ada/x [red]")
@@ -77,7 +77,7 @@ def test_result_becomes_a_verdict_that_names_its_cure(found: Verdict, outcome: s
 
 def test_hazard_that_the_library_has_no_patch_for_is_no_fault() -> None:
     probe = find("nan-in-attention")
-    result = Result(probe, probe.model, Outcome(probe.known[probe.model].stock))
+    result = Result(probe, probe.model, Effect(probe.known[probe.model].stock))
     assert verdict(result, frozenset({"0001"})).outcome == "cannot tell"
     assert verdict(result, frozenset(probe.patches)).outcome == "bad"
 
@@ -85,14 +85,14 @@ def test_hazard_that_the_library_has_no_patch_for_is_no_fault() -> None:
 @pytest.mark.parametrize(
     ("found", "status"),
     [
-        (Verdict.WRONG, 1),
-        (Verdict.EXACT, 0),
-        (Verdict.FAILED, 1),
-        (Verdict.NOT_APPLICABLE, 1),  # nothing was tried
+        (Behaviour.WRONG, 1),
+        (Behaviour.EXACT, 0),
+        (Behaviour.FAILED, 1),
+        (Behaviour.NOT_APPLICABLE, 1),  # nothing was tried
     ],
 )
 def test_exit_status_is_0_for_a_sound_library(
-    finding: Callable[..., None], found: Verdict, status: int
+    finding: Callable[..., None], found: Behaviour, status: int
 ) -> None:
     finding(found)
     code, said = hazards()
@@ -103,7 +103,7 @@ def test_exit_status_is_0_for_a_sound_library(
 def test_report_is_in_the_order_of_probes_and_names_no_home(
     finding: Callable[..., None], tmp_path: Path
 ) -> None:
-    finding(Verdict.WRONG)
+    finding(Behaviour.WRONG)
     file = tmp_path / "r.json"
     assert hazards("--json", file)[0] == 1
     assert "/home/ada" not in file.read_text()
@@ -115,7 +115,7 @@ def test_report_is_in_the_order_of_probes_and_names_no_home(
 
 
 def test_stopped_run_reports_what_it_found(finding: Callable[..., None], tmp_path: Path) -> None:
-    finding(Verdict.WRONG, stop_after=1)
+    finding(Behaviour.WRONG, stop_after=1)
     code, said = hazards("--json", tmp_path / "r.json")
     assert code == 130
     assert "before its end" in said
@@ -125,7 +125,7 @@ def test_stopped_run_reports_what_it_found(finding: Callable[..., None], tmp_pat
 
 
 def test_names_are_whole_at_80_columns(finding: Callable[..., None]) -> None:
-    finding(Verdict.WRONG)
+    finding(Behaviour.WRONG)
     done = CliRunner().invoke(app, ["hazards"], env={"COLUMNS": "80"})
     assert max(map(len, done.output.splitlines())) <= 80
     for probe in PROBES:
@@ -134,5 +134,5 @@ def test_names_are_whole_at_80_columns(finding: Callable[..., None]) -> None:
 
 @pytest.mark.parametrize(("model", "cured"), [("qwen35", "reuse (0009)"), ("lfm2", "hardening (0009 0029)")])
 def test_the_cure_is_that_of_the_model(model: str, cured: str) -> None:
-    result = Result(find("failed-file-restore"), model, Outcome(Verdict.DIED))
+    result = Result(find("failed-file-restore"), model, Effect(Behaviour.DIED))
     assert f"cured by the set {cured}" in verdict(result, None).detail

@@ -51,6 +51,10 @@ def test_miss_names_dropped_thinking() -> None:
     assert "'The seco' was '<think>L'" in said
     assert "drops it from the history" in said
     assert "recurrent" in said, "and why the target could not go back there"
+    faulty = explain(two, [one], spell, sound=False)
+    assert faulty is not None
+    assert "from the history" not in faulty, "the client is not to blame for a cache with faults"
+    assert said.startswith(faulty)
 
 
 def test_miss_names_a_changing_date() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import time
+import pytest
 
-from llamahybrid.harness.plan import SCALES, Cost, Plan, Speed, cost_of, fitting, longest_scale, measured
-from llamahybrid.harness.workloads.tokens import TOKEN_WORKLOADS, Workload, exact_append, unrelated
+from llamahybrid.harness.directed import PROBES
+from llamahybrid.harness.plan import SCALES, Cost, Plan, Speed, cost_of, fitting, measured
+from llamahybrid.harness.workloads.tokens import TOKEN_WORKLOADS, Workload, unrelated
 from tests.harness.pretended import PretendSession
 
-APPEND, UNRELATED = Workload("append", exact_append), Workload("unrelated", unrelated)
+UNRELATED = Workload("unrelated", unrelated)
 
 
 def test_cost_counts_every_prompt_from_its_beginning() -> None:
@@ -21,30 +22,31 @@ def test_cost_counts_every_prompt_from_its_beginning() -> None:
 
 
 def test_longest_scale_that_fits_is_taken() -> None:
-    seconds = (1000.0, 25.0, 14.0, 1.0)
-    scales = [longest_scale((APPEND,), Speed(1000.0, 100.0), each) for each in seconds]
-    assert scales == sorted(scales, reverse=True)
-    assert (scales[0], scales[-1]) == (1.0, SCALES[-1])
-    assert fitting(lambda scale: 8 * scale, 4) == 0.5
-    assert Plan(scales[-1]).script_scale > scales[-1], "probes keep prompts that a cache would remember"
+    assert [fitting(lambda scale: 8 * scale, each) for each in (8, 4, 3, 0)] == [1.0, 0.5, 0.25, SCALES[-1]]
+    cost = PROBES[0].cost(SCALES[-1])
+    assert cost.prompt > 2 * cost_of(PROBES[0].workload, SCALES[-1]).prompt, "a cache remembers its prompts"
 
 
 def test_workload_fits_if_its_time_is_left() -> None:
-    speed, now = Speed(100.0, 100.0), time.monotonic()
-    assert Plan(speed=speed).seconds(UNRELATED) == 2 * speed.seconds(cost_of(UNRELATED, 1.0))
-    assert Plan().fits(UNRELATED)
-    assert Plan(speed=speed, until=now + 1e9).fits(UNRELATED)
-    assert not Plan(speed=speed, until=now + 1).fits(UNRELATED)
+    speed, cost = Speed(100.0, 100.0), Cost(900, 100)
+    assert Plan().fits(cost)
+    assert Plan(11.0, speed=speed).fits(cost)
+    assert not Plan(9.0, speed=speed).fits(cost)
+    assert not Plan(11.0, speed=speed, opening=2.0).fits(cost)
 
 
-def test_speed_is_measured_after_a_first_request() -> None:
+def test_plan_learns_how_long_things_take() -> None:
+    plan, cost = Plan(60.0, speed=Speed(100.0, 100.0)), Cost(900, 100)
+    plan.took(1.0, 5.0, cost)
+    assert plan.needed(cost) == 6.0, "half of the work was reused"
+    plan.took(2.0, 35.0, cost)
+    assert plan.needed(cost) == 22.0, "then the machine was busy"
+    assert plan.share(Cost(600, 0), 0.05) == 0.5
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(0.0, [6]), (30.0, [6, 12, 24, 48, 96]), (1.0, [6])])
+def test_speed_is_measured_by_ever_longer_requests_within_a_time(seconds: float, words: list[int]) -> None:
     asked: list[int] = []
-    speed = measured(PretendSession(lambda ask: asked.append(len(ask.tokens)), seconds=2.0))
-    assert asked == [16, 16, 96]
-    assert (speed.prefill, speed.decode) == (96.0, 15.0)
-    asked.clear()
-    speed = measured(PretendSession(lambda ask: asked.append(len(ask.tokens)), seconds=8.0))
-    assert (asked, speed.prefill, speed.decode) == ([16, 16], 4.0, 0.75), "a slow one is not asked more"
-    asked.clear()
-    measured(PretendSession(lambda ask: asked.append(len(ask.tokens)), seconds=0.01))
-    assert len(asked) > 2, "a quick one several times"
+    speed = measured(PretendSession(lambda ask: asked.append(len(ask.tokens)), seconds=2.0), seconds)
+    assert asked == words
+    assert (speed.prefill, speed.decode) == (words[-1], max(1, words[-1] // 6 - 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -84,12 +85,13 @@ def test_check_passes_a_sound_cache(arch: str, tiny_model: TinyModel, tmp_path: 
         ({}, set(), {"memory-flat"}),
         ({"boasts": True}, {"reports-what-it-reused"}, {"memory-flat", "restores-a-prefix"}),
         ({"mixes_salts": True}, {"salt-kept-apart"}, {"memory-flat"}),
+        ({"mixes_salts": True, "build": "llama-cpp-python 0.3.36"}, {"salt-kept-apart"}, {"memory-flat"}),
         ({"hides": True}, set(), {"hits", "cuts-the-tail", "salt-kept-apart", "memory-flat"}),
         ({"stale": True}, {"cuts-the-tail"}, {"memory-flat"}),
     ],
 )
 def test_server_is_judged_by_its_planted_fault(
-    faults: dict[str, bool], bad: set[str], untold: set[str], tmp_path: Path
+    faults: dict[str, Any], bad: set[str], untold: set[str], tmp_path: Path
 ) -> None:
     with FakeServer(**faults) as server:
         status, found = _checked(tmp_path, "--on", server.url)

@@ -141,6 +141,8 @@ def test_headline_tells_how_much_of_a_check_ran() -> None:
     assert (
         "1 of 2 targets without a fault in the 2 of 4 workloads that ran; 1 did not run to the end." in said
     )
+    bench = report(target("ours", workload(verdicts=()), late))
+    assert "1 target measured in the 1 of 2 workloads that ran." in " ".join(shown(bench).split())
 
 
 def test_terminal_shows_whole_names_in_80_columns() -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import time
 from contextlib import closing
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from llamahybrid import tiny
@@ -58,44 +57,36 @@ def run(model: Path, seed: int, count: int, until: float, factory: Factory, rest
     return total
 
 
-@dataclass
-class Life:
-    """The histories of one `Llama`."""
-
-    histories: int = 0
-    verdict: Verdict = field(default_factory=Verdict)
-    growth: int = 0
-    """Bytes by which resident memory, less the prompt cache's, grew after the warm-up."""
-
-
-def one_life(model: Path, until: float, seed: int) -> Life:
+def one_life(model: Path, until: float, seed: int) -> tuple[int, Verdict, int]:
     """Run histories on one `Llama` until the clock shows `until`; the warm-up and one more at least.
+
+    Return their number, what they gave, and the bytes by which resident memory, less the prompt cache's, grew
+    after the warm-up.
 
     Raises:
         Mismatch: an answer or a report is wrong; the message names the seed of the history.
     """
-    life, setting, warm = Life(), SETTINGS[0], 0
+    total, setting, done, warm, held = Verdict(), SETTINGS[0], 0, 0, 0
     with closing(Reference(model, setting)) as reference, closing(setting.open(Llama, model)) as llm:
-        while life.histories <= WARM_UP or time.monotonic() < until:
-            number = seed + life.histories
+        while done <= WARM_UP or time.monotonic() < until:
+            number = seed + done
             try:
-                life.verdict.add(Runner(llm, reference, setting).run(random_history(number, length=LENGTH)))
+                total.add(Runner(llm, reference, setting).run(random_history(number, length=LENGTH)))
             except Mismatch as mismatch:
                 raise Mismatch(f"history of seed {number} on a used Llama: {mismatch}") from mismatch
-            life.histories += 1
+            done += 1
             held = (resident(os.getpid()) or peak_memory()) - int(llm.prompt_cache.stats().bytes_ram)
-            warm = held if life.histories <= WARM_UP else warm
-            life.growth = held - warm
-    return life
+            warm = held if done <= WARM_UP else warm
+    return done, total, held - warm
 
 
 def play(model: Path, way: str, seed: int, count: int, until: float) -> dict[str, object]:
     """One trial of the campaign. Raises Mismatch."""
     growth = 0.0
     if way == "one-life":
-        life = one_life(model, until, seed)
-        found, growth = life.verdict, life.growth / 2**20
-        if life.growth > LEAK:
+        _, found, grown = one_life(model, until, seed)
+        growth = grown / 2**20
+        if grown > LEAK:
             raise Mismatch(f"memory outside the prompt cache grew by {growth:.1f} MiB")
     else:
         found = run(model, seed, count, until, Llama, restarts=way == "restarts")

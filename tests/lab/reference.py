@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llamahybrid.capi.gguf import Gguf
+from llamahybrid.harness.targets.reference import difference as difference
 from llamahybrid.llama import Llama
 from tests.lab.history import Vocabulary
 
@@ -114,11 +115,13 @@ def settings_for(model: Path, settings: Sequence[Setting] = SETTINGS) -> tuple[S
 
     A mixture of experts picks them by a threshold, so that a difference of 1e-3 may send a token to another
     expert and the logits anywhere: with batch-sensitive settings two right runs then have nothing in common.
-    None is left on a GPU.
+    None is left on a GPU, and none of arwkv7, whose cold runs lie up to 12 % of the range apart there (H100).
     """
     with Gguf(model) as gguf:
-        routed = any(key.endswith(".expert_count") and count for key, count in gguf.read("").items())
-    return tuple(setting for setting in settings if not (routed and setting.batch_sensitive))
+        fields = gguf.read("")
+    routed = any(key.endswith(".expert_count") and count for key, count in fields.items())
+    amplifies = bool(os.environ.get(LAYERS)) and fields["general.architecture"] == "arwkv7"
+    return tuple(each for each in settings if not (amplifies or (routed and each.batch_sensitive)))
 
 
 class Reference:
@@ -186,10 +189,3 @@ def output_row(ctx: Any, index: int, size: int) -> Logits:
     return np.array(
         np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(ctx, index), (size,)), dtype=np.float32
     )
-
-
-def difference(ours: Logits, reference: Logits) -> float:
-    """Largest absolute difference over the range (max - min) of the reference; infinite where not finite."""
-    if not (np.isfinite(ours).all() and np.isfinite(reference).all()):
-        return float("inf")
-    return float(np.abs(ours - reference).max() / (reference.max() - reference.min()))

@@ -17,8 +17,8 @@ from typing import Any
 from llamahybrid.engine import installed
 from llamahybrid.harness.hazards import context
 from llamahybrid.harness.hazards.context import FULL, ON_DEVICE, PARTIAL, lib
+from llamahybrid.harness.hazards.effect import Logits, gap
 from llamahybrid.harness.hazards.model import ModelUnderTest
-from llamahybrid.harness.hazards.outcome import Logits, gap
 
 __all__ = [
     "EXACT",

@@ -30,7 +30,7 @@ import pytest
 from llamahybrid.engine.bindings import stock
 from llamahybrid.harness.hazards import runner
 from llamahybrid.harness.hazards.catalogue import find
-from llamahybrid.harness.hazards.outcome import Outcome
+from llamahybrid.harness.hazards.effect import Effect
 from tests.lab.patched_library import PATCHED, marks
 
 HERE = Path(__file__).parent
@@ -130,7 +130,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 
 @pytest.fixture(params=_UNDER_TEST)
-def catalogued(request: pytest.FixtureRequest) -> Callable[[str, Path], Outcome]:
+def catalogued(request: pytest.FixtureRequest) -> Callable[[str, Path], Effect]:
     """`catalogued(id, model)`: the outcome of the catalogue's probe of this id with this library."""
     library = runner.library(Path(request.param) if request.param else stock())
     return lambda name, model: runner.run_on(model, find(name), library, seconds=120)

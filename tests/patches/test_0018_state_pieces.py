@@ -9,7 +9,7 @@ import pytest
 from capi import FULL, ON_DEVICE, PARTIAL, Context, fresh, function, split
 
 from llamahybrid.harness.hazards.context import save_range
-from llamahybrid.harness.hazards.outcome import NotApplicable, gap
+from llamahybrid.harness.hazards.effect import NotApplicable, gap
 
 BUFFER = 1 << 20
 TAKE = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)

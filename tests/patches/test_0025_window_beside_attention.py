@@ -8,7 +8,7 @@ import pytest
 from capi import EXACT, Context, continued, lib
 
 from llamahybrid.harness.hazards.context import load_range, save_range
-from llamahybrid.harness.hazards.outcome import NotApplicable
+from llamahybrid.harness.hazards.effect import NotApplicable
 
 SMALL = {"swa_full": False, "n_ubatch": 32}
 SHARED = {**SMALL, "n_seq_max": 2, "kv_unified": True}

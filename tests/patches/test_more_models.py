@@ -21,4 +21,4 @@ CASES = [
 def test_probes_have_their_outcome_on_more_models(catalogued, more_model, probe_id, arch):
     probe, outcome = find(probe_id), catalogued(probe_id, more_model(arch))
     known = probe.known[probe.model]
-    assert (outcome.verdict, outcome.detail) == (known.patched, known.says)
+    assert (outcome.behaviour, outcome.detail) == (known.patched, known.says)

@@ -8,7 +8,7 @@ import pytest
 from capi import FULL, PARTIAL, Context, split
 
 from llamahybrid.harness.hazards.context import load_range, save_range
-from llamahybrid.harness.hazards.outcome import NotApplicable
+from llamahybrid.harness.hazards.effect import NotApplicable
 
 FLASH = {"flash_attn_type": 1}
 CUTS = (40, 0.5, -100, -8, -1)

@@ -9,6 +9,7 @@ from typing import Any
 
 import llama_cpp
 import pytest
+from llama_cpp import llama_chat_format
 
 from llamahybrid.errors import RequestCancelled
 from tests.lab.waiting import wait_until
@@ -51,6 +52,23 @@ def test_a_handler_asks_while_it_streams(opened: Opened, slots: int) -> None:
     llm.chat_handler = handler
     llm.create_chat_completion(MESSAGES)
     assert texts == [alone]
+
+
+def test_a_registered_handler_gets_its_model_whatever_tool_is_chosen(opened: Opened, slots: int) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    given = list[bool]()
+
+    @llama_chat_format.register_chat_completion_handler(f"registered-{slots}")
+    def handler(llama: Any, **_: Any) -> Any:
+        given.append(isinstance(llama, llama_cpp.Llama))
+        return iter([llama(WORDS[:20], **ASKED)])
+
+    llm = opened(n_parallel=slots, chat_format=f"registered-{slots}")
+    for choice in (None, {"type": "function", "function": {"name": "f"}}):
+        made = llm.create_chat_completion(MESSAGES, tools=[tool], tool_choice=choice, stream=True)
+        assert said(next(made)) == said(llm.create_completion(WORDS[:20], **ASKED))
+        assert not list(made)
+    assert all(given)
 
 
 def test_a_stream_that_a_handler_began_goes_on_beside_others(opened: Opened, slots: int) -> None:

@@ -6,12 +6,16 @@ import gc
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
+from contextlib import closing
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from llamahybrid import PromptCache
 from llamahybrid.core.runner import Runner
 from llamahybrid.core.slots import Slots
 from llamahybrid.errors import LlamaHybridError
@@ -46,6 +50,22 @@ def test_a_loop_that_gets_no_thread_says_so(
         with pytest.raises(RuntimeError, match="can't start"):
             in_thread(take, llm, WORDS[:40])
     assert take(llm, WORDS[:40]) == right(WORDS[:40])
+
+
+def test_a_clock_that_goes_back_ends_neither_requests_nor_writes(
+    opened: Opened, stock: Opened, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A program's tests may freeze the time, at any date, while a model is open."""
+    right, now = stock(), [2e9]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    for known in (False, True):  # the second one reads both from disk
+        with closing(opened(prompt_cache=PromptCache(disk_dir=tmp_path))) as llm:
+            assert take(llm, WORDS[:60]) == right(WORDS[:60])
+            take(llm, WORDS[300:] if known else WORDS[200:300])  # now known: the time of a token
+            now[0] -= 1e8
+            assert take(llm, WORDS[100:180]) == right(WORDS[100:180])
+            assert bool(llm.last_request.cached) is known
+            assert take(llm, WORDS[20:60]) == right(WORDS[20:60])
 
 
 def test_cancel_reaches_a_request_whose_message_is_not_read_yet(opened: Opened) -> None:

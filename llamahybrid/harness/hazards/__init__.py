@@ -1,5 +1,5 @@
 """Probes of a libllama in situations that are known to fail, each in a process of its own.
 
-`case` defines probes, `outcome` verdicts; `model` and `context` are the C API for probes, `child` runs a
+`case` defines probes, `effect` results; `model` and `context` are the C API for probes, `child` runs a
 probe, `runner` many. The probes are in one module for each family, listed in `catalogue`.
 """

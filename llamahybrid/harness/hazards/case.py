@@ -1,4 +1,4 @@
-"""Probes: situations in which a libllama may fail, their models, and the known outcomes."""
+"""Probes: situations in which a libllama may fail, their models, and the known effects."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from llamahybrid.harness.hazards.outcome import Outcome, Verdict
+from llamahybrid.harness.hazards.effect import Behaviour, Effect
 
 if TYPE_CHECKING:
     from llamahybrid.harness.hazards.model import ModelUnderTest
 
-Run: TypeAlias = "Callable[[ModelUnderTest], Outcome]"
+Run: TypeAlias = "Callable[[ModelUnderTest], Effect]"
 
 
 @dataclass(frozen=True)
 class Known:
-    """The outcome of a probe on a model, with llama-cpp-python 0.3.36 on the CPU."""
+    """The effect of a probe on a model, with llama-cpp-python 0.3.36 on the CPU."""
 
-    stock: Verdict
-    patched: Verdict
+    stock: Behaviour
+    patched: Behaviour
     """With our patches."""
     says: str
     """Exact detail with our patches: positions, return values and statuses."""
@@ -31,7 +31,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Probe:
-    """A situation; `run` sets it up and returns the outcome."""
+    """A situation; `run` sets it up and returns the effect."""
 
     title: str
     run: Run
@@ -55,7 +55,7 @@ class Probe:
 
     @property
     def known(self) -> Mapping[str, Known]:
-        """The outcome by the name of each known model, as in known.txt; the default is first."""
+        """The effect by the name of each known model, as in known.txt; the default is first."""
         return table()[self.id]
 
     @property
@@ -71,15 +71,15 @@ def probe(title: str, site: str) -> Callable[[Run], Probe]:
 
 @cache
 def table() -> dict[str, dict[str, Known]]:
-    """Return known outcomes by the id of a probe, and by the name of a model."""
+    """Return known effects by the id of a probe, and by the name of a model."""
     found: dict[str, dict[str, Known]] = {}
     for name, patches, models, stock, patched, says in _rows():
         if name:
-            outcomes = found.setdefault(name, {})
-            mended, numbers = (Verdict[patched.upper()], says), patches
-        here = (Verdict[patched.upper()], says) if patched else mended
+            effects = found.setdefault(name, {})
+            mended, numbers = (Behaviour[patched.upper()], says), patches
+        here = (Behaviour[patched.upper()], says) if patched else mended
         own = tuple((patches or numbers).replace("-", "").split())
-        outcomes |= {each: Known(Verdict[stock.upper()], *here, own) for each in models.split()}
+        effects |= {each: Known(Behaviour[stock.upper()], *here, own) for each in models.split()}
     return found
 
 

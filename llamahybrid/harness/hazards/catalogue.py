@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-from llamahybrid.harness.hazards import (
-    aborts,
-    copies,
-    crashes,
-    nan,
-    restores,
-    rollback,
-    state_blobs,
-    windows,
-)
+from llamahybrid.harness.hazards import aborts, copies, crashes, nan, restores, rollback, state_blobs, windows
 from llamahybrid.harness.hazards.case import Probe
 
 _FAMILIES = (rollback, copies, windows, aborts, nan, state_blobs, restores, crashes)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from llamahybrid.engine import installed
-from llamahybrid.harness.hazards.outcome import NotApplicable, Outcome, Refused, Verdict
+from llamahybrid.harness.hazards.effect import Behaviour, Effect, NotApplicable, Refused
 
 
 def _load() -> None:
@@ -32,7 +32,7 @@ def about() -> dict[str, str]:
     return {"path": llama_cpp._lib._name, "system": llama_cpp.llama_print_system_info().decode().strip()}
 
 
-def outcome(name: str, model: str, gpu_layers: int, rpc: str = "") -> dict[str, Any]:
+def effect_of(name: str, model: str, gpu_layers: int, rpc: str = "") -> dict[str, Any]:
     """Run one probe on the model file at `model`."""
     from llamahybrid.harness.hazards.catalogue import find
     from llamahybrid.harness.hazards.model import ModelUnderTest
@@ -40,9 +40,9 @@ def outcome(name: str, model: str, gpu_layers: int, rpc: str = "") -> dict[str, 
     try:
         found = find(name).run(ModelUnderTest(model, gpu_layers, rpc))
     except NotApplicable as error:
-        found = Outcome(Verdict.NOT_APPLICABLE, str(error))
+        found = Effect(Behaviour.NOT_APPLICABLE, str(error))
     except Refused as error:
-        found = Outcome(Verdict.REFUSED, str(error))
+        found = Effect(Behaviour.REFUSED, str(error))
     return asdict(found)
 
 
@@ -53,7 +53,7 @@ if __name__ == "__main__":
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # processes are expected to die
     _load()
     given = sys.argv[1:]
-    result = outcome(given[0], given[1], int(given[2]), *given[3:]) if given else about()
+    result = effect_of(given[0], given[1], int(given[2]), *given[3:]) if given else about()
     sys.stdout.write("\n" + json.dumps(result) + "\n")
     sys.stdout.flush()
     os._exit(0)  # skip the destructors of a misused context

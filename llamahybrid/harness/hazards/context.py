@@ -1,4 +1,4 @@
-"""A native context for probes: batches, cuts, copies, states, ranges and stopped decodes."""
+"""A native context for probes: batches, cuts, copies, states, ranges, stopped decodes, and going on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from llama_cpp import llama_cpp as lib
 
-from llamahybrid.harness.hazards.outcome import Gap, Logits, NotApplicable
+from llamahybrid.harness.hazards.effect import Effect, Gap, Logits, NotApplicable, all_sound, refused, went_on
 
 FULL, PARTIAL, ON_DEVICE = 0, 1, 2  # LLAMA_STATE_SEQ_FLAGS_*
 ABORTED = 2  # llama_decode: the abort callback said stop
@@ -18,7 +18,7 @@ SPLIT = {"n_seq_max": 2, "kv_unified": False}
 TWO, THREE = ({"n_seq_max": n, "kv_unified": True} for n in (2, 3))
 """Two sequences, and three, in one stream."""
 BOTH = {0: 12, 1: 12}
-"""Two sequences of twelve tokens each, as `Context.filled` and `steps.all_go_on` take them."""
+"""Two sequences of twelve tokens each, as `Context.filled` and `all_go_on` take them."""
 
 Item: TypeAlias = tuple[int, int, Sequence[int]]
 """Token, position, sequences."""
@@ -220,3 +220,43 @@ def load_range(context: Context, blob: bytes, begin: int, end: int) -> bool:
     """Restore the attention of positions [begin, end) of sequence 0; whether all of `blob` was read."""
     put = _range("set_data", ctypes.c_char_p, ctypes.c_size_t)
     return bool(put(context.ctx, blob, len(blob), 0, begin, end) == len(blob))
+
+
+def cut(context: Context, to: int, length: int, seq: int = 0) -> Effect:
+    """Cut `seq`, which holds the text of its number, from `length` to `to` tokens and go on from there."""
+    done = context.rm(seq, to, -1)
+    said = f"seq_rm to {to} of {length} tokens returned {done}".lower()
+    found = context.goes_on(to if done else length, seq, text=seq)
+    return went_on(found, said) if done else refused(found, said)
+
+
+def all_go_on(
+    judge: Callable[[Gap | int, str], Effect], context: Context, said: str, ends: Mapping[int, int] = BOTH
+) -> Effect:
+    """Go on with each of these sequences, which hold the text of their number, at its end."""
+    return all_sound(judge(context.goes_on(end, seq, text=seq), said) for seq, end in ends.items())
+
+
+def after_failure(context: Context, length: int) -> Effect:
+    """Go on at `length`, the live state's end before a restore that returned 0."""
+    said = f"the restore returned 0, {context.last() + 1} tokens left"
+    return refused(context.goes_on_after_refusal(length), said)
+
+
+def still_there(context: Context, before: bytes, length: int, said: str) -> Effect:
+    """Go on at `length` after something was refused; `before` is the state that sequence 0 had then."""
+    same = "the same" if context.save() == before else "other"
+    said = f"{said}, {context.last() + 1} tokens left with {same} bytes"
+    return refused(context.goes_on_after_refusal(length), said)
+
+
+def next_prompt(context: Context, length: int, said: str, *, text: int = 1) -> Effect:
+    """Decode another prompt from position 0 and go on."""
+    return went_on(context.starts_over(length, text=text), said)
+
+
+def stop(context: Context, polls: int, part: float, decode: Callable[[], int]) -> None:
+    """Stop a decode of `polls` polls after `part` of them."""
+    status = context.stopped(max(1, int(polls * part)), decode)
+    if status != ABORTED:
+        raise RuntimeError(f"the decode was not stopped: it returned {status}")

@@ -5,14 +5,13 @@ from __future__ import annotations
 from llama_cpp import llama_cpp as lib
 
 from llamahybrid.harness.hazards.case import probe
-from llamahybrid.harness.hazards.context import BOTH, PARTIAL, SPLIT, TWO
+from llamahybrid.harness.hazards.context import BOTH, PARTIAL, SPLIT, TWO, all_go_on, next_prompt
+from llamahybrid.harness.hazards.effect import Behaviour, Effect, granted, refused, went_on, wrong
 from llamahybrid.harness.hazards.model import ModelUnderTest
-from llamahybrid.harness.hazards.outcome import Outcome, Verdict, granted, refused, went_on, wrong
-from llamahybrid.harness.hazards.steps import all_go_on, next_prompt
 
 
 @probe("Saving a sequence whose stream copy is pending", "llama_kv_cache::seq_cp")
-def pending_copy_saved(tested: ModelUnderTest) -> Outcome:
+def pending_copy_saved(tested: ModelUnderTest) -> Effect:
     """Not unified: copy twelve tokens to the second sequence, save it at once, restore elsewhere, go on."""
     tested.need("attention")
     context = tested.context(**SPLIT).grown(12)
@@ -23,7 +22,7 @@ def pending_copy_saved(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("Restoring into a sequence whose stream copy is pending", "llama_kv_cache::seq_cp")
-def pending_copy_restored_into(tested: ModelUnderTest) -> Outcome:
+def pending_copy_restored_into(tested: ModelUnderTest) -> Effect:
     """Not unified: copy to the second sequence, remove that, restore another text into it, go on."""
     tested.need("attention")
     blob = tested.context(**SPLIT).grown(12, 1, text=1).save(1)
@@ -35,7 +34,7 @@ def pending_copy_restored_into(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("Saving while a K-shift is pending", "llama_kv_cache::update")
-def pending_shift_saved(tested: ModelUnderTest) -> Outcome:
+def pending_shift_saved(tested: ModelUnderTest) -> Effect:
     """Shift twelve tokens by five positions, save, restore elsewhere, and go on with both at position 17."""
     tested.need("attention")
     tested.need_multi_rope(False)
@@ -50,7 +49,7 @@ def pending_shift_saved(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("seq_add and seq_div on a model with M-RoPE", "llama_kv_cache::seq_add")
-def shift_under_m_rope(tested: ModelUnderTest) -> Outcome:
+def shift_under_m_rope(tested: ModelUnderTest) -> Effect:
     """Shift twelve tokens by five and halve their positions, which have several dimensions; go on at 12."""
     tested.need_multi_rope(True)
     context = tested.context().grown(12)
@@ -61,7 +60,7 @@ def shift_under_m_rope(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("Copying a range between streams", "llama_kv_cache::seq_cp")
-def partial_stream_copy(tested: ModelUnderTest) -> Outcome:
+def partial_stream_copy(tested: ModelUnderTest) -> Effect:
     """Not unified: copy positions [2, 5) of twelve tokens to the second sequence; go on with the first."""
     tested.need("attention")
     context = tested.context(**SPLIT).grown(12)
@@ -71,7 +70,7 @@ def partial_stream_copy(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("seq_rm of all sequences by id -1", "llama_memory_recurrent::seq_rm")
-def remove_all_sequences(tested: ModelUnderTest) -> Outcome:
+def remove_all_sequences(tested: ModelUnderTest) -> Effect:
     """Two sequences of twelve tokens; seq_rm(-1, -1, -1); a fresh prompt in the second one.
 
     If that was refused, go on with both.
@@ -85,7 +84,7 @@ def remove_all_sequences(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("Removing a part of all sequences of a recurrent memory", "llama_memory_recurrent::seq_rm")
-def remove_part_of_all(tested: ModelUnderTest) -> Outcome:
+def remove_part_of_all(tested: ModelUnderTest) -> Effect:
     """Two sequences of twelve tokens; seq_rm of -1 from 12, of [5, 5), from 6, of [0, 6); go on with both."""
     tested.need("recurrent")
     context = tested.context(**TWO).filled(BOTH)
@@ -96,7 +95,7 @@ def remove_part_of_all(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("seq_rm of sequence -7", "llama_kv_cache::seq_rm")
-def remove_negative_sequence(tested: ModelUnderTest) -> Outcome:
+def remove_negative_sequence(tested: ModelUnderTest) -> Effect:
     """Twelve tokens; seq_rm(-7, -1, -1); then another prompt, or the old one where it was refused."""
     context = tested.context().grown(12)
     if not context.rm(-7, -1, -1):
@@ -106,7 +105,7 @@ def remove_negative_sequence(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("Removing a range out of the middle of a hybrid", "llama_memory_hybrid::seq_rm")
-def remove_inner_range(tested: ModelUnderTest) -> Outcome:
+def remove_inner_range(tested: ModelUnderTest) -> Effect:
     """Twelve tokens; seq_rm(0, 2, 5); go on, compared with a context that never saw those three tokens.
 
     If positions may not have gaps, it is compared with all twelve. A library that refuses it has to refuse
@@ -129,7 +128,7 @@ def remove_inner_range(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("Attention appended to a sequence before its old tail is cut", "llama_kv_cache::seq_cp")
-def append_before_cut(tested: ModelUnderTest) -> Outcome:
+def append_before_cut(tested: ModelUnderTest) -> Effect:
     """Live: 24 tokens of another text; append [10, 20) of the wanted one, restore its snapshot, cut at 20.
 
     All calls succeed and the positions come out right.
@@ -163,12 +162,12 @@ def append_before_cut(tested: ModelUnderTest) -> Outcome:
     said = f"all calls succeeded, the state is {more} bytes longer than a clean one"
     if status := context.decode([(wanted(20), 20, (0,))]):
         return went_on(status, said)
-    outcome = went_on(tested.gap(context.logits(), donor.logits()), said)
-    return wrong(said) if more and outcome.verdict is Verdict.EXACT else outcome
+    effect = went_on(tested.gap(context.logits(), donor.logits()), said)
+    return wrong(said) if more and effect.behaviour is Behaviour.EXACT else effect
 
 
 @probe("A batch with several tokens of several sequences", "llm_graph_context::build_rwkv_token_shift_store")
-def tokens_of_several(tested: ModelUnderTest) -> Outcome:
+def tokens_of_several(tested: ModelUnderTest) -> Effect:
     """Two sequences of twelve tokens; five more of both in one batch; go on with both."""
     context = tested.context(n_seq_max=2, kv_unified=True).filled({0: 12, 1: 12})
     status = context.decode(
@@ -183,7 +182,7 @@ def tokens_of_several(tested: ModelUnderTest) -> Outcome:
     "A batch of several sequences that do not begin at the first state",
     "llama_model_plamo2::graph::build_plamo2_mamba_layer",
 )
-def batch_of_several(tested: ModelUnderTest) -> Outcome:
+def batch_of_several(tested: ModelUnderTest) -> Effect:
     """Three sequences of twelve tokens; two steps of the last two in one batch each; go on with all three."""
     context = tested.context(n_seq_max=6, kv_unified=True).filled({0: 12, 1: 12, 2: 12})
     for place in (12, 13):

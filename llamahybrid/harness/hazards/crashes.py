@@ -7,17 +7,16 @@ import struct
 from llama_cpp import llama_cpp as lib
 
 from llamahybrid.harness.hazards.case import probe
-from llamahybrid.harness.hazards.context import ON_DEVICE, PARTIAL, THREE, TWO, Context
+from llamahybrid.harness.hazards.context import ON_DEVICE, PARTIAL, THREE, TWO, Context, after_failure
+from llamahybrid.harness.hazards.effect import Effect, NotApplicable, refused, went_on, wrong
 from llamahybrid.harness.hazards.model import ModelUnderTest
-from llamahybrid.harness.hazards.outcome import NotApplicable, Outcome, refused, went_on, wrong
 from llamahybrid.harness.hazards.process import memory_left
-from llamahybrid.harness.hazards.steps import after_failure
 
 _DEVICE = PARTIAL | ON_DEVICE
 _HEADER = struct.calcsize("<Ii")  # magic, sequence
 
 
-def _offered(context: Context, blob: bytes, seq: int, flags: int, length: int) -> Outcome:
+def _offered(context: Context, blob: bytes, seq: int, flags: int, length: int) -> Effect:
     """Offer a blob that no sound library takes, then go on at `length`, the live state's end."""
     if context.load(blob, seq, flags):
         return wrong("the restore returned success")
@@ -25,7 +24,7 @@ def _offered(context: Context, blob: bytes, seq: int, flags: int, length: int) -
 
 
 @probe("ON_DEVICE blob without the magic", "llama_context::state_seq_set_data")
-def on_device_magic(tested: ModelUnderTest) -> Outcome:
+def on_device_magic(tested: ModelUnderTest) -> Effect:
     """Save on the device, restore 64 zero bytes with ON_DEVICE."""
     tested.need("recurrent")
     context = tested.context().grown(12)
@@ -34,7 +33,7 @@ def on_device_magic(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("ON_DEVICE blob of another context", "llama_context::state_seq_set_data")
-def on_device_other_context(tested: ModelUnderTest) -> Outcome:
+def on_device_other_context(tested: ModelUnderTest) -> Effect:
     """Save on the device in one context, restore in another that never saved, and again once it has."""
     tested.need("recurrent")
     blob = tested.context().grown(12).save(flags=_DEVICE)
@@ -46,7 +45,7 @@ def on_device_other_context(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("ON_DEVICE blobs, PARTIAL and full mixed", "llama_io_read_device::~llama_io_read_device")
-def on_device_flags(tested: ModelUnderTest) -> Outcome:
+def on_device_flags(tested: ModelUnderTest) -> Effect:
     """Save PARTIAL, then full, on the device; restore the PARTIAL blob, then the full one as PARTIAL."""
     tested.need("hybrid")
     context = tested.context().grown(12)
@@ -58,7 +57,7 @@ def on_device_flags(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("ON_DEVICE blob with trailing bytes", "llama_io_read_device::~llama_io_read_device")
-def on_device_trailing(tested: ModelUnderTest) -> Outcome:
+def on_device_trailing(tested: ModelUnderTest) -> Effect:
     """Save on the device, restore the blob with four more bytes."""
     tested.need("recurrent")
     context = tested.context().grown(12)
@@ -66,7 +65,7 @@ def on_device_trailing(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("Saving all sequences ON_DEVICE from several cell ranges", "llama_memory_recurrent::state_write")
-def on_device_all(tested: ModelUnderTest) -> Outcome:
+def on_device_all(tested: ModelUnderTest) -> Effect:
     """Three unified sequences, the middle one removed; save sequence -1 on the device; go on with one."""
     tested.need("recurrent")
     context = tested.context(**THREE).filled({0: 8, 1: 8, 2: 8})
@@ -76,7 +75,7 @@ def on_device_all(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("No memory for an ON_DEVICE save", "llama_io_write_device::~llama_io_write_device")
-def on_device_no_memory(tested: ModelUnderTest) -> Outcome:
+def on_device_no_memory(tested: ModelUnderTest) -> Effect:
     """Save 4,000 tokens on the device with no memory left to the process; go on."""
     tested.need("attention")
     tested.need_memory_limit()
@@ -89,7 +88,7 @@ def on_device_no_memory(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("A blob with two recurrent cells for one sequence", "llama_memory_recurrent::state_read_meta")
-def two_recurrent_cells(tested: ModelUnderTest) -> Outcome:
+def two_recurrent_cells(tested: ModelUnderTest) -> Effect:
     """Put a second cell into a PARTIAL snapshot and restore it where two sequences fit."""
     tested.need("recurrent")
     context = tested.context(n_seq_max=2).grown(12)
@@ -102,21 +101,21 @@ def two_recurrent_cells(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("An empty snapshot for a sequence beyond n_seq_max, with planes", "llama_memory_recurrent::set_rs_idx")
-def empty_state_far_sequence(tested: ModelUnderTest) -> Outcome:
+def empty_state_far_sequence(tested: ModelUnderTest) -> Effect:
     """Two sequences, planes; restore the snapshot of an empty one into sequence 5; then decode."""
     context = tested.with_planes(2, **TWO)
     return _offered(context, context.save(flags=PARTIAL), 5, PARTIAL, 0)
 
 
 @probe("A state for sequence 300", "llama_kv_cache::state_read_sinfo")
-def state_far_sequence(tested: ModelUnderTest) -> Outcome:
+def state_far_sequence(tested: ModelUnderTest) -> Effect:
     """Restore the state of twelve tokens into sequence 300; go on with the first."""
     context = tested.context().grown(12)
     return _offered(context, context.save(), 300, 0, 12)
 
 
 @probe("Copying to sequence 300", "llama_kv_cache::seq_cp")
-def copy_far_sequence(tested: ModelUnderTest) -> Outcome:
+def copy_far_sequence(tested: ModelUnderTest) -> Effect:
     """Twelve tokens; seq_cp to sequence 300; seq_keep of sequence -3; go on with the first."""
     context = tested.context().grown(12)
     context.cp(0, 300)
@@ -126,7 +125,7 @@ def copy_far_sequence(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("seq_pos_min and seq_pos_max of sequence -1", "llama_kv_cache::seq_pos_max")
-def position_of_no_sequence(tested: ModelUnderTest) -> Outcome:
+def position_of_no_sequence(tested: ModelUnderTest) -> Effect:
     """Twelve tokens; ask for the first and last position of sequence -1; go on."""
     context = tested.context().grown(12)
     ends = context.first(-1), context.last(-1)
@@ -135,7 +134,7 @@ def position_of_no_sequence(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("Ubatches no larger than the rollback planes", "llama_batch_allocr::split_equal")
-def small_ubatch(tested: ModelUnderTest) -> Outcome:
+def small_ubatch(tested: ModelUnderTest) -> Effect:
     """Eight planes, n_ubatch = 9; decode twelve tokens and go on; where that is refused, n_ubatch = 10."""
     tested.with_planes(8)
     try:

@@ -15,7 +15,7 @@ from llama_cpp import llama_cpp as lib
 from llamahybrid.devices.offload import Offload
 from llamahybrid.devices.rpc import endpoints
 from llamahybrid.harness.hazards.context import Context
-from llamahybrid.harness.hazards.outcome import Gap, Logits, NotApplicable, gap
+from llamahybrid.harness.hazards.effect import Gap, Logits, NotApplicable, gap
 
 _ERROR = 4  # ggml_log_level
 _UNSHARED = (b"qwen4exp",)

@@ -6,10 +6,9 @@ import numpy as np
 from llama_cpp import llama_cpp as lib
 
 from llamahybrid.harness.hazards.case import probe
-from llamahybrid.harness.hazards.context import PARTIAL, Context
+from llamahybrid.harness.hazards.context import PARTIAL, Context, next_prompt
+from llamahybrid.harness.hazards.effect import Effect, NotApplicable, all_sound, granted
 from llamahybrid.harness.hazards.model import ModelUnderTest
-from llamahybrid.harness.hazards.outcome import NotApplicable, Outcome, all_sound, granted
-from llamahybrid.harness.hazards.steps import next_prompt
 
 
 def _shown(context: Context, otherwise: str) -> Context:
@@ -31,7 +30,7 @@ def _poisoned(tested: ModelUnderTest, flash: int = 1) -> Context:
     return _shown(context, "NaN in the last rows of the state does not reach the logits")
 
 
-def _emptied(context: Context, way: str, length: int, text: int) -> Outcome:
+def _emptied(context: Context, way: str, length: int, text: int) -> Effect:
     """Empty a poisoned context, decode another prompt and go on."""
     if way == "seq_rm":
         granted(context.rm(0, -1, -1), "seq_rm returned false")
@@ -41,7 +40,7 @@ def _emptied(context: Context, way: str, length: int, text: int) -> Outcome:
 
 
 @probe("NaN in a recurrent row after its removal", "llm_graph_context::build_rs")
-def nan_after_removal(tested: ModelUnderTest) -> Outcome:
+def nan_after_removal(tested: ModelUnderTest) -> Effect:
     """Poison the state with NaN, remove the sequence, decode a fresh prompt of twelve and go on.
 
     Again with llama_memory_clear, with and without data, in place of seq_rm.
@@ -66,7 +65,7 @@ def _poisoned_attention(tested: ModelUnderTest) -> Context:
 
 
 @probe("NaN in attention KV after its removal", "llama_kv_cache::get_n_kv")
-def nan_in_attention(tested: ModelUnderTest) -> Outcome:
+def nan_in_attention(tested: ModelUnderTest) -> Effect:
     """No flash attention; decode a token on poisoned state, remove all, decode another prompt and go on.
 
     Again with llama_memory_clear, without data, in place of seq_rm.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from llamahybrid.harness.hazards.outcome import NotApplicable
+from llamahybrid.harness.hazards.effect import NotApplicable
 
 
 @contextmanager

@@ -12,19 +12,18 @@ from typing import Any
 from llama_cpp import llama_cpp as lib
 
 from llamahybrid.harness.hazards.case import probe
-from llamahybrid.harness.hazards.context import FULL, PARTIAL, TWO, Context
-from llamahybrid.harness.hazards.model import ModelUnderTest
-from llamahybrid.harness.hazards.outcome import (
+from llamahybrid.harness.hazards.context import FULL, PARTIAL, TWO, Context, after_failure, still_there
+from llamahybrid.harness.hazards.effect import (
+    Behaviour,
+    Effect,
     NotApplicable,
-    Outcome,
-    Verdict,
     all_sound,
     refused,
     went_on,
     wrong,
 )
+from llamahybrid.harness.hazards.model import ModelUnderTest
 from llamahybrid.harness.hazards.process import memory_left
-from llamahybrid.harness.hazards.steps import after_failure, still_there
 
 _LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
@@ -49,7 +48,7 @@ class _File:
 
 
 @probe("A damaged state file over a live sequence", "llama_context::state_seq_load_file")
-def failed_file_restore(tested: ModelUnderTest) -> Outcome:
+def failed_file_restore(tested: ModelUnderTest) -> Effect:
     """Twenty live tokens; files of thirty others, of a sequence and whole; go on at twenty.
 
     They lack 8 bytes, 2,000 bytes, all but 60, or have eight more. A sound file is restored first.
@@ -73,7 +72,7 @@ def failed_file_restore(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("A state file that loses its end while its data is read", "llama_context::state_seq_load_file")
-def file_shrinks(tested: ModelUnderTest) -> Outcome:
+def file_shrinks(tested: ModelUnderTest) -> Effect:
     """Two sequences; restore a file over the first, cut it before its last tensor is read; start again.
 
     Again with a file of the whole context. A message in the log gives the moment between parsing and reading;
@@ -84,7 +83,7 @@ def file_shrinks(tested: ModelUnderTest) -> Outcome:
     return all_sound(_shrinking(tested, whole) for whole in (False, True))
 
 
-def _shrinking(tested: ModelUnderTest, whole: bool) -> Outcome:
+def _shrinking(tested: ModelUnderTest, whole: bool) -> Effect:
     donor = tested.context(**TWO).grown(200, text=3)
     context = tested.context(**TWO).filled({0: 20, 1: 15})
     beside = context.save(1)
@@ -114,7 +113,7 @@ def _shrinking(tested: ModelUnderTest, whole: bool) -> Outcome:
     return refused(context.starts_over(20, text=2), said)
 
 
-def _over(context: Context, blob: bytes, flags: int, what: str, seq: int = 0) -> Outcome:
+def _over(context: Context, blob: bytes, flags: int, what: str, seq: int = 0) -> Effect:
     """Offer a blob that does not belong here over twenty live tokens of sequence 0, and go on with them."""
     before = context.save()
     if context.load(blob, seq, flags):
@@ -123,7 +122,7 @@ def _over(context: Context, blob: bytes, flags: int, what: str, seq: int = 0) ->
 
 
 @probe("A state with more cells than the context has", "llama_kv_cache::state_read_meta")
-def restore_too_long(tested: ModelUnderTest) -> Outcome:
+def restore_too_long(tested: ModelUnderTest) -> Effect:
     """n_ctx = 256; twenty live tokens; restore the state of 400 others; go on at twenty."""
     tested.need("attention")
     blob = tested.context().grown(400, text=3).save()
@@ -131,7 +130,7 @@ def restore_too_long(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("A state whose attention has another number type", "llama_kv_cache::state_read_data")
-def restore_other_type(tested: ModelUnderTest) -> Outcome:
+def restore_other_type(tested: ModelUnderTest) -> Effect:
     """Twenty live tokens in F16; restore the state of thirty others that were computed in F32; go on."""
     tested.need("attention")
     blob = tested.context(type_k=0, type_v=0).grown(30, text=3).save()
@@ -139,7 +138,7 @@ def restore_other_type(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("A full state restored as PARTIAL, and the other way round", "llama_context::state_seq_set_data")
-def restore_other_flags(tested: ModelUnderTest) -> Outcome:
+def restore_other_flags(tested: ModelUnderTest) -> Effect:
     """Twenty live tokens; offer states of thirty others under the wrong flags; go on at twenty."""
     tested.need("hybrid")
     donor = tested.context().grown(30, text=3)
@@ -150,14 +149,14 @@ def restore_other_flags(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("A state restored over a sequence that shares its cells", "llama_kv_cache::state_read")
-def restore_beside_copy(tested: ModelUnderTest) -> Outcome:
+def restore_beside_copy(tested: ModelUnderTest) -> Effect:
     """Twenty tokens, copied to a second sequence; restore thirty others over the first; go on with both.
 
     Again with a state that lacks its last eight bytes.
     """
     blob = tested.context(**TWO).grown(30, text=3).save()
 
-    def beside(offered: bytes) -> Outcome:
+    def beside(offered: bytes) -> Effect:
         context = tested.context(**TWO).grown(20)
         context.cp(0, 1)
         read = context.load(offered)
@@ -172,7 +171,7 @@ def restore_beside_copy(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("A state restored over a pending rollback", "llama_memory_recurrent::state_read")
-def restore_over_rollback(tested: ModelUnderTest) -> Outcome:
+def restore_over_rollback(tested: ModelUnderTest) -> Effect:
     """Four planes; twelve tokens, of which two are rolled back; restore twenty of another text; go on."""
     blob = tested.with_planes().grown(20, text=3).save()
     context = tested.with_planes().grown(12)
@@ -183,14 +182,14 @@ def restore_over_rollback(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("No memory for a restore", "llama_kv_cache::state_read")
-def restore_no_memory(tested: ModelUnderTest) -> Outcome:
+def restore_no_memory(tested: ModelUnderTest) -> Effect:
     """2,000 live tokens; restore as many others with 0 and with 256 KiB left to the process; go on."""
     tested.need_memory_limit()
     shape: dict[str, Any] = {"n_ctx": 2048, "n_batch": 2048}
     blob = tested.context(**shape).grown(2000, text=1, chunk=2000).save()
     buffer = (ctypes.c_uint8 * len(blob)).from_buffer_copy(blob)
 
-    def restored(left: int) -> Outcome:
+    def restored(left: int) -> Effect:
         context = tested.context(**shape).grown(2000, chunk=2000)
         with memory_left(left):
             read = lib.llama_state_seq_set_data_ext(context.ctx, buffer, len(blob), 0, FULL)
@@ -198,8 +197,8 @@ def restore_no_memory(tested: ModelUnderTest) -> Outcome:
             return went_on(context.goes_on(2000, text=1), f"{left >> 10} KiB: the restore returned success")
         return after_failure(context, 2000)
 
-    outcome = all_sound(restored(left) for left in (0, 1 << 18))
-    if not outcome.verdict.sound:
-        return outcome
+    effect = all_sound(restored(left) for left in (0, 1 << 18))
+    if not effect.behaviour.sound:
+        return effect
     # how much suffices depends on what the process has freed before
-    return Outcome(Verdict.EXACT, "each restore succeeded, or was refused without damage", outcome.difference)
+    return Effect(Behaviour.EXACT, "each restore succeeded, or was refused without damage", effect.difference)

@@ -7,17 +7,9 @@ from typing import Any
 from llama_cpp import llama_cpp as lib
 
 from llamahybrid.harness.hazards.case import probe
-from llamahybrid.harness.hazards.context import PARTIAL, THREE, TWO, Context
+from llamahybrid.harness.hazards.context import PARTIAL, THREE, TWO, Context, cut
+from llamahybrid.harness.hazards.effect import Effect, all_sound, granted, refused, went_on, wrong
 from llamahybrid.harness.hazards.model import ModelUnderTest
-from llamahybrid.harness.hazards.outcome import (
-    Outcome,
-    all_sound,
-    granted,
-    refused,
-    went_on,
-    wrong,
-)
-from llamahybrid.harness.hazards.steps import cut
 
 
 def _pending(tested: ModelUnderTest, **params: Any) -> Context:
@@ -36,7 +28,7 @@ def _pending_copied(tested: ModelUnderTest) -> Context:
 
 
 @probe("Rollback within one batch (control)", "llama_memory_recurrent::seq_rm")
-def rollback_one_batch(tested: ModelUnderTest) -> Outcome:
+def rollback_one_batch(tested: ModelUnderTest) -> Effect:
     """Four planes; twelve tokens in one batch; roll back five, which is refused; roll back four."""
     context = tested.with_planes().grown(12)
     if context.rm(0, 7, -1):
@@ -45,13 +37,13 @@ def rollback_one_batch(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("Rollback across single-token decodes", "llama_memory_recurrent::seq_rm")
-def rollback_single_tokens(tested: ModelUnderTest) -> Outcome:
+def rollback_single_tokens(tested: ModelUnderTest) -> Effect:
     """Four planes; twelve one-token decodes; roll back four."""
     return cut(tested.with_planes().grown(12, chunk=1), 8, 12)
 
 
 @probe("Rollback of one token decoded after a batch", "llama_memory_recurrent::seq_rm")
-def rollback_last_token(tested: ModelUnderTest) -> Outcome:
+def rollback_last_token(tested: ModelUnderTest) -> Effect:
     """Four planes; eleven tokens in one batch, then one; roll back that one."""
     context = tested.with_planes().grown(11)
     context.feed(11, 12)
@@ -59,7 +51,7 @@ def rollback_last_token(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("Rollback, decode, rollback", "llama_memory_recurrent::seq_rm")
-def rollback_twice(tested: ModelUnderTest) -> Outcome:
+def rollback_twice(tested: ModelUnderTest) -> Effect:
     """Roll back two of twelve tokens, decode one, roll back two."""
     context = _pending(tested)
     context.feed(10, 11)
@@ -67,7 +59,7 @@ def rollback_twice(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("Rollback right after a state restore", "llama_memory_recurrent::state_read_meta")
-def rollback_after_restore(tested: ModelUnderTest) -> Outcome:
+def rollback_after_restore(tested: ModelUnderTest) -> Effect:
     """Restore twelve tokens over twenty others of another text; roll back two."""
     blob = tested.with_planes().grown(12).save()
     context = tested.with_planes().grown(20, text=1)
@@ -77,13 +69,13 @@ def rollback_after_restore(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("Rollback with embeddings on", "llama_memory_recurrent::seq_rm")
-def rollback_embeddings(tested: ModelUnderTest) -> Outcome:
+def rollback_embeddings(tested: ModelUnderTest) -> Effect:
     """embeddings=True, ubatches of eight; ten tokens in one batch; roll back three."""
     return cut(tested.with_planes(n_ubatch=8, embeddings=True, pooling_type=0).grown(10), 7, 10)
 
 
 @probe("Rollback of a sequence while others decoded", "llama_memory_recurrent::seq_rm")
-def rollback_bystander(tested: ModelUnderTest) -> Outcome:
+def rollback_bystander(tested: ModelUnderTest) -> Effect:
     """Three unified sequences of eight tokens; decode one more of the outer two; roll the middle one back."""
     context = tested.with_planes(**THREE).filled({0: 8, 1: 8, 2: 8})
     context.decode([(5, 8, (0,)), (6, 8, (2,))])
@@ -91,7 +83,7 @@ def rollback_bystander(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("Rollback of one of two sequences that share their state", "llama_memory_recurrent::seq_rm")
-def rollback_shared(tested: ModelUnderTest) -> Outcome:
+def rollback_shared(tested: ModelUnderTest) -> Effect:
     """Twelve tokens; copy the sequence; roll the original back by two; go on with both."""
     context = tested.with_planes(**TWO).grown(12)
     context.cp(0, 1)
@@ -106,7 +98,7 @@ def rollback_shared(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("A draft rejected whole: rollback to before its batch", "llama_memory_recurrent::seq_rm")
-def rollback_to_batch_start(tested: ModelUnderTest) -> Outcome:
+def rollback_to_batch_start(tested: ModelUnderTest) -> Effect:
     """Four planes, twelve tokens, snapshot; decode a draft of four in one batch; roll back those four.
 
     If that is refused, restore the snapshot, cut to twelve and go on. llama-server relies on this when a
@@ -123,7 +115,7 @@ def rollback_to_batch_start(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("A draft rejected in part by a memory without planes", "llama_memory_recurrent::seq_rm")
-def draft_rejected_recurrent(tested: ModelUnderTest) -> Outcome:
+def draft_rejected_recurrent(tested: ModelUnderTest) -> Effect:
     """Twelve tokens, snapshot; decode a draft of five; cut to 14, which is refused, and not in half.
 
     Then restore the snapshot, cut to twelve, decode the two accepted tokens again and go on.
@@ -143,7 +135,7 @@ def draft_rejected_recurrent(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("A pending rollback outlives seq_rm with a finite end", "llama_memory_recurrent::seq_rm")
-def stale_rollback_finite_removal(tested: ModelUnderTest) -> Outcome:
+def stale_rollback_finite_removal(tested: ModelUnderTest) -> Effect:
     """Roll back two of twelve tokens, remove [0, 100), decode a fresh prompt."""
     context = _pending(tested)
     said = f"seq_rm(0, 0, 100) returned {context.rm(0, 0, 100)}".lower()
@@ -151,7 +143,7 @@ def stale_rollback_finite_removal(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("A pending rollback outlives seq_keep of another sequence", "llama_memory_recurrent::seq_keep")
-def stale_rollback_keep(tested: ModelUnderTest) -> Outcome:
+def stale_rollback_keep(tested: ModelUnderTest) -> Effect:
     """Roll back two of twelve tokens, keep only the empty second sequence, decode a fresh prompt."""
     context = _pending(tested, **TWO)
     lib.llama_memory_seq_keep(context.memory, 1)
@@ -160,7 +152,7 @@ def stale_rollback_keep(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("Copying a sequence while its rollback is pending", "llama_memory_recurrent::seq_cp")
-def stale_rollback_copy(tested: ModelUnderTest) -> Outcome:
+def stale_rollback_copy(tested: ModelUnderTest) -> Effect:
     """Roll back two of twelve tokens, copy the sequence, go on with the copy, then with the original."""
     context = _pending_copied(tested)
     return all_sound(
@@ -169,7 +161,7 @@ def stale_rollback_copy(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("Saving a copy made while a rollback was pending", "llama_memory_recurrent::seq_cp")
-def stale_rollback_copy_saved(tested: ModelUnderTest) -> Outcome:
+def stale_rollback_copy_saved(tested: ModelUnderTest) -> Effect:
     """Roll back two of twelve tokens, copy the sequence, save the copy, restore it elsewhere, go on."""
     context = _pending_copied(tested)
     blob = context.save(1)
@@ -180,7 +172,7 @@ def stale_rollback_copy_saved(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("Whole-state size while a shared cell has differing rollbacks", "llama_memory_recurrent::state_write")
-def stale_rollback_whole_state(tested: ModelUnderTest) -> Outcome:
+def stale_rollback_whole_state(tested: ModelUnderTest) -> Effect:
     """Roll back two of twelve tokens, copy the sequence, save the whole state, restore it, go on."""
     context = _pending_copied(tested)
     blob = context.save_whole()

@@ -18,7 +18,7 @@ from llamahybrid.children import ending, python
 from llamahybrid.engine import installed, sdist, series
 from llamahybrid.errors import EngineError
 from llamahybrid.harness.hazards.case import Probe
-from llamahybrid.harness.hazards.outcome import Outcome, Verdict
+from llamahybrid.harness.hazards.effect import Behaviour, Effect
 
 _CHILD = python("llamahybrid.harness.hazards.child")
 _running: set[subprocess.Popen[str]] = set()
@@ -26,12 +26,12 @@ _running: set[subprocess.Popen[str]] = set()
 
 @dataclass(frozen=True)
 class Result:
-    """The outcome of a probe on a model."""
+    """The effect of a probe on a model."""
 
     probe: Probe
     model: str
     """The name of a tiny model: an architecture, and a window, as in known.txt."""
-    outcome: Outcome
+    effect: Effect
 
 
 def expected(result: Result, patches: frozenset[str] | None) -> bool:
@@ -39,7 +39,7 @@ def expected(result: Result, patches: frozenset[str] | None) -> bool:
     known = result.probe.known.get(result.model)
     if known is None or patches is None or patches.issuperset(known.patches):
         return False
-    return result.outcome.verdict is known.stock
+    return result.effect.behaviour is known.stock
 
 
 def cure(patches: Sequence[str]) -> str:
@@ -95,17 +95,12 @@ def library(path: Path | None = None) -> Library:
         reason = _last_line(child.stderr) or ending(child.returncode)
         raise EngineError(f"the libllama at {path or 'its default place'} cannot be loaded: {reason}")
     about = json.loads(child.stdout.splitlines()[-1])
-    return Library(about["path"], about["system"], environment, _patches(Path(about["path"]).parent))
+    engine = installed.owner(Path(about["path"]).parent)
+    return Library(about["path"], about["system"], environment, engine.numbers or None if engine else None)
 
 
-def _patches(folder: Path) -> frozenset[str] | None:
-    """The numbers of the patches in an engine of ours."""
-    engine = installed.owner(folder)
-    return frozenset(map(series.number, engine.patches)) if engine and engine.patches else None
-
-
-def supervise(command: Sequence[str], environment: Mapping[str, str], seconds: float) -> Outcome:
-    """Run a child whose last line is an outcome; its death or a timeout are outcomes, too."""
+def supervise(command: Sequence[str], environment: Mapping[str, str], seconds: float) -> Effect:
+    """Run a child whose last line is an effect; its death or a timeout are effects, too."""
     pipe = subprocess.PIPE
     child = subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True, errors="replace")
     _running.add(child)
@@ -114,17 +109,17 @@ def supervise(command: Sequence[str], environment: Mapping[str, str], seconds: f
     except subprocess.TimeoutExpired:
         child.kill()
         log = child.communicate()[1]
-        return Outcome(Verdict.DIED, f"hung: killed after {seconds:g} s{_quoted(log)}")
+        return Effect(Behaviour.DIED, f"hung: killed after {seconds:g} s{_quoted(log)}")
     finally:
         _running.discard(child)
     if child.returncode < 0:
-        return Outcome(Verdict.DIED, f"{ending(child.returncode)}{_quoted(log)}")
+        return Effect(Behaviour.DIED, f"{ending(child.returncode)}{_quoted(log)}")
     if child.returncode:
-        return Outcome(Verdict.FAILED, _last_line(log) or ending(child.returncode))
+        return Effect(Behaviour.FAILED, _last_line(log) or ending(child.returncode))
     try:
-        return Outcome.from_json(json.loads(said.splitlines()[-1]))
+        return Effect.from_json(json.loads(said.splitlines()[-1]))
     except (ValueError, KeyError, IndexError, TypeError):
-        return Outcome(Verdict.FAILED, "the child ended without an outcome")
+        return Effect(Behaviour.FAILED, "the child ended without an effect")
 
 
 def run_on(
@@ -135,7 +130,7 @@ def run_on(
     gpu_layers: int = 0,
     rpc: str = "",
     seconds: float = 60.0,
-) -> Outcome:
+) -> Effect:
     """Run a probe on a model file, in a process of its own."""
     command = (*_CHILD, probe.id, str(file), str(gpu_layers), *([rpc] if rpc else []))
     return supervise(command, under_test.environment, seconds)

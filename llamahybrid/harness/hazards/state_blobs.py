@@ -9,16 +9,21 @@ from typing import Any
 from llama_cpp import llama_cpp as lib
 
 from llamahybrid.harness.hazards.case import probe
-from llamahybrid.harness.hazards.context import BOTH, FULL, ON_DEVICE, PARTIAL, SPLIT, TWO
-from llamahybrid.harness.hazards.model import ModelUnderTest
-from llamahybrid.harness.hazards.outcome import Outcome, all_sound, granted, refused, went_on, wrong
-from llamahybrid.harness.hazards.process import memory_left, peak_memory
-from llamahybrid.harness.hazards.steps import (
+from llamahybrid.harness.hazards.context import (
+    BOTH,
+    FULL,
+    ON_DEVICE,
+    PARTIAL,
+    SPLIT,
+    TWO,
     after_failure,
     all_go_on,
     next_prompt,
     still_there,
 )
+from llamahybrid.harness.hazards.effect import Effect, all_sound, granted, refused, went_on, wrong
+from llamahybrid.harness.hazards.model import ModelUnderTest
+from llamahybrid.harness.hazards.process import memory_left, peak_memory
 
 _CUTS = (4, 8, 12, 16, 40, 200, -2000, -100, -8, -1)
 """Ends of truncated blobs, counted from the beginning or the end."""
@@ -26,7 +31,7 @@ _HEADER = struct.calcsize("<Ii")  # magic, sequence
 _MIB = 1 << 20
 
 
-def _truncated(tested: ModelUnderTest, flags: int) -> Outcome:
+def _truncated(tested: ModelUnderTest, flags: int) -> Effect:
     """Twenty live tokens; offer a state of thirty others that ends too early, at each of `_CUTS`; go on."""
     blob = tested.context().grown(30, text=3).save(flags=flags)
     context = tested.context().grown(20)
@@ -39,26 +44,26 @@ def _truncated(tested: ModelUnderTest, flags: int) -> Outcome:
 
 
 @probe("A truncated state over a live sequence", "llama_kv_cache::state_read_meta")
-def failed_full_restore(tested: ModelUnderTest) -> Outcome:
+def failed_full_restore(tested: ModelUnderTest) -> Effect:
     """Twenty live tokens; restore a full state of others that ends early, in ten places; go on at twenty."""
     return _truncated(tested, FULL)
 
 
 @probe("A truncated PARTIAL snapshot over a live hybrid", "llama_memory_recurrent::state_read_meta")
-def failed_partial_restore(tested: ModelUnderTest) -> Outcome:
+def failed_partial_restore(tested: ModelUnderTest) -> Effect:
     """Twenty live tokens; restore a PARTIAL one of others that ends early, in ten places; go on at twenty."""
     return _truncated(tested, PARTIAL)
 
 
 @probe("The next prompt after a failed restore", "llama_memory_hybrid::state_read")
-def failed_restore_next_prompt(tested: ModelUnderTest) -> Outcome:
+def failed_restore_next_prompt(tested: ModelUnderTest) -> Effect:
     """Twelve live tokens; a truncated full state; then another prompt from position 0, nothing removed.
 
     Again with a PARTIAL snapshot.
     """
     donor = tested.context().grown(12)
 
-    def after(flags: int) -> Outcome:
+    def after(flags: int) -> Effect:
         context = tested.context().grown(12)
         if context.load(donor.save(flags=flags)[:-8], flags=flags):
             return wrong("the truncated state was accepted")
@@ -72,7 +77,7 @@ def failed_restore_next_prompt(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("A truncated whole-context state over a live one", "llama_context::state_set_data")
-def failed_whole_restore(tested: ModelUnderTest) -> Outcome:
+def failed_whole_restore(tested: ModelUnderTest) -> Effect:
     """Two sequences; restore a whole state of others that ends early, in ten places; go on with both."""
     blob = tested.context(**TWO).grown(30, text=3).save_whole()
     context = tested.context(**TWO).filled({0: 20, 1: 15})
@@ -89,7 +94,7 @@ def failed_whole_restore(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("A PARTIAL snapshot restored into empty attention", "llama_batch_allocr::init")
-def snapshot_without_attention(tested: ModelUnderTest) -> Outcome:
+def snapshot_without_attention(tested: ModelUnderTest) -> Effect:
     """Restore the PARTIAL snapshot of twelve tokens into an empty context; go on at twelve."""
     tested.need("hybrid")
     blob = tested.context().grown(12).save(flags=PARTIAL)
@@ -101,7 +106,7 @@ def snapshot_without_attention(tested: ModelUnderTest) -> Outcome:
 @probe(
     "The PARTIAL state of an empty sequence restored over a live hybrid", "llama_memory_hybrid::init_batch"
 )
-def state_lost(tested: ModelUnderTest) -> Outcome:
+def state_lost(tested: ModelUnderTest) -> Effect:
     """Twelve tokens; restore the PARTIAL state of an empty sequence; decode another prompt from 0.
 
     If that is refused, remove the sequence and decode that prompt again.
@@ -120,7 +125,7 @@ def state_lost(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("An ON_DEVICE blob older than the sequence's last save", "llama_context::state_seq_set_data")
-def on_device_older_blob(tested: ModelUnderTest) -> Outcome:
+def on_device_older_blob(tested: ModelUnderTest) -> Effect:
     """Save on the device at twelve and at twenty tokens; restore the first blob, cut at twelve, go on."""
     tested.need("recurrent")
     context = tested.context().grown(12)
@@ -134,7 +139,7 @@ def on_device_older_blob(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("The newest ON_DEVICE blob (control)", "llama_context::state_seq_set_data")
-def on_device_restore(tested: ModelUnderTest) -> Outcome:
+def on_device_restore(tested: ModelUnderTest) -> Effect:
     """Save on the device at twelve tokens, grow to twenty, restore, cut at twelve, go on."""
     tested.need("recurrent")
     context = tested.context().grown(12)
@@ -146,14 +151,14 @@ def on_device_restore(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("A recurrent cell with a negative position in a blob", "llama_memory_recurrent::state_read_meta")
-def negative_position(tested: ModelUnderTest) -> Outcome:
+def negative_position(tested: ModelUnderTest) -> Effect:
     """Twelve live tokens; restore their PARTIAL state with the first cell's position set to -7.
 
     If that is accepted, remove the sequence and decode another prompt. Of a hybrid the full state, too.
     """
     tested.need("recurrent")
 
-    def offered(flags: int, place: int) -> Outcome:
+    def offered(flags: int, place: int) -> Effect:
         context = tested.context().grown(12)
         blob = bytearray(context.save(flags=flags))
         struct.pack_into("<i", blob, place, -7)
@@ -169,7 +174,7 @@ def negative_position(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("A damaged length in a whole-context state", "llama_io_read_i::read_string")
-def damaged_length(tested: ModelUnderTest) -> Outcome:
+def damaged_length(tested: ModelUnderTest) -> Effect:
     """Twelve live tokens; restore 68 bytes whose first length says 256 MiB, then 4 GiB with 1 GiB left."""
     context = tested.context().grown(12)
     before = peak_memory()
@@ -185,13 +190,13 @@ def damaged_length(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("The state of an empty sequence restored over a live one", "llama_kv_cache::state_read_sinfo")
-def empty_state(tested: ModelUnderTest) -> Outcome:
+def empty_state(tested: ModelUnderTest) -> Effect:
     """Two sequences; restore an empty one's state over the first; decode another prompt in it.
 
     Go on with both. First with one stream for both, then with a stream for each.
     """
 
-    def emptied(shape: Mapping[str, Any], streams: str) -> Outcome:
+    def emptied(shape: Mapping[str, Any], streams: str) -> Effect:
         context = tested.context(**shape)
         nothing = context.save(1)
         context.filled(BOTH)

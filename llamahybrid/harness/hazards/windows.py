@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from llamahybrid.harness.hazards.case import probe
-from llamahybrid.harness.hazards.context import PARTIAL, TWO, Context, load_range, save_range
-from llamahybrid.harness.hazards.model import ModelUnderTest
-from llamahybrid.harness.hazards.outcome import (
+from llamahybrid.harness.hazards.context import (
+    PARTIAL,
+    TWO,
+    Context,
+    cut,
+    load_range,
+    next_prompt,
+    save_range,
+)
+from llamahybrid.harness.hazards.effect import (
+    Behaviour,
+    Effect,
     NotApplicable,
-    Outcome,
-    Verdict,
     all_sound,
     granted,
     refused,
     went_on,
     wrong,
 )
-from llamahybrid.harness.hazards.steps import cut, next_prompt
+from llamahybrid.harness.hazards.model import ModelUnderTest
 
 _SMALL = {"swa_full": False, "n_ubatch": 32}
 
@@ -27,7 +34,7 @@ def _grown(tested: ModelUnderTest) -> Context:
 
 
 @probe("A cut behind the sliding window", "llama_kv_cache_iswa::seq_rm")
-def cut_behind_window(tested: ModelUnderTest) -> Outcome:
+def cut_behind_window(tested: ModelUnderTest) -> Effect:
     """swa_full=False; 400 tokens in batches of 32; cut to 100, of all sequences and of the first; go on."""
     context = _grown(tested)
     if context.rm(-1, 100, -1):
@@ -36,13 +43,13 @@ def cut_behind_window(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("A cut inside the sliding window (control)", "llama_kv_cache_iswa::seq_rm")
-def cut_inside_window(tested: ModelUnderTest) -> Outcome:
+def cut_inside_window(tested: ModelUnderTest) -> Effect:
     """swa_full=False; 400 tokens in batches of 32; cut to 398; go on."""
     return cut(_grown(tested), 398, 400)
 
 
 @probe("A window restored from a snapshot (control)", "llama_kv_cache_iswa::seq_rm")
-def window_restored(tested: ModelUnderTest) -> Outcome:
+def window_restored(tested: ModelUnderTest) -> Effect:
     """Snapshot at 100 tokens, grow to 400, restore the snapshot, cut at 100, go on."""
     tested.need("window")
     context = tested.context(**_SMALL).grown(100, chunk=32)
@@ -53,7 +60,7 @@ def window_restored(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("A window restored beside less attention", "llama_kv_cache_iswa::init_batch")
-def window_without_attention(tested: ModelUnderTest) -> Outcome:
+def window_without_attention(tested: ModelUnderTest) -> Effect:
     """swa_full=False; restore the PARTIAL snapshot of 100 tokens into an empty context; go on at 100.
 
     Again where 50 tokens are live.
@@ -61,7 +68,7 @@ def window_without_attention(tested: ModelUnderTest) -> Outcome:
     tested.need("window")
     snapshot = tested.context(**_SMALL).grown(100, chunk=32).save(flags=PARTIAL)
 
-    def beside(held: int) -> Outcome:
+    def beside(held: int) -> Effect:
         context = tested.context(**_SMALL).grown(held, chunk=32)
         granted(context.load(snapshot, flags=PARTIAL), "the snapshot was refused")
         return went_on(context.goes_on(100), f"the snapshot was restored beside {held} tokens of attention")
@@ -70,7 +77,7 @@ def window_without_attention(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("Attention of a range restored without its window", "llama_kv_cache_iswa::init_batch")
-def range_without_window(tested: ModelUnderTest) -> Outcome:
+def range_without_window(tested: ModelUnderTest) -> Effect:
     """swa_full=False; restore the range [0, 100) into an empty context; go on at 100; start at 0.
 
     If both are refused, restore the PARTIAL snapshot of 100 tokens and go on; remove all and start again.
@@ -94,7 +101,7 @@ def range_without_window(tested: ModelUnderTest) -> Outcome:
 
 
 @probe("A copy that ends behind the sliding window", "llama_kv_cache_iswa::seq_cp")
-def copy_behind_window(tested: ModelUnderTest) -> Outcome:
+def copy_behind_window(tested: ModelUnderTest) -> Effect:
     """swa_full=False; 400 tokens in batches of 32; copy their first 100 to another sequence; go on there.
 
     Then the same with 150; then go on with the original. The window cache holds the last 256.
@@ -102,19 +109,19 @@ def copy_behind_window(tested: ModelUnderTest) -> Outcome:
     tested.need("window")
     context = tested.context(**_SMALL, **TWO).grown(400, chunk=32)
 
-    def copied(end: int) -> Outcome:
+    def copied(end: int) -> Effect:
         context.cp(0, 1, 0, end)
-        outcome = went_on(context.goes_on(end, 1), f"{end} of 400 tokens were copied")
+        effect = went_on(context.goes_on(end, 1), f"{end} of 400 tokens were copied")
         context.rm(1, -1, -1)
-        return outcome
+        return effect
 
     said = "both copies were refused, the original goes on"
-    outcome = all_sound(copied(end) for end in (100, 150))
-    return outcome if outcome.verdict is not Verdict.REFUSED else refused(context.goes_on(400), said)
+    effect = all_sound(copied(end) for end in (100, 150))
+    return effect if effect.behaviour is not Behaviour.REFUSED else refused(context.goes_on(400), said)
 
 
 @probe("The PARTIAL state of an empty sequence restored over a window", "llama_kv_cache::state_read_sinfo")
-def empty_window_restored(tested: ModelUnderTest) -> Outcome:
+def empty_window_restored(tested: ModelUnderTest) -> Effect:
     """swa_full=False; 400 tokens; restore an empty sequence's PARTIAL state, cut to 100, go on.
 
     If that is refused, restore the PARTIAL snapshot of 100 tokens and go on.

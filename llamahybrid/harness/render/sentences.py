@@ -101,13 +101,12 @@ def tabled(target: TargetFigures) -> list[WorkloadFigures]:
 def headline(report: Report) -> str:
     """Return the whole report in one sentence."""
     stopped = "" if report.complete else "the run was stopped before its end; so far: "
-    if not any(target.error or verdicts(target) for target in report.targets):
-        return f"{stopped}{_number(len(report.targets), 'target')} measured."
-    counted = Counter(outcome(target) for target in report.targets)
-    good = f"{counted['ok']} of {_number(len(report.targets), 'target')} without a fault"
     ran = [w.ran for target in report.targets for w in target.workloads]
-    if not all(ran):
-        good += f" in the {sum(ran):,} of {_number(len(ran), 'workload')} that ran"
+    part = "" if all(ran) else f" in the {sum(ran):,} of {_number(len(ran), 'workload')} that ran"
+    if not any(t.error or any(v.name != "runs" for v in verdicts(t)) for t in report.targets):
+        return f"{stopped}{_number(len(report.targets), 'target')} measured{part}."
+    counted = Counter(outcome(target) for target in report.targets)
+    good = f"{counted['ok']} of {_number(len(report.targets), 'target')} without a fault{part}"
     faults = [{each.name for each in verdicts(t) if each.outcome == "bad"} for t in report.targets]
     with_faults, slow = sum(map(bool, faults)), faults.count({"reuse"})
     bad = f"{with_faults} with faults" if with_faults else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -20,6 +21,9 @@ differently (f32 weights on a CPU 1e-5 to 1e-4, f16 up to 1e-3). On quantized we
 
 GPU_TOLERANCE = 2e-2
 """The same where there is a GPU: contexts of the stock library lie up to 6.5e-3 apart (H100, CUDA 13)."""
+
+SECONDS = 600.0
+"""Timeout of a request."""
 
 LARGEST_TOLERANCE = 0.06
 """Beyond this a tie cannot be told from a fault."""
@@ -99,8 +103,6 @@ class Session(ABC):
     salts: bool | None = False
     """Claims to keep conversations of different salts apart; None: not reported."""
     vocabulary: Vocabulary | None = None
-    state_bytes: int | None = None
-    """Size of the state of a conversation of `STATE_TOKENS`."""
     nonce: str = ""
     """Part of all prompts, on servers whose cache may hold prompts of an earlier run."""
 
@@ -114,6 +116,11 @@ class Session(ABC):
 
         The requests for that change the cache: call it after all measurements.
         """
+
+    @property
+    def state_bytes(self) -> int | None:
+        """Size of the state of a conversation of `STATE_TOKENS`."""
+        return None
 
     def keep_no_rows(self) -> None:  # noqa: B027 - most targets keep none
         """Keep no logits of later answers for `sameness`: those of a large vocabulary fill memory."""
@@ -139,11 +146,17 @@ class Target(ABC):
     """A system under test, on which sessions are opened."""
 
     needs_model: bool = True
+    until: float | None = None
+    """When requests are given up, by `time.monotonic`; None: each may take `SECONDS`."""
 
     def __init__(self, name: str, kind: str) -> None:
         self.name, self.kind = name, kind
         self.versions: dict[str, str] = {}
         """The versions that run, once a session was open."""
+
+    def timeout(self) -> float:
+        """Return the seconds that a request may take now."""
+        return SECONDS if self.until is None else min(SECONDS, max(0.1, self.until - time.monotonic()))
 
     @abstractmethod
     def open(self, model: ModelFile | None, shape: Shape) -> AbstractContextManager[Session]:

@@ -126,8 +126,6 @@ class Child:
             self.llm.set_cache(llama_cpp.LlamaDiskCache(self._folder.name))
         self._counter, self._whole = DecodeCounter(self.llm), DecodeCounter(self.llm)
         self._watch()
-        with ThreadPoolExecutor(1) as apart:  # OpenMP keeps a thread pool for each computing thread
-            state = apart.submit(self._state_bytes).result()
         self._counter.take()
         self._whole.take()
         return {
@@ -135,7 +133,6 @@ class Child:
             "template": "tokenizer.chat_template" in self.llm.metadata,
             "salts": self._salts(),
             "vocabulary": asdict(Vocabulary.of(self.llm, WORDS)),
-            "state_bytes": state,
         }
 
     def _salts(self) -> bool:
@@ -143,12 +140,17 @@ class Child:
         knows = hasattr(self.llm, "request") and hasattr(type(self.llm), "cache_salt")
         return knows and getattr(self.llm, "prompt_cache", True) is not None
 
-    def _state_bytes(self) -> int | None:
+    def state_bytes(self) -> int:
         """Return the size of the state of `STATE_TOKENS` tokens, by a context made for it."""
-        with fresh_context(self.llm, 256) as (context, decode):
-            for begin in range(0, STATE_TOKENS, 16):
-                decode([1] * 16, begin)
-            return int(llama_cpp.llama_state_seq_get_size(context.ctx, 0))
+
+        def measured() -> int:
+            with fresh_context(self.llm, 256) as (context, decode):
+                for begin in range(0, STATE_TOKENS, 16):
+                    decode([1] * 16, begin)
+                return int(llama_cpp.llama_state_seq_get_size(context.ctx, 0))
+
+        with ThreadPoolExecutor(1) as apart:  # OpenMP keeps a thread pool for each computing thread
+            return apart.submit(measured).result()
 
     def _watch(self) -> None:
         """Record calls of `generate`, and the logits of the first token."""

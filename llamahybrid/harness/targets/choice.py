@@ -52,10 +52,12 @@ def target(name: str, lib: Path | None = None, server_options: Sequence[str] = (
     if what.startswith("class:"):
         # a path may have an @ of its own
         found = _CLASS.fullmatch(what)
-        if not found or not Path(found[1]).is_file():
+        if not found:
             raise TargetError(
                 f"{name}: give class:FILE.py:NAME, a class that takes what llama_cpp.Llama takes"
             )
+        if not Path(found[1]).is_file():
+            raise TargetError(f"{name}: there is no file {found[1]}")
         kind = f"class:{Path(found[1]).resolve()}:{found[2]}"
         return LocalTarget(label, kind, Path(found[3]) if found[3] else lib)
     known = ", ".join(NAMES)

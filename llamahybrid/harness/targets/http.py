@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +17,7 @@ from llamahybrid.harness.conversation import Request
 from llamahybrid.harness.report import Sameness
 from llamahybrid.harness.targets.base import (
     LARGEST_TOLERANCE,
+    SECONDS,
     TOLERANCE,
     ModelFile,
     Reply,
@@ -26,7 +27,8 @@ from llamahybrid.harness.targets.base import (
 )
 from llamahybrid.harness.workloads.speech import Vocabulary
 
-SECONDS = 600.0
+_OURS = "llama-cpp-python "
+"""Beginning of the build that `llamahybrid serve` reports, whose requests have salts."""
 _PROBABILITIES = 4096
 """Number of most likely tokens requested where two answers part."""
 
@@ -66,11 +68,14 @@ def events(found: Iterable[str]) -> Iterator[dict[str, Any]]:
 class Client:
     """JSON over HTTP, with a connection for each request."""
 
-    def __init__(self, url: str, key: str | None = None) -> None:
+    def __init__(
+        self, url: str, key: str | None = None, timeout: Callable[[], float] = lambda: SECONDS
+    ) -> None:
+        """`timeout`: returns the seconds that a request may be silent."""
+        self._timeout = timeout
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-        more: dict[str, Any] = {"timeout": SECONDS, "limits": limits, "trust_env": False}
-        self._client = httpx.Client(base_url=base_url(url), headers=headers, **more)
+        self._client = httpx.Client(base_url=base_url(url), headers=headers, limits=limits, trust_env=False)
 
     def json(self, path: str, body: object = None) -> Any:
         """POST, or GET without a body. Raises TargetError."""
@@ -92,7 +97,7 @@ class Client:
     def _open(self, path: str, body: object) -> Iterator[httpx.Response]:
         method = "GET" if body is None else "POST"
         try:
-            with self._client.stream(method, path, json=body) as response:
+            with self._client.stream(method, path, json=body, timeout=self._timeout()) as response:
                 if response.status_code != 200:
                     said = response.read()[:400].decode(errors="replace")
                     raise TargetError(f"{method} {path}: HTTP status {response.status_code}: {said}")
@@ -144,15 +149,20 @@ def _number(value: object) -> int | None:
 class HttpSession(Session):
     """A running server. `native`: it has llama-server's interface, which takes and gives token ids."""
 
-    def __init__(self, client: Client, native: bool, vocabulary: Vocabulary | None, parallel: int) -> None:
+    def __init__(
+        self,
+        client: Client,
+        native: bool,
+        vocabulary: Vocabulary | None,
+        parallel: int,
+        salts: bool | None = False,
+    ) -> None:
         self._client, self._native = client, native
         self.parallel, self.vocabulary = parallel, vocabulary
         self.takes_tokens = native and vocabulary is not None
         self.takes_chats = True
-        self.salts = False if native else None
+        self.salts = salts
         self.name = ""
-        self._uncached = native
-        """Takes `cache_prompt=False`; `llamahybrid serve` refuses it, and an unused salt has to do."""
 
     def ask(self, request: Request, fresh: str = "") -> Reply:
         """Answer; `fresh`: an unused salt, so that nothing stored is used. Raises TargetError."""
@@ -160,7 +170,7 @@ class HttpSession(Session):
         if request.seed is not None:
             body["seed"] = request.seed
         if self._native:
-            body |= {"ignore_eos": True, "cache_prompt": not (fresh and self._uncached)}
+            body |= {"ignore_eos": True, "cache_prompt": not fresh or bool(self.salts)}
         if request.salt or fresh:
             body["cache_salt"] = fresh or request.salt
         if self.name:
@@ -232,12 +242,7 @@ class HttpSession(Session):
         return "different", f"token {where + 1} of the answer: {_around(reply.text, fresh.text)}"
 
     def _fresh(self, request: Request) -> Reply:
-        """Answer under an unused salt, and without the server's cache if it can be turned off."""
-        if self._uncached:
-            try:
-                return self.ask(request, fresh=uuid.uuid4().hex)
-            except TargetError:
-                self._uncached = False
+        """Answer under an unused salt, and without the cache of a server that has no salts."""
         return self.ask(request, fresh=uuid.uuid4().hex)
 
     def _tied(self, prompt: Sequence[int], answer: Sequence[int], pair: tuple[int, int]) -> bool:
@@ -287,21 +292,23 @@ class UrlTarget(Target):
 
     def __init__(self, name: str, url: str, key: str | None = None) -> None:
         super().__init__(name, "url")
-        self._client = Client(url, key)
+        self._client = Client(url, key, self.timeout)
 
     @contextmanager
     def open(self, model: ModelFile | None, shape: Shape) -> Iterator[Session]:
         """Open a session on the server as it is. Raises TargetError."""
-        session = HttpSession(self._client, self._native(), None, shape.parallel)
+        build = self._build()
+        salts = None if build is None else build.startswith(_OURS)
+        session = HttpSession(self._client, build is not None, None, shape.parallel, salts)
         session.nonce = uuid.uuid4().hex
         session.name = self._model()
         yield session
 
-    def _native(self) -> bool:
-        """Tell whether the server has llama-server's interface."""
+    def _build(self) -> str | None:
+        """Return the build of a server with llama-server's interface; None: it has another one."""
         with suppress(TargetError, KeyError, TypeError):
             self.versions["llama-server"] = str(self._client.json("/props")["build_info"])
-        return "llama-server" in self.versions
+        return self.versions.get("llama-server")
 
     def _model(self) -> str:
         """Return the name of its first model."""

@@ -8,10 +8,11 @@ import os
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, TimeoutError  # not yet the builtin one in Python 3.10
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,11 +21,8 @@ from llamahybrid.errors import TargetError
 from llamahybrid.harness.conversation import Request
 from llamahybrid.harness.hazards.runner import loading
 from llamahybrid.harness.report import Sameness
-from llamahybrid.harness.targets.base import ModelFile, Reply, Session, Shape, Target
+from llamahybrid.harness.targets.base import SECONDS, ModelFile, Reply, Session, Shape, Target
 from llamahybrid.harness.workloads.speech import Vocabulary
-
-SECONDS = 600.0
-"""Timeout of a request."""
 
 
 def library_environment(lib: Path | None, kind: str) -> dict[str, str]:
@@ -47,7 +45,9 @@ LAST_LINES = 4
 class Process:
     """A child process that answers calls."""
 
-    def __init__(self, environment: dict[str, str]) -> None:
+    def __init__(self, environment: dict[str, str], timeout: Callable[[], float] = lambda: SECONDS) -> None:
+        """`timeout`: returns the seconds that a call may take."""
+        self._timeout = timeout
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed in `close`
         self._folder = tempfile.TemporaryDirectory(prefix="llamahybrid-target-")
         self._process = subprocess.Popen(
@@ -77,10 +77,11 @@ class Process:
             with self._writing:  # not the reader's lock, which a full pipe would block
                 self._process.stdin.write(json.dumps({"id": number, "do": do, **more}) + "\n")
                 self._process.stdin.flush()
-            return answer.result(SECONDS)
+            seconds = self._timeout()
+            return answer.result(seconds)
         except TimeoutError:
             self._process.kill()
-            raise TargetError(f"no answer within {SECONDS:.0f} s") from None
+            raise TargetError(f"no answer within {seconds:.0f} s") from None
         except (OSError, ValueError, EOFError):
             raise self._death() from None
         finally:
@@ -138,7 +139,6 @@ class _LocalSession(Session):
         self.takes_chats = bool(opened["template"])
         self.salts = bool(opened["salts"])
         self.vocabulary = Vocabulary.from_json(opened["vocabulary"])
-        self.state_bytes = opened["state_bytes"]
 
     def ask(self, request: Request) -> Reply:
         data = self._process.call("ask", request=asdict(request))
@@ -147,6 +147,10 @@ class _LocalSession(Session):
     def sameness(self, request: Request, reply: Reply) -> tuple[Sameness, str]:
         same, detail = self._process.call("check", number=reply.extra["number"])
         return same, detail
+
+    @cached_property
+    def state_bytes(self) -> int | None:
+        return int(self._process.call("state_bytes"))
 
     def keep_no_rows(self) -> None:
         self._process.call("keep_no_rows")
@@ -167,9 +171,7 @@ class LocalTarget(Target):
     def __init__(self, name: str, kind: str, lib: Path | None = None) -> None:
         """Raises EngineError if there is no libllama in `lib`."""
         super().__init__(name, kind)
-        if lib is not None:
-            loading(lib)
-        self._lib = lib
+        self._environment = library_environment(lib, kind)
         self.library = ""
         """Path of the loaded libllama, once a session was open."""
         self._process: Process | None = None
@@ -179,7 +181,7 @@ class LocalTarget(Target):
         """Open the model anew in this target's process. Raises TargetError."""
         if model is None:
             raise TargetError(f"{self.name} needs a model")
-        process = self._process = self._process or Process(library_environment(self._lib, self.kind))
+        process = self._process = self._process or Process(self._environment, self.timeout)
         try:
             options = {"n_threads": 1, "n_threads_batch": 1, **model.options}
             kind, path = self.kind, str(model.path)

@@ -17,7 +17,6 @@ from llamahybrid.harness.targets.base import ModelFile, Session, Shape, Target
 from llamahybrid.harness.targets.child import resident
 from llamahybrid.harness.targets.http import Client, HttpSession
 from llamahybrid.harness.targets.local import LocalTarget
-from llamahybrid.harness.workloads.speech import Vocabulary
 
 STARTS_WITHIN = 600.0
 """Seconds, in which a large model is read from disk."""
@@ -26,9 +25,15 @@ STARTS_WITHIN = 600.0
 class _ServerSession(HttpSession):
     """A llama-server that the harness started."""
 
-    def __init__(self, pid: int, client: Client, vocabulary: Vocabulary | None, parallel: int) -> None:
-        super().__init__(client, True, vocabulary, parallel)
-        self._pid = pid
+    def __init__(self, pid: int, client: Client, about: Session, parallel: int) -> None:
+        """`about`: of the same model."""
+        super().__init__(client, True, about.vocabulary, parallel)
+        self._pid, self._about = pid, about
+        self.takes_chats = about.takes_chats
+
+    @property
+    def state_bytes(self) -> int | None:
+        return self._about.state_bytes
 
     def resident(self) -> int | None:
         return resident(self._pid)
@@ -62,13 +67,11 @@ class ServerTarget(Target):
             process = subprocess.Popen(
                 command, env={**environment, "GGML_NO_BACKTRACE": "1"}, stdout=log, stderr=log
             )
-            client = Client(f"http://127.0.0.1:{port}")
+            client = Client(f"http://127.0.0.1:{port}", timeout=self.timeout)
             try:
                 _await(client, process)
                 self.versions["llama-server"] = str(client.json("/props").get("build_info", ""))
-                session = _ServerSession(process.pid, client, about.vocabulary, shape.parallel)
-                session.takes_chats, session.state_bytes = about.takes_chats, about.state_bytes
-                yield session
+                yield _ServerSession(process.pid, client, about, shape.parallel)
             except TargetError as error:
                 if process.poll() is None:
                     raise
@@ -87,6 +90,7 @@ class ServerTarget(Target):
             try:
                 with about.open(model, Shape(256)) as session:
                     self._known[model.path] = session
+                    _ = session.state_bytes  # kept for later
             finally:
                 about.close()
         return self._known[model.path]

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from llamahybrid.engine.process import Progress
 from llamahybrid.errors import ReportError
 from llamahybrid.files import distinct_names
-from llamahybrid.harness.collecting import Collector
 from llamahybrid.harness.conversation import Request
 from llamahybrid.harness.figures import judged, workload_figures
-from llamahybrid.harness.report import Report, WorkloadFigures, place
-from llamahybrid.harness.runner import RequestResult, Told, WorkloadRunner
+from llamahybrid.harness.plan import Plan
+from llamahybrid.harness.report import WorkloadFigures, place
+from llamahybrid.harness.runner import Told, WorkloadRunner
+from llamahybrid.harness.steps import Run, Say, Step
 from llamahybrid.harness.targets.base import ModelFile, Session, Shape, Target
 from llamahybrid.harness.traces.hashing import stand_in
 from llamahybrid.harness.traces.trace import Trace, chats, read
@@ -29,47 +30,32 @@ def needed_context(trace: Trace) -> int:
     return max(1024, -(-longest // 256) * 256 + 256)
 
 
-def replay(
-    paths: Sequence[Path],
-    targets: Sequence[Target],
-    models: Sequence[ModelFile],
-    n_ctx: int | None = None,
-    progress: Progress = lambda text, done, of: None,
-    found: Callable[[Report], None] = lambda report: None,
-) -> Report:
-    """Play each trace on each target, in sessions of their own; `found` is called after each.
+@dataclass
+class Replay(Run):
+    """Plays traces in sessions of their own."""
 
-    KeyboardInterrupt and SystemExit end the run: the report is not `complete`. Errors of targets are in the
-    report. Raises ReportError for a file that is no trace, ValueError for one that is given twice, OSError.
-    """
-    traces = {name: read(path) for name, path in zip(distinct_names(paths), paths, strict=True)}
-    for name, trace in traces.items():
-        if not trace.entries:
-            raise ReportError(f"{name}: no request is in it")
-    results = Collector(targets, models, found)
-    steps = [
-        (target, model, name)
-        for target in targets
-        for model in (models if target.needs_model else (None,))
-        for name in traces
-    ]
+    paths: Sequence[Path]
+    n_ctx: int | None = None
+    """None: what each trace needs."""
 
-    def play() -> None:
-        for number, (target, model, name) in enumerate(steps):
-            on = f"{model.name}: " if model is not None and len(models) > 1 else ""
-            title = f"{target.name}: {on}{name}"
-            progress(title, number, len(steps))
+    def parts(self) -> Sequence[Sequence[Step]]:
+        """Read the traces. Raises ReportError, ValueError for a file that is given twice, OSError."""
+        names = distinct_names(self.paths)
+        traces = {name: read(path) for name, path in zip(names, self.paths, strict=True)}
+        for name, trace in traces.items():
+            if not trace.entries:
+                raise ReportError(f"{name}: no request is in it")
+        return [[*self._steps(*pair, traces)] for pair in self.pairs()]
 
-            def told(result: RequestResult, title: str = title, done: int = number) -> None:
-                progress(f"{title}, {place(result)}", done, len(steps))
+    def _steps(self, target: Target, model: ModelFile | None, traces: Mapping[str, Trace]) -> Iterator[Step]:
+        on = f"{model.name}: " if model is not None and len(self.models) > 1 else ""
+        for name, trace in traces.items():
+            shape = Shape(self.n_ctx or needed_context(trace))
+            yield Step(target, model, name, shape, partial(_replayed, name, trace), place=f"{on}{name}")
 
-            shape = Shape(n_ctx or needed_context(traces[name]))
-            with results.errors(target, f"{on}{name}"), target.open(model, shape) as session:
-                results.put(target, played(session, name, traces[name], told), model)
-            if number + 1 == len(steps) or steps[number + 1][0] is not target:
-                target.close()
 
-    return results.run(play)
+def _replayed(name: str, trace: Trace, session: Session, plan: Plan, say: Say) -> WorkloadFigures:
+    return played(session, name, trace, lambda result: say(f"{name}, {place(result)}"))
 
 
 def played(session: Session, name: str, trace: Trace, told: Told = lambda result: None) -> WorkloadFigures:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from llamahybrid.capi.gguf import quiet
+from llamahybrid.harness.hazards.effect import NotApplicable
 from llamahybrid.harness.hazards.model import ModelUnderTest
-from llamahybrid.harness.hazards.outcome import NotApplicable
 
 REFUSED = {
     "qwen35": {"window", "other positions"},

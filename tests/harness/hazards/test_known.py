@@ -1,7 +1,7 @@
 """Each probe on each of its models: the known verdict of the engine of this run.
 
 Stock is compared by verdict; the patched build (`LLAMAHYBRID_TEST_LIB`, as in tests/patches) by the exact
-detail, too: positions, return values and statuses. A library that lacks a patch must give another outcome.
+detail, too: positions, return values and statuses. A library that lacks a patch must give another effect.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 from llamahybrid.engine.bindings import stock
 from llamahybrid.harness.hazards.case import Known, Probe
 from llamahybrid.harness.hazards.catalogue import PROBES
-from llamahybrid.harness.hazards.outcome import Verdict
+from llamahybrid.harness.hazards.effect import Behaviour
 from llamahybrid.harness.hazards.runner import Result, library, run
 from tests.lab import patched_library
 from tests.lab.patched_library import marks
@@ -39,13 +39,13 @@ def results(request: pytest.FixtureRequest) -> Results:
 
 
 def surprise(result: Result, patched: bool) -> str | None:
-    """Describe an outcome other than the known one; None: it is the known one."""
-    probe, outcome = result.probe, result.outcome
-    if outcome.verdict is Verdict.DIED and not outcome.detail.startswith(("SIGABRT", "SIGSEGV")):
-        return f"an end of another kind: {outcome.detail}"
+    """Describe an effect other than the known one; None: it is the known one."""
+    probe, effect = result.probe, result.effect
+    if effect.behaviour is Behaviour.DIED and not effect.detail.startswith(("SIGABRT", "SIGSEGV")):
+        return f"an end of another kind: {effect.detail}"
     given = probe.known[result.model]
-    known = (given.patched, given.says) if patched else (given.stock, outcome.detail)
-    found = outcome.verdict, outcome.detail
+    known = (given.patched, given.says) if patched else (given.stock, effect.detail)
+    found = effect.behaviour, effect.detail
     return None if found == known else f"{found}, known is {known}"
 
 

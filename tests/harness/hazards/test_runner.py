@@ -1,4 +1,4 @@
-"""The runner turns crashes and timeouts of its children into outcomes."""
+"""The runner turns crashes and timeouts of its children into effects."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ from llamahybrid.engine.bindings import stock
 from llamahybrid.errors import EngineError, UnknownArchitecture
 from llamahybrid.harness.hazards import runner
 from llamahybrid.harness.hazards.catalogue import PROBES, find
-from llamahybrid.harness.hazards.outcome import Outcome, Verdict
+from llamahybrid.harness.hazards.effect import Behaviour, Effect
 from llamahybrid.harness.hazards.process import memory_left, peak_memory
 
 
-def child(code: str, seconds: float = 120.0) -> Outcome:
+def child(code: str, seconds: float = 120.0) -> Effect:
     """Run a child with `code`."""
     return runner.supervise([sys.executable, "-c", code], os.environ, seconds)
 
 
 def test_crash_of_a_child_is_an_outcome() -> None:
-    outcome = child(
+    effect = child(
         "import os, sys; sys.stderr.write('a/b.cpp:7: last words\\n'); sys.stderr.flush(); os.abort()"
     )
-    assert outcome == Outcome(Verdict.DIED, "SIGABRT: b.cpp:7: last words")
+    assert effect == Effect(Behaviour.DIED, "SIGABRT: b.cpp:7: last words")
 
 
 def test_hanging_child_is_killed() -> None:
-    outcome = child("import time; time.sleep(600)", seconds=0.5)
-    assert outcome.verdict is Verdict.DIED
-    assert outcome.detail.startswith("hung")
+    effect = child("import time; time.sleep(600)", seconds=0.5)
+    assert effect.behaviour is Behaviour.DIED
+    assert effect.detail.startswith("hung")
 
 
 @pytest.mark.parametrize("code", ["raise ValueError('no setup')", "pass", "print('{}')", "print('7')"])
 def test_child_without_an_outcome_failed(code: str) -> None:
-    assert child(code).verdict is Verdict.FAILED
+    assert child(code).behaviour is Behaviour.FAILED
 
 
 def test_other_output_of_a_child_is_ignored() -> None:
-    outcome = Outcome(Verdict.WRONG, "said yes", 0.5)
-    assert child(f"print('noise'); print({json.dumps(asdict(outcome))!r})") == outcome
+    effect = Effect(Behaviour.WRONG, "said yes", 0.5)
+    assert child(f"print('noise'); print({json.dumps(asdict(effect))!r})") == effect
 
 
 def test_missing_or_malformed_library_is_a_typed_error(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_results_come_in_the_order_of_the_probes_on_the_models_asked_for(
 
     monkeypatch.setattr(runner, "_make", make)
     script = (
-        "import json, sys; print(json.dumps({'verdict': 'exact', 'detail': sys.argv[1:], 'difference': 0}))"
+        "import json, sys; print(json.dumps({'behaviour': 'exact', 'detail': sys.argv[1:], 'difference': 0}))"
     )
     monkeypatch.setattr(runner, "_CHILD", (sys.executable, "-c", script))
     library = runner.Library("", "", os.environ)
@@ -87,7 +87,7 @@ def test_results_come_in_the_order_of_the_probes_on_the_models_asked_for(
     models = ["qwen35", "mamba", "qwen35"]
     ids = [probes[0].id, probes[0].id, probes[1].id]
     assert [(each.probe.id, each.model) for each in found] == list(zip(ids, models, strict=True))
-    assert [each.outcome.detail for each in found] == [
+    assert [each.effect.detail for each in found] == [
         [name, str(tmp_path / model), "3"] for name, model in zip(ids, models, strict=True)
     ]
     assert made == ["qwen35", "mamba"], "each model is made once"
@@ -155,7 +155,7 @@ def test_child_without_a_probe_describes_its_library(tmp_path: Path) -> None:
 
 def test_probe_that_does_not_apply_is_no_failure(tiny_model: Callable[..., Path]) -> None:
     said = last_line("rollback-twice", tiny_model("jamba"), 0)
-    assert said["verdict"] == Verdict.NOT_APPLICABLE.value
+    assert said["behaviour"] == Behaviour.NOT_APPLICABLE.value
     assert "rollback planes" in str(said["detail"])
 
 

@@ -14,10 +14,19 @@ from tests.harness.fake_server import FakeServer
 
 
 @pytest.mark.parametrize(
-    "name", ["", "stok", "server:/nowhere", "class:nowhere.py:X", "class:X", "ftp://x", "server:" + __file__]
+    ("name", "said"),
+    [
+        ("", "no target ''"),
+        ("stok", "there are stock, "),
+        ("server:/nowhere", "/nowhere is no program"),
+        ("class:nowhere.py:X", "class:nowhere.py:X: there is no file nowhere.py"),
+        ("class:X", "class:X: give class:FILE.py:NAME"),
+        ("ftp://x", "no target 'ftp://x'"),
+        ("server:" + __file__, "is no program"),
+    ],
 )
-def test_unknown_targets_are_refused(name: str) -> None:
-    with pytest.raises(TargetError):
+def test_unknown_targets_are_refused_with_the_reason(name: str, said: str) -> None:
+    with pytest.raises(TargetError, match=said):
         target(name)
 
 

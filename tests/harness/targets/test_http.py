@@ -118,17 +118,14 @@ def test_fresh_answer_is_asked_with_an_unused_salt() -> None:
             assert session.sameness(HELLO, session.ask(HELLO))[0] == found
 
 
-def test_server_that_refuses_cache_prompt_gets_an_unused_salt_alone() -> None:
-    class Refusing(Scripted):
-        def stream(self, path: str, body: Any) -> Iterator[dict[str, Any]]:
-            if body["cache_prompt"] is False:
-                raise TargetError("HTTP status 400: leave out cache_prompt")
-            yield from super().stream(path, body)
-
-    client = Refusing(spoken(1, 2), spoken(1, 2))
-    session = HttpSession(client, True, None, 1)
-    assert session.sameness(HELLO, session.ask(HELLO)) == ("same", "")
-    assert client.bodies[-1]["cache_salt"]
+def test_server_of_ours_gets_salts_and_no_cache_prompt() -> None:
+    server = FakeServer(build="llama-cpp-python 0.3.36")
+    with server, UrlTarget("it", server.url).open(None, Shape(256)) as session:
+        assert session.salts
+        assert session.sameness(HELLO, session.ask(HELLO)) == ("same", "")
+    asked = [body for body in server.bodies if "max_tokens" in body]
+    assert asked[-1]["cache_salt"]
+    assert asked[-1]["cache_prompt"]
 
 
 def test_llama_server_takes_and_returns_token_ids() -> None:

@@ -14,7 +14,7 @@ from llamahybrid.harness.conversation import Request
 from llamahybrid.harness.report import Report
 from llamahybrid.harness.targets.base import ModelFile
 from llamahybrid.harness.targets.http import UrlTarget
-from llamahybrid.harness.traces.replay import needed_context, replay, suited
+from llamahybrid.harness.traces.replay import Replay, needed_context, suited
 from llamahybrid.harness.traces.trace import Entry, Trace
 from tests.harness.fake_server import FakeServer
 from tests.harness.pretended import PretendSession, PretendTarget
@@ -56,7 +56,7 @@ def test_context_holds_the_longest_request() -> None:
 def test_empty_trace_is_refused(tmp_path: Path) -> None:
     written(tmp_path / "empty")
     with pytest.raises(ReportError, match="empty: no request"):
-        replay([tmp_path / "empty"], [], [])
+        Replay([], [], [tmp_path / "empty"]).run()
 
 
 def dying(request: Request) -> None:
@@ -71,8 +71,8 @@ def test_traces_of_one_name_are_named_with_their_folders(tmp_path: Path) -> None
     models = [ModelFile(name, tmp_path / name) for name in ("one", "two")]
     nothing = PretendTarget(asked=dying)
     with FakeServer() as server:
-        url, none = replay(paths, [UrlTarget("url", server.url), nothing], models).targets
+        url, none = Replay([UrlTarget("url", server.url), nothing], models, paths).run().targets
     assert [w.workload for w in url.workloads] == ["a/t", "b/t"]
     assert none.error == "one: a/t, one: b/t, two: a/t, two: b/t: it died"
     with pytest.raises(ValueError, match="given twice"):
-        replay([paths[0]] * 2, [], [])
+        Replay([], [], [paths[0]] * 2).run()

@@ -1,4 +1,4 @@
-"""Outcomes of a probe: a verdict, and the distance of logits from a clean run's."""
+"""The effect of a situation: the behaviour of a library, and the distance of logits from a clean run's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 Logits: TypeAlias = npt.NDArray[np.float32]
 
 
-class Verdict(str, Enum):
+class Behaviour(str, Enum):
     """Behaviour of a library in a situation."""
 
     EXACT = "exact"
@@ -28,22 +28,22 @@ class Verdict(str, Enum):
     @property
     def sound(self) -> bool:
         """True if a user of the library is safe."""
-        return self in (Verdict.EXACT, Verdict.REFUSED, Verdict.NOT_APPLICABLE)
+        return self in (Behaviour.EXACT, Behaviour.REFUSED, Behaviour.NOT_APPLICABLE)
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """The finding of a probe."""
+class Effect:
+    """The result of a probe."""
 
-    verdict: Verdict
+    behaviour: Behaviour
     detail: str = ""
     difference: float | None = None
     """Largest difference of a logit to a clean run; None: not compared, or not a finite number."""
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Outcome:
-        """Return the outcome of which JSON has the fields."""
-        return cls(Verdict(data["verdict"]), data["detail"], data["difference"])
+    def from_json(cls, data: dict[str, Any]) -> Effect:
+        """Return the effect of which JSON has the fields."""
+        return cls(Behaviour(data["behaviour"]), data["detail"], data["difference"])
 
 
 class NotApplicable(Exception):
@@ -93,49 +93,49 @@ def gap(got: Logits, wanted: Logits, share: float = 1e-4) -> Gap:
     return Gap(largest, float(np.ptp(wanted)), share)
 
 
-def went_on(gap: Gap | int, said: str) -> Outcome:
-    """Return the outcome of an accepted call (`said`), after which logits are `gap` off a clean run's.
+def went_on(gap: Gap | int, said: str) -> Effect:
+    """Return the effect of an accepted call (`said`), after which logits are `gap` off a clean run's.
 
     An int is the status of a refused llama_decode: the library noticed the damage.
     """
     if isinstance(gap, int):
-        return Outcome(Verdict.REFUSED, f"{said}; the next decode returned {gap}")
-    verdict = Verdict.EXACT if gap.exact else Verdict.WRONG
-    return Outcome(
-        verdict, said if gap.reported is not None else f"{said}; logits are not finite", gap.reported
+        return Effect(Behaviour.REFUSED, f"{said}; the next decode returned {gap}")
+    behaviour = Behaviour.EXACT if gap.exact else Behaviour.WRONG
+    return Effect(
+        behaviour, said if gap.reported is not None else f"{said}; logits are not finite", gap.reported
     )
 
 
-def refused(gap: Gap | int, said: str) -> Outcome:
-    """Return the outcome of a refused call, after which logits of the live state are `gap` off.
+def refused(gap: Gap | int, said: str) -> Effect:
+    """Return the effect of a refused call, after which logits of the live state are `gap` off.
 
     An int is the status of a refused llama_decode: a clean refusal that lost the live state.
     """
     if isinstance(gap, int):
-        return Outcome(Verdict.REFUSED, f"{said}; the live state was lost, the next decode returned {gap}")
+        return Effect(Behaviour.REFUSED, f"{said}; the live state was lost, the next decode returned {gap}")
     if gap.exact:
-        return Outcome(Verdict.REFUSED, said, gap.reported)
-    return Outcome(Verdict.WRONG, f"{said}, but the live state was damaged", gap.reported)
+        return Effect(Behaviour.REFUSED, said, gap.reported)
+    return Effect(Behaviour.WRONG, f"{said}, but the live state was damaged", gap.reported)
 
 
-def wrong(said: str) -> Outcome:
-    """Return the outcome of a result that no sound library gives."""
-    return Outcome(Verdict.WRONG, said)
+def wrong(said: str) -> Effect:
+    """Return the effect of a result that no sound library gives."""
+    return Effect(Behaviour.WRONG, said)
 
 
-def all_sound(outcomes: Iterable[Outcome]) -> Outcome:
-    """Return the first outcome that is not sound, else the last; later ones are not run.
+def all_sound(effects: Iterable[Effect]) -> Effect:
+    """Return the first effect that is not sound, else the last; later ones are not run.
 
-    A last outcome without a difference gets the largest one before it.
+    A last effect without a difference gets the largest one before it.
     """
-    done: list[Outcome] = []
-    for outcome in outcomes:
-        done.append(outcome)
-        if not outcome.verdict.sound:
+    done: list[Effect] = []
+    for effect in effects:
+        done.append(effect)
+        if not effect.behaviour.sound:
             break
     if not done:
         raise ValueError("nothing was tried")
-    if done[-1].verdict.sound and done[-1].difference is None:
-        known = [outcome.difference for outcome in done if outcome.difference is not None]
+    if done[-1].behaviour.sound and done[-1].difference is None:
+        known = [effect.difference for effect in done if effect.difference is not None]
         return replace(done[-1], difference=max(known, default=None))
     return done[-1]
