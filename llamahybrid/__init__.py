@@ -1,7 +1,7 @@
 """Prefix reuse that works for hybrid, recurrent and sliding-window models in llama-cpp-python.
 
 Importing this package decides which engine llama_cpp will load, and is cheap: `Llama` and `PromptCache` are
-loaded when they are first asked for.
+imported at their first use.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Defaults for a program that cannot be edited, by `configure` or by the environment.
 
 `LLAMAHYBRID_RAM` and `LLAMAHYBRID_DISK` are sizes ("2GiB", "0": none), the disk's also a folder;
-`LLAMAHYBRID_PARALLEL` is a number of requests, `LLAMAHYBRID_STOCK_LOGPROBS` "on" or "off". A constructor's
-argument goes before what `install` was given, that before `configure`, that before the environment, that
-before what is built in.
+`LLAMAHYBRID_PARALLEL` is a number of requests, `LLAMAHYBRID_STOCK_LOGPROBS` "on" or "off". Precedence: an
+argument of the constructor, arguments of `install`, `configure`, the environment, the default.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every error llamahybrid raises on purpose; each message says what to do next."""
+"""The errors that llamahybrid raises; each message names a remedy."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class SnapshotError(LlamaHybridError, ValueError, RuntimeError):
     """State bytes are damaged, truncated, or of another model, engine or context."""
 
     segment: object = None
-    """The stored attention it is about, if it is not the snapshot itself."""
+    """The damaged attention segment, if the snapshot itself is sound."""
 
 
 class RecordError(LlamaHybridError, ValueError):
@@ -77,7 +77,7 @@ class FolderRefused(LlamaHybridError, OSError):
 
 
 class ConfigurationError(LlamaHybridError, ValueError):
-    """A setting of `configure` or the environment cannot be read; the message says what can."""
+    """A setting of `configure` or the environment is invalid; the message has the valid forms."""
 
 
 class ReportError(LlamaHybridError, ValueError):

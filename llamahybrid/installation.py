@@ -1,19 +1,19 @@
-"""`install`: make every `llama_cpp.Llama` opened from then on ours, also where the class was bound before.
+"""`install`: turn every `llama_cpp.Llama` opened from then on into ours, also where a name was bound before.
 
 The class stays the same object; only its `__init__` is replaced, by one that turns the new, empty object into
 an instance of ours (which derives from it) and continues there. So every holder of the class makes ours,
-`isinstance` and `except` clauses see no difference, and all else is Python's inheritance: `super()` in our
+`isinstance` and `except` clauses see no difference, and Python's inheritance does the rest: `super()` in our
 methods is upstream's methods. For a subclass `Mine` of `llama_cpp.Llama` a class is made in which methods are
 looked up in `Mine`, then in ours, then in upstream's: overrides in `Mine` come first, and their `super()` is
 ours.
 
 Alternatives that fail:
-- Replacing each method of the class by ours: `super()` in ours would find ours again; what exists as an
-  instance, or was made by `__new__` alone, would lack what our methods need. The few that would be wrong on
-  one of ours when a subclass calls them by name (`_by_name`), not by `super()`, lead there.
-- `__new__`: also called by unpickling and for objects that never see `__init__`, and too early: a subclass
-  sets attributes before it calls `super().__init__`, which on an object of ours lead into what is not there.
-- `Mine.__bases__ = (ours,)`: instances of `Mine` that exist would get methods for which they have nothing.
+- Replacing each method of the class by ours: `super()` in ours would find ours again, and existing instances,
+  or those of `__new__` alone, would lack our attributes. Only methods that fail on an instance of ours when a
+  subclass calls them by name, not by `super()`, are replaced (`_by_name`).
+- `__new__`: also called by unpickling and for objects without `__init__`, and too early: a subclass sets
+  attributes before it calls `super().__init__`, and our properties would not find their own attributes yet.
+- `Mine.__bases__ = (ours,)`: existing instances of `Mine` would get methods, but not their attributes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _ATTRIBUTES = {"offload", "on_progress", "on_request", "requests", "slots", "sto
 class Installed(Llama):
     """Ours, as an instance of a class that was written for `llama_cpp.Llama`.
 
-    To whoever looks, its class is that one: `llm.__class__`, its name, and what a pickle names.
+    `llm.__class__`, the class's name, and the class in a pickle are those of the program's class.
     """
 
     stands_for: ClassVar[type] = STOCK
@@ -95,16 +95,14 @@ _adapted[STOCK] = Installed
 def install(**defaults: Any) -> list[Any]:
     """Make every `llama_cpp.Llama` opened from now on a `llamahybrid.Llama`; return existing objects.
 
-    Existing objects stay upstream's.
+    Existing objects stay upstream's. Earlier imports, base classes and `isinstance` see the change.
+    `defaults`: arguments of the constructor (`prompt_cache`, `n_parallel`, `wait`, `n_ctx`, ...) used if a
+    program gives none; a second call replaces them. `n_parallel` becomes 1 if the model or its arguments do
+    not allow several. Direct calls of `llamahybrid.Llama` ignore `defaults`.
 
-    The class itself is changed, so earlier imports, base classes and `isinstance` see it, too. `defaults`:
-    arguments of the constructor (`prompt_cache`, `n_parallel`, `wait`, `n_ctx`, ...) used if a program gives
-    none; a second call replaces them. `n_parallel` becomes 1 if the model or its arguments do not allow
-    several. Direct calls of `llamahybrid.Llama` ignore `defaults`.
-
-    A subclass with `llamahybrid_install = False` is left alone. A subclass that calls `Llama.generate(self,
-    ...)` by name gets upstream's loop: right answers, reuse of live state only. Child processes are covered
-    if forked.
+    A subclass with `llamahybrid_install = False` stays upstream's. A subclass that calls
+    `Llama.generate(self, ...)` by name gets upstream's loop: right answers, reuse of live state only. Forked
+    child processes inherit the change.
 
     Raises TypeError for a default that no constructor takes, ValueError for an `n_parallel` below 1.
     """
@@ -132,7 +130,7 @@ def uninstall() -> None:
         _defaults = None
         for name in _REPLACEMENTS:
             original = _replaced.get(vars(STOCK)[name])
-            if original is not None:  # else somebody has put his own around it, and ours passes through
+            if original is not None:  # else another wrapper is around ours, which passes calls through
                 setattr(STOCK, name, original)
 
 
@@ -143,7 +141,7 @@ def _check(defaults: Mapping[str, Any]) -> None:
     } - {"self", "model_path", "kwargs"}
     if unknown := sorted(set(defaults) - known):
         raise TypeError(
-            f"install() takes what Llama's constructor takes, and that is not {', '.join(unknown)}"
+            f"install() takes arguments of the constructor of Llama, which has no {', '.join(unknown)}"
         )
     cache = defaults.get("prompt_cache")
     if cache is not None and not isinstance(cache, (bool, PromptCache)):
@@ -184,9 +182,9 @@ def _constructor(original: Any) -> Any:
 
 
 def _by_name(name: str, original: Any) -> Any:
-    """Return a wrapper of a method of upstream's that runs ours on one of ours.
+    """Return a wrapper of upstream's method that runs our method on our instances.
 
-    Upstream's would decode behind the back of what knows the live tokens.
+    Upstream's method would change the context without the record of live tokens.
     """
 
     @functools.wraps(original)
@@ -227,7 +225,7 @@ def _ours(kind: type) -> type:
             if taken:
                 raise TypeError(
                     f"it defines {', '.join(sorted(taken))}, which mean something else in llamahybrid.Llama; "
-                    "rename them, or derive from that"
+                    "rename them, or derive from llamahybrid.Llama"
                 )
 
             def fill(namespace: dict[str, Any]) -> None:

@@ -56,8 +56,8 @@ class Llama(StatefulLlama):
     `prompt_cache`: True: a cache in RAM of the default size; a `PromptCache`; False: upstream's behaviour.
     None, here and for `n_parallel` and `stock_logprobs`: the value of `configure` or the environment,
     else True, 1 and False.
-    `paging`: store attention, too, so that conversations in turn find theirs again. One slot needs a spare
-    sequence for that: memory for one more recurrent state.
+    `paging`: store attention, too, for conversations that alternate. One slot needs a spare sequence for
+    that: memory for one more recurrent state.
     `draft_planes`: rollback planes (states of the last tokens) for undoing drafts on hybrid models. None:
     `draft_model.num_pred_tokens` with offloaded layers, 0 on a CPU, where a snapshot is taken instead.
     `n_parallel`: slots, each with `n_ctx` tokens of context memory. With several, draft models are not used,
@@ -66,16 +66,15 @@ class Llama(StatefulLlama):
     `cache_salt`: see the property.
     `rpc_servers`: "host:port,host:port" of llama.cpp's RPC servers, which count as GPUs before this
     machine's. Raises DeviceError if one does not answer.
-    `explain`: quote in `last_request.reason` the token at which a prompt differs, maybe another user's.
-    `stock_logprobs`: with `echo` and `logprobs`, score prompt tokens by their own row, as upstream does.
-    False: by the row before, as lm-evaluation-harness expects.
-    `wait`: for a second request without a free slot: True waits, False raises `Busy`, seconds do both. A
-    stream that is not advanced gives its slot to a waiting request, and continues when it is advanced.
+    `explain`: quote in `last_request.reason` the older prompt's token where a prompt differs, maybe another
+    user's.
+    `stock_logprobs`: with `echo` and `logprobs`, score each prompt token by the logits behind it, as upstream
+    does. False: by the logits before it, as lm-evaluation-harness expects.
+    `wait`: without a free slot, True: wait; False: raise `Busy`; seconds: wait, then raise. A stream that is
+    not read gives its slot to a waiting request, and continues when it is read.
 
     `on_request`: called with the `RequestReport` of each finished request. `on_progress`: called with the
     `PromptProgress` of a prompt after each batch; an exception ends the request. Neither may use the model.
-
-    `requests`, `slots` and `runner` are internal.
     """
 
     @as_of(llama_cpp.Llama.__init__)
@@ -205,14 +204,13 @@ class Llama(StatefulLlama):
     ) -> AbstractContextManager[RequestHandle]:
         """Return a handle for the requests made inside `with llm.request() as handle:`.
 
-        `handle.cancel()` cancels them from any thread, streams included, wherever they are advanced.
-        `on_progress` replaces the model's for these requests.
+        `handle.cancel()` cancels them from any thread, streams included. `on_progress` replaces the model's
+        for these requests.
 
-        `cache_salt`: only requests of the same salt share state, in RAM, slots and on disk, beside the
-        model's own `cache_salt`. None: the salt of the enclosing block; "": the shared default. A secret
-        salt is long and random; its digest is stored. A request with a salt and no seed draws a seed. A new
-        thread opens its own block. Raises LlamaHybridError inside a request of another salt, and for a salt
-        without a prompt cache.
+        `cache_salt`: only requests of the same salt, and the same salt of the model, share state. None: the
+        salt of the enclosing block; "": the shared default. A secret salt is long and random; its digest is
+        stored. A request with a salt and no seed draws a seed. A new thread opens its own block. Raises
+        LlamaHybridError inside a request of another salt, and for a salt without a prompt cache.
         """
         handle = self.requests.handle_for(None if cache_salt is None else digest(cache_salt))
         handle.on_progress = on_progress or handle.on_progress
@@ -267,8 +265,7 @@ class Llama(StatefulLlama):
         Answer i equals the answer with `seed + i` alone; usage counts the prompt once. Each chunk of a
         stream has one choice with its index. Several slots decode the answers together; one slot, a subclass
         with an `eval`, `sample` or `generate` of its own, `logits_all` and plain attention decode them one
-        after the other. Cancelling one, or an exception in
-        one, ends all. `last_request` reports answer 0.
+        after the other. Cancelling one, or an exception in one, ends all. `last_request` reports answer 0.
         `cache_salt`: see `request`. Raises ValueError for an `n` below 1.
         """
         if (count := answer_count(n)) == 1:
@@ -294,11 +291,10 @@ class Llama(StatefulLlama):
     ) -> Any:
         """As upstream's, with `n` answers to the same messages, and `cache_salt`, as `create_completion`.
 
-        `chat_template_kwargs`: variables of the model's chat template, `{"enable_thinking": False}` say.
-        `thinking_budget`: tokens of an answer's thought, which is then ended as the chat template writes it;
-        0: at once. A grammar or JSON schema holds behind it. None or -1: no bound. `thinking_budget_message`:
-        text that such a thought ends with.
-        `continue_final_message`: the last message is the assistant's, and the answer goes on from it.
+        `chat_template_kwargs`: variables of the model's chat template, as `{"enable_thinking": False}`.
+        `thinking_budget`: longest thought in tokens; a longer one is ended by `thinking_budget_message` and
+        the template's end. 0: no thought; None or -1: no bound. A grammar or JSON schema applies behind it.
+        `continue_final_message`: the answer continues the last message, which is the assistant's.
         `usage.completion_tokens_details.reasoning_tokens` counts thoughts, where the template has any.
         Raises ValueError for variables that the template does not read, for a budget where it shows no
         thinking, and for a continuation where the chat format is no template. A `chat_handler` has the model
@@ -318,8 +314,8 @@ class Llama(StatefulLlama):
         """As `llama_cpp.Llama.embed`; without pooling, each of several texts has the vectors it has alone.
 
         A model that chats embeds in a context of its own, made by the first call, between the batches of
-        requests that run: they keep their state, and wait no longer than for one batch of texts. `cancel()`
-        ends it between two. Raises RequestCancelled, ModelClosed, ValueError for a text without tokens.
+        running requests, which wait for one batch of texts at most. `cancel()` ends it between two. Raises
+        RequestCancelled, ModelClosed, ValueError for a text without tokens.
         """
         if self._vectors is not None:
             return embedded_beside(self._vectors, self.requests, self.tokenize, *args, **kwargs)

@@ -105,7 +105,7 @@ def show(
 @cache.command()
 def verify(
     folder: Folder = None,
-    remove: Annotated[bool, typer.Option(help="remove what is damaged")] = False,
+    remove: Annotated[bool, typer.Option(help="remove damaged records")] = False,
 ) -> None:
     """Read every record and check it; exit status 1 if any is damaged, or could not be read or removed."""
     from llamahybrid.cli.cache_folder import CacheFolder, name_of
@@ -139,7 +139,7 @@ def verify(
 def prune(
     folder: Folder = None,
     max_mib: Annotated[
-        float | None, typer.Option(min=0, help="remove the least recently used until this much is left")
+        float | None, typer.Option(min=0, help="remove the least recently used records beyond this many MiB")
     ] = None,
     older_than: Annotated[float | None, typer.Option(min=0, help="remove older records, in days")] = None,
     model: Annotated[

@@ -39,7 +39,7 @@ def turn_line(report: RequestReport) -> str:
     line = f"cached {report.cached} of {report.total}, "
     line += "stopped in the prompt" if stopped else f"decoded {report.left}"
     if not stopped:
-        line += f", first token after {report.first_token_seconds * 1e3:.0f} ms"
+        line += f", first token after {report.first_token_seconds:.2f} s"
     if report.drafted:
         line += f", drafted {report.drafted}, accepted {report.accepted}"
     if report.rollbacks:

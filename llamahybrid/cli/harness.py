@@ -43,7 +43,7 @@ Json = Annotated[Path | None, typer.Option("--json", help="write the report here
 Layers = Annotated[int, typer.Option(help="layers on the GPU; -1: all")]
 
 MINUTES = 5.0
-"""Time for a check of models that are given, and of servers."""
+"""Time for a check of given models, and of servers."""
 
 
 def check(
@@ -51,8 +51,8 @@ def check(
     model: Models = None,
     lib: Lib = None,
     json: Json = None,
-    workload: Annotated[list[str] | None, typer.Option(help="only this one; repeatable")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="the directed probes alone")] = False,
+    workload: Annotated[list[str] | None, typer.Option(help="only this workload; repeatable")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="only the directed probes")] = False,
     hazards: Annotated[
         bool, typer.Option(help="also the hazards of the libllama of targets in Python")
     ] = False,
@@ -98,9 +98,9 @@ def bench(
     model: Model,
     on: SomeOn = None,
     lib: Lib = None,
-    rounds: Annotated[int, typer.Option(min=1, help="times are medians of so many")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="times are medians of so many rounds")] = 3,
     clients: Annotated[
-        list[int] | None, typer.Option(min=1, help="at once; repeatable; default: 1, 4, 8")
+        list[int] | None, typer.Option(min=1, help="clients at once; repeatable; default: 1, 4, 8")
     ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="default: all idle cores")] = None,
     n_gpu_layers: Layers = 0,
@@ -109,7 +109,7 @@ def bench(
         float, typer.Option(min=0, help="time for all of it: conversations are shortened to fit; 0: no limit")
     ] = 5,
 ) -> None:
-    """Tokens decoded over the least possible, time to first token, throughput, memory.
+    """Measure tokens decoded over the least possible, time to first token, throughput, memory.
 
     Ctrl-C ends it with the results so far (exit status 130); --json is written after each part.
     """
@@ -132,7 +132,7 @@ def hazards(
         Path | None, typer.Option(exists=True, help="a libllama, or its folder; default: llama_cpp's")
     ] = None,
     arch: Annotated[str | None, typer.Option(help="run every probe on this architecture")] = None,
-    probe: Annotated[list[str] | None, typer.Option(help="run only this one; repeatable")] = None,
+    probe: Annotated[list[str] | None, typer.Option(help="run only this probe; repeatable")] = None,
     json: Json = None,
     n_gpu_layers: Layers = 0,
     rpc: Annotated[str, typer.Option(metavar="HOST:PORT,...", help="RPC servers that hold layers")] = "",

@@ -1,4 +1,4 @@
-"""The command line. Each command imports what it needs when it runs, so that `--help` is instant."""
+"""The command line. Commands import their modules when they run, so that `--help` is instant."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ def tiny(
     arch: Annotated[str | None, typer.Argument(help="architecture, as llama.cpp names it")] = None,
     out: Annotated[Path | None, typer.Argument(dir_okay=False, help="GGUF file to write")] = None,
     vocab: Annotated[str, typer.Option(help="tiny, qwen35, llama-spm or bert-bge")] = "tiny",
-    layers: Annotated[int | None, typer.Option(min=1)] = None,
+    layers: Annotated[int | None, typer.Option(min=1, help="number of layers")] = None,
     embd: Annotated[int | None, typer.Option(min=1, help="width")] = None,
-    heads: Annotated[int | None, typer.Option(min=1)] = None,
+    heads: Annotated[int | None, typer.Option(min=1, help="attention heads")] = None,
     params: Annotated[str | None, typer.Option(help="about this many weights, e.g. 100M")] = None,
     window: Annotated[int | None, typer.Option(min=1, help="sliding window in tokens")] = None,
-    context: Annotated[int, typer.Option(min=1, help="context length it claims")] = 65536,
+    context: Annotated[int, typer.Option(min=1, help="context length in the metadata")] = 65536,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     list_: Annotated[bool, typer.Option("--list", help="list the architectures")] = False,
 ) -> None:

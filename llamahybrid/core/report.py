@@ -28,7 +28,7 @@ class RequestReport:
     source: Source
     """Origin of the restore point: live, ram, disk, remote or none."""
     reason: str
-    """The start of the prompt, in a sentence."""
+    """Why decoding starts behind the cached tokens, in a sentence."""
     generated: int = 0
     """Tokens handed out so far."""
     thinking: int | None = None
@@ -40,7 +40,7 @@ class RequestReport:
     accepted: int = 0
     """Draft tokens that became part of the answer."""
     redecoded: int = 0
-    """Right tokens decoded again after a rollback."""
+    """Accepted tokens decoded again after a rollback."""
     rollbacks: Mapping[str, int] = field(default_factory=dict)
     """Rollbacks of drafts by kind: "cut", "planes" or "snapshot"."""
     checkpoints: int = 0
@@ -92,7 +92,7 @@ class PromptProgress:
 def sentence(plan: Plan, spell: Callable[[int], str] | None = str, *, explain: bool = False) -> str:
     """Return a plan's reason in words; `spell` gives a token's text, None: no token is named.
 
-    `explain`: also name the known token at which the prompt differs, maybe another user's.
+    `explain`: also quote the older prompt's token where the prompt differs, maybe another user's.
     """
     total, matched, cached = plan.total, plan.matched, plan.cached
     if plan.reason is None:
@@ -128,9 +128,9 @@ class DraftCounts:
     drafted: int = 0
     """Guessed tokens that were decoded."""
     accepted: int = 0
-    """Guessed tokens that the model said, too."""
+    """Guessed tokens that the model chose, too."""
     redecoded: int = 0
-    """Certain tokens that were decoded again, because a snapshot was loaded to take guesses back."""
+    """Accepted tokens that were decoded again after a snapshot was loaded to undo guesses."""
     rollbacks: dict[str, int] = field(default_factory=dict)
 
 

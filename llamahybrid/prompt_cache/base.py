@@ -36,7 +36,7 @@ Range: TypeAlias = tuple[int, int]
 
 
 HERE_ONLY = "?"
-"""Ends a namespace that no other process will ever have: nothing of it is worth writing to disk."""
+"""Ends a namespace of this process alone, whose state is not written to disk."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class Segment:
 
     @property
     def nbytes(self) -> int:
-        """Bytes it takes."""
+        """Size of the record in bytes."""
         return self.record.nbytes
 
 
@@ -212,10 +212,10 @@ class Outline:
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a prompt starts where it does; `request.report.sentence` words it, with a plan's numbers."""
+    """The reason of a plan's restore point; `core.report.sentence` puts it into words."""
 
     start: Literal["repeated", "extended", "unknown", "known"]
-    """All of it is cached; it goes on from the live tip; nothing of it is known; some of it is, up to
+    """The prompt is cached as a whole; it extends the live sequence; none of it is known; it is known up to
     `Plan.matched`."""
     stored_logits: bool = False
     """A repeated prompt samples from stored logits, not from the context's own."""

@@ -1,4 +1,4 @@
-"""PromptCache: many conversations, one tree, RAM and, if they are given, a folder and a server behind it."""
+"""PromptCache: conversations in one tree in RAM, with a folder and a server behind it if they are given."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class PromptCache(RamStore):
         return self.leaves_process or len(self._contexts) > 1
 
     def plan(self, tokens: Tokens, view: LiveView, boundaries: Sequence[int], costs: Costs) -> Plan:
-        """Choose the restore point and the cuts for a prompt; pins what the plan names while it exists.
+        """Choose the restore point and the cuts for a prompt; entries of the plan are pinned while it exists.
 
         Better restore points on disk or server are taken into RAM first. `boundaries`: positions in
         (0, len(tokens)) where a message or a marked part of one starts, ascending.
@@ -153,7 +153,7 @@ class PromptCache(RamStore):
             return
         path = view.tokens.copy()
         if not view.storable or (view.needs_attention and view.split is None):
-            return  # it was forgotten, or nobody could put its attention back
+            return  # it was forgotten, or its attention cannot be restored
         points = self.restart_points(view.namespace, path)
         for tier in self.outside:
             tier.writer.later(view.namespace, path, points, attention=view.needs_attention)
@@ -225,9 +225,9 @@ class PromptCache(RamStore):
 
 
 def budget(name: str, n_bytes: object) -> int:
-    """Whole bytes of what the user gave as `name`; infinity is more than any memory has.
+    """Whole bytes of the argument `name`; infinity becomes `sys.maxsize`.
 
-    Raises TypeError for what is no number, ValueError for one that is below zero or not a number.
+    Raises TypeError for a value that is no number, ValueError for a negative one or NaN.
     """
     if isinstance(n_bytes, bool) or not isinstance(n_bytes, int | float | np.integer):
         raise TypeError(f"{name}: give a number of bytes, as 4 << 30, not {n_bytes!r}")
@@ -237,8 +237,8 @@ def budget(name: str, n_bytes: object) -> int:
 
 
 def token_path(prefix: Sequence[int] | Tokens) -> Tokens:
-    """A copy of token ids that the user gave, shape (n,). Raises TypeError for what are none, ValueError for
-    ids beyond 32 bits.
+    """A copy of a user's token ids, shape (n,). Raises TypeError for other values, ValueError for ids beyond
+    32 bits.
     """
     given = np.asarray(prefix)
     if given.ndim != 1 or (len(given) and not np.issubdtype(given.dtype, np.integer)):
@@ -250,7 +250,7 @@ def token_path(prefix: Sequence[int] | Tokens) -> Tokens:
 
 
 def default_disk_bytes(folder: Path, held: int = 0) -> int:
-    """A quarter of what is free where `folder` lies or is going to lie, at most `MAX_DISK_BYTES`.
+    """A quarter of the free space of the file system of `folder`, at most `MAX_DISK_BYTES`.
 
     `held`: bytes of the records that are there, which would be free without them.
     """

@@ -1,6 +1,6 @@
-"""The order of eviction when the budget is full: what is worth least per byte (`value`) first.
+"""The order of eviction when the budget is full: the least worth per byte (`value`) first.
 
-Segments go with the last checkpoint that needs them. Pinned entries never go.
+A segment is evicted with the last checkpoint that needs it, a pinned entry never.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from llamahybrid.prompt_cache.tree import Tree
 from llamahybrid.prompt_cache.value import ReuseValue
 
 LOOKS = 64
-"""Checkpoints whose value is looked at for one that goes; a cache of fewer is always looked at whole."""
+"""Checkpoints compared for one eviction; all of a smaller cache."""
 
 WORST = 16
-"""Checkpoints, the worst of these, that are looked at again the next time."""
+"""The least worth of these, which are compared again at the next eviction."""
 
 TOKENS_SHARE = 16
-"""Bare tokens stay while all tokens together take no more than this part of what is stored: they tell which
-paths come back, and where they part."""
+"""Tokens without a checkpoint stay while all tokens take at most this part of the stored bytes: they show
+which paths return, and where they diverge."""
 
 OLDEST_PATHS = 128
-"""Paths that are looked at for bare tokens that could go in a checkpoint's place."""
+"""Paths compared for tokens without a checkpoint that can be evicted in place of one."""
 
 
 Victim: TypeAlias = Entry | Node
-"""A checkpoint, or a leaf whose last tokens nothing needs."""
+"""A checkpoint, or a leaf whose last tokens no checkpoint needs."""
 
 
 class Eviction:
-    """An order in which things go: least value first, of a few checkpoints that are looked at in turn."""
+    """An order of eviction: the least value first, among a few checkpoints that are compared in turn."""
 
     def __init__(self) -> None:
         self.value = ReuseValue()
@@ -44,13 +44,13 @@ class Eviction:
     def victim(self, tree: Tree, path: Match | None, keep: Collection[Entry]) -> Victim | None:
         """Return the next victim; None if nothing may be evicted.
 
-        `path`: tokens that must stay. `keep`: checkpoints; nothing goes once no other ones are left.
+        `path`: tokens that must stay. `keep`: checkpoints; the result is None if there are no others.
         """
         entry = self._least(tree, keep)
         return bare_leaf(tree, path, entry) or entry
 
     def going_next(self, tree: Tree, count: int) -> list[Entry]:
-        """The checkpoints worth least of those that are looked at next, which changes nothing."""
+        """Return the least worth of the checkpoints compared next, without a change."""
         return self._ranked(tree, islice(tree.entries(), LOOKS))[:count]
 
     def _ranked(self, tree: Tree, line: Iterable[Entry]) -> list[Entry]:

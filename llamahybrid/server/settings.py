@@ -75,7 +75,7 @@ class ModelSettings(upstream.ModelSettings):  # type: ignore[misc]
     )
     kv_events_topic: str = Field(default="", description="First frame of each event: kv@POD@MODEL, say.")
     kv_block_size: int = Field(default=16, ge=1, description="Tokens of a block in KV events.")
-    verbose: bool = Field(default=False, description="Whether llama.cpp prints what it does.")
+    verbose: bool = Field(default=False, description="Whether the log of llama.cpp is printed.")
 
     @model_validator(mode="after")
     def _within_native_types(self) -> ModelSettings:

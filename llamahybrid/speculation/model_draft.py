@@ -1,4 +1,4 @@
-"""ModelDraft: a second, smaller model guesses what the first will say."""
+"""ModelDraft: a second, smaller model guesses the next tokens of the first."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ModelDraft(LlamaDraftModel):  # type: ignore[misc]
     """A draft model for `Llama(draft_model=…)`: the greedy continuation of another `Llama`.
 
     The other model needs the same vocabulary, a context as long, and its prompt cache on. Its sequence is
-    kept between calls and corrected as its memory allows, so it must not be used for anything else.
+    kept between calls, so it must not be used for anything else.
     """
 
     def __init__(self, llm: Any, num_pred_tokens: int = 8) -> None:
@@ -54,14 +54,14 @@ class ModelDraft(LlamaDraftModel):  # type: ignore[misc]
         return guess
 
     def behind(self, input_ids: npt.NDArray[np.intc]) -> int:
-        """Return how many of `input_ids` the draft model has to decode first, at most."""
+        """Return an upper bound of the `input_ids` that the draft model has to decode first."""
         live = self._runner.live
         if not live.identity.serves(self.salt):
             return len(input_ids)
         return len(input_ids) - common_prefix(live.tokens, np.asarray(input_ids, dtype=np.int32))
 
     def _guess(self, ids: Tokens, count: int) -> Steps[npt.NDArray[np.intc]]:
-        if not self._runner.live.identity.serves(self.salt):  # one of several slots is of whoever begins
+        if not self._runner.live.identity.serves(self.salt):  # of another request
             self._runner.serve(self.salt)
         yield from self._follow(ids)
         self._undo.take()

@@ -40,7 +40,7 @@ def run(model: Path, typed: str | bytes, *arguments: str) -> str:
 
 def reports(out: str) -> list[tuple[int, int, int]]:
     """(cached, of, decoded) of each turn's line."""
-    found = re.findall(r"cached (\d+) of (\d+), decoded (\d+), first token after \d+ ms", out)
+    found = re.findall(r"cached (\d+) of (\d+), decoded (\d+), first token after \d+\.\d\d s", out)
     return [(int(cached), int(total), int(decoded)) for cached, total, decoded in found]
 
 
