@@ -1,8 +1,8 @@
 """Llama: the drop-in for `llama_cpp.Llama` whose prompts reuse what was decoded before.
 
-Thin: plan, restore, then upstream's own `generate()`, whose `eval()` calls come back here and are cut
-where checkpoints are due. With `prompt_cache=False`, for encoders, models of embeddings alone, attention that
-is not causal and vocabularies without a model, everything is upstream's.
+Its methods turn upstream's arguments into requests (`client/`), which the decode loop (`core/`) runs. With
+`prompt_cache=False`, for encoders, models of embeddings alone, attention that is not causal and vocabularies
+without a model, everything is upstream's.
 """
 
 from __future__ import annotations

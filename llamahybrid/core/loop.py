@@ -32,10 +32,9 @@ logger = logging.getLogger("llamahybrid")
 EXIT_SECONDS = 10.0
 """Longest wait of the interpreter's exit for a running batch."""
 
-
 REST_SECONDS = 0.5
-"""Time without a message before attention is stored that no answer waited for: a chat's next turn that comes
-at once, as an agent's does, does not wait for it, and mostly does without."""
+"""Time without a message before attention is stored that no answer waited for. An agent's next turn, which
+comes at once, does not wait for it either."""
 
 
 class Message(NamedTuple):
@@ -64,7 +63,6 @@ class DecodeLoop:
         self._tasks = Tasks(slots, self.admission, shared, scheduler, self._cancelled, report)
         self._inbox: SimpleQueue[Message] = SimpleQueue()
         self._doing: Message | None = None
-        """The message that is processed."""
         self._thread = LoopThread()
         self._idle = True
         """The thread waits for a message: no operation on memory is half done."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from llamahybrid.prompt_cache.base import Bytes, CacheStats, LiveView, Segment, Tokens
 from llamahybrid.prompt_cache.eviction import Eviction, bytes_to_stay
 from llamahybrid.prompt_cache.guard import Guard, Pause, guarded
-from llamahybrid.prompt_cache.nodes import ENTRY_BYTES, Entry, Match, ids_of, lies_on
+from llamahybrid.prompt_cache.nodes import ENTRY_BYTES, Entry, Match, Node, ids_of, lies_on
 from llamahybrid.prompt_cache.ram import Account, Expected, new_buffer
 from llamahybrid.prompt_cache.tree import Cut, Tree
 
@@ -253,6 +253,20 @@ class Room:
             self.doomed.add(entry)
         else:
             self.account.keep(entry.checkpoint.snapshot)
+
+    def remove_below(self, top: Node, stays: int) -> None:
+        """Remove an edge and everything below it, except what ends within its first `stays` tokens."""
+        leaf = top.leaf()
+        while True:  # one leaf at a time: the tree closes up behind it
+            while leaf.segments and leaf.segments[-1].end > stays:
+                self.tree.shorten(leaf)
+            for entry in [e for e in leaf.entries.values() if e.position > stays]:
+                self.remove(entry)
+            parent = leaf.parent
+            self.tree.trim(leaf)
+            if leaf is top or parent is None:
+                return
+            leaf = parent.leaf()
 
     # -- pins --------------------------------------------------------------------------------------
 

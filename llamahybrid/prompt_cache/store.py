@@ -25,8 +25,6 @@ from llamahybrid.prompt_cache.base import (
     Segment,
     Splitter,
     Tokens,
-    clipped,
-    part_of,
 )
 from llamahybrid.prompt_cache.eviction import Eviction
 from llamahybrid.prompt_cache.guard import Pause, guarded
@@ -289,7 +287,7 @@ class RamStore(Room):
             top = match.own_edge(len(tokens))
             if top is not None:
                 self.tree.divide(name, match, stays)
-                self._forget_below(top, stays)
+                self.remove_below(top, stays)
         for entry in self.doomed:  # in use: their bytes go back to the system afterwards
             entry.recycled = False
         self._unpin(tokens, lambda ids: ids.startswith(ids_of(tokens)))
@@ -297,20 +295,6 @@ class RamStore(Room):
         freed = before - self.used()
         self.make_room(0)
         return freed
-
-    def _forget_below(self, top: Node, stays: int) -> None:
-        """Remove an edge and everything below it, except what ends within its first `stays` tokens."""
-        leaf = top.leaf()
-        while True:  # one leaf at a time: the tree closes up behind it
-            while leaf.segments and leaf.segments[-1].end > stays:
-                self.tree.shorten(leaf)
-            for entry in [e for e in leaf.entries.values() if e.position > stays]:
-                self.remove(entry)
-            parent = leaf.parent
-            self.tree.trim(leaf)
-            if leaf is top or parent is None:
-                return
-            leaf = parent.leaf()
 
     @guarded(later=True)
     def drop(self, checkpoint: Checkpoint) -> Tokens | None:
@@ -377,16 +361,7 @@ class RamStore(Room):
             loaded.snapshot.flags.writeable = False
             checkpoint = Checkpoint(view.namespace, len(path), loaded.snapshot, loaded.logits)
             self._put(match, checkpoint, path).read_from = source
-        missing, parts = match.missing(len(path)), list[Segment]()
-        for segment in loaded.segments:
-            for start, end in clipped(missing, segment.end, segment.start):
-                try:
-                    part = part_of(segment, path, start, end, view.split)
-                except (ValueError, MemoryError):
-                    self.tree.damaged += 1
-                    continue
-                parts += [] if part is None else [part]
-        self.tree.store(match, *parts)
+        self.tree.fill(match, path, loaded.segments, view.split)
         return None
 
     @guarded(lambda *_: [], changes=False)

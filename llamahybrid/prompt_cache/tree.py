@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from llamahybrid.prompt_cache.base import Checkpoint, Segment, Splitter, Tokens
+from llamahybrid.prompt_cache.base import Checkpoint, Segment, Splitter, Tokens, clipped, part_of
 from llamahybrid.prompt_cache.guard import Pause
 from llamahybrid.prompt_cache.nodes import (
     ENTRY_BYTES,
@@ -241,6 +241,19 @@ class Tree:
                 self._replace(node, together)
                 stored += len(added)
         return stored == len(segments)
+
+    def fill(self, match: Match, path: Tokens, segments: Iterable[Segment], split: Splitter | None) -> None:
+        """Store the parts of segments of a path that its edges lack; what cannot be cut counts as damaged."""
+        missing, parts = match.missing(len(path)), list[Segment]()
+        for segment in segments:
+            for start, end in clipped(missing, segment.end, segment.start):
+                try:
+                    part = part_of(segment, path, start, end, split)
+                except (ValueError, MemoryError):
+                    self.damaged += 1
+                    continue
+                parts += [] if part is None else [part]
+        self.store(match, *parts)
 
     def divide(self, namespace: str, match: Match, position: int) -> None:
         """Cut the segment that crosses `position`, if there is one, in two; drop it if that cannot be."""
