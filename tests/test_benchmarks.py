@@ -40,7 +40,7 @@ def played(arguments: Any, part: str, name: str, count: int, seed: int) -> dict[
 
 def arguments(results: Path, *parts: str) -> Namespace:
     there = {"model": Path("model.gguf"), "program": Path("llama-server"), "json": results / "clients.json"}
-    return Namespace(parts=[*parts], clients=[1, 4, 8], rounds=2, threads=2, **there)
+    return Namespace(parts=[*parts], clients=[1, 4, 8], rounds=2, threads=2, n_gpu_layers=None, **there)
 
 
 def test_clients_are_measured_and_shown_by_their_number(
