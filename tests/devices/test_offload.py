@@ -77,7 +77,7 @@ def test_other_models_do_not_use_the_server(
 def test_snapshots_equal_local_ones(arch: str, remote: Open, open_model: Open) -> None:
     """Bit for bit: the server computes with the same code, and states are copied as they are."""
     states = []
-    for llm in (remote(arch), open_model(arch)):
+    for llm in (remote(arch), open_model(arch, flash_attn=True)):
         llm.eval(prompt())
         native = llm.runner.live.native
         state = np.empty(native.state_size(partial=True), dtype=np.uint8)
