@@ -40,7 +40,9 @@ LEAVES = 64
 LOOK_SECONDS = 2.0
 REST = 9
 """The pause after a message takes at least so many times as long as the message: a large cache is published
-less often, and never takes more than a tenth of a core."""
+less often. Waits for locks and folders count, too: seconds at most, `LONGEST_REST`."""
+LONGEST_REST = 5.0
+
 
 Blocks: TypeAlias = dict[int, tuple[int | None, bytes]]
 """By a hash below 2**63 of a block and all before it: the hash of the block before, and the tokens' ids."""
@@ -95,12 +97,19 @@ class EventPublisher(AbstractContextManager["EventPublisher"]):
             while not self._closing.is_set():
                 begun = time.monotonic()
                 self._publish()
-                pause = max(self._interval, REST * (time.monotonic() - begun))
-                if self._socket.poll(int(1000 * pause)) and self._socket.recv().startswith(b"\x01"):
-                    self._published = None
+                self._rest(min(LONGEST_REST, max(self._interval, REST * (time.monotonic() - begun))))
             self._publish()
         finally:
             self._context.destroy(linger=100)
+
+    def _rest(self, seconds: float) -> None:
+        """Wait, at most until somebody subscribes or the end."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0 and not self._closing.is_set():
+            if self._socket.poll(int(1000 * min(left, self._interval)) + 1):
+                if self._socket.recv().startswith(b"\x01"):
+                    self._published = None
+                return
 
     def _publish(self) -> None:
         """Send the changes since the last message, if any."""

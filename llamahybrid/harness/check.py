@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -94,14 +95,29 @@ def _offload(layers: int) -> tuple[dict[str, Any], list[str]]:
 
 
 def idle_cores() -> int:
-    """Return the cores that this process may use, less the share that is busy; at least one.
+    """Return the cores that this process may use, less the share that is busy now; at least one.
 
     llama.cpp's threads wait for each other after each operation: one that gets no core delays all.
     """
-    here = os.cpu_count() or 1
-    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else here
-    busy = os.getloadavg()[0] / here if hasattr(os, "getloadavg") else 0.0
-    return max(1, round(mine * (1 - busy)))
+    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, round(mine * (1 - _busy_share())))
+
+
+def _busy_share(seconds: float = 0.3) -> float:
+    """Return the share of this machine's time of cores that is not idle, of the next `seconds`; else 0."""
+
+    def times() -> tuple[int, int]:  # of Linux alone: user, nice, system, idle, iowait, ...
+        line = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0]
+        ticks = [int(each) for each in line.split()[1:]]
+        return sum(ticks[:8]), ticks[3] + ticks[4]
+
+    try:
+        total, idle = times()
+        time.sleep(seconds)
+        total_then, idle_then = times()
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    return 1 - (idle_then - idle) / max(1, total_then - total)
 
 
 def model_file(name: str, path: Path, gpu_layers: int = 0, threads: int | None = None) -> ModelFile:

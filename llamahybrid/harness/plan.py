@@ -84,6 +84,11 @@ class Plan:
         return None if self.seconds is None else self._began + (1 + COMPARING) * self.seconds
 
     @property
+    def gives_up(self) -> float | None:
+        """When a request that still runs is given up, and with it the verdicts of its workload."""
+        return None if self.seconds is None else self._began + (1 + 2 * COMPARING) * self.seconds
+
+    @property
     def over(self) -> bool:
         """True if nothing may begin any more."""
         return self.until is not None and time.monotonic() > self.until

@@ -192,7 +192,7 @@ class Run(ABC):
             self._put(step, left_out(step.name, LATE if plan.over else needed, step.bound))
             return
         self._say(step, step.about or step.name)
-        target.until = None if step.always else plan.compare_until
+        target.until = None if step.always else plan.gives_up
         began = time.monotonic()
         try:
             with target.open(step.model, step.shape) as session:
@@ -202,10 +202,10 @@ class Run(ABC):
                         self._put(step, left_out(step.name, why, step.bound))
                     return
                 self._put(step, step.play(session, plan, lambda text: self._say(step, text)))
-        except LlamaHybridError:
+        except LlamaHybridError as error:
             if target.until is None or time.monotonic() < target.until:
                 raise
-            self._put(step, left_out(step.name, LATE, step.bound))
+            self._put(step, left_out(step.name, f"{LATE}: {error}", step.bound))
             return
         finally:
             target.until = None
@@ -218,10 +218,16 @@ class Run(ABC):
         began = time.monotonic()
         if name not in self._speeds:
             self._say(step, "measuring the model's speed")
-            with step.target.open(step.model, MEASURED_WITH) as session:
-                plan.opening = time.monotonic() - began
-                speed = measured(session, MEASURING * plan.seconds)
-                suited = [each for each in part if each.unsuited(session) is None]
+            step.target.until = plan.until
+            try:
+                with step.target.open(step.model, MEASURED_WITH) as session:
+                    plan.opening = time.monotonic() - began
+                    speed = measured(session, MEASURING * plan.seconds)
+                    suited = [each for each in part if each.unsuited(session) is None]
+            finally:
+                step.target.until = None
+            if self.fresh:
+                step.target.close()
 
             def needed(scale: float) -> float:
                 work = sum(speed.seconds(each.cost(scale)) for each in suited)

@@ -110,6 +110,7 @@ def guarded(
                     if not isinstance(result, Pause):
                         return result
                     result.spend(store)
+                    del result  # its bytes go back to the system without the lock
             except BaseException:
                 guard.leave()
                 raise

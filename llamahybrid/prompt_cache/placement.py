@@ -113,7 +113,8 @@ def prefill_cuts(outline: Outline, costs: Costs) -> tuple[int, ...]:
     elif costs.waiting:
         count = min(count, max(_affordable_beside(left, costs, allowed), int(outline.tail > 0)))
     # the next conversation may begin with the system prompt of a short one
-    least = 2 if outline.boundaries and not cached and left < ONE_CUT else 0
+    short = outline.boundaries and not cached and 2 * cut_tokens(costs) <= left < ONE_CUT
+    least = 2 if short else 0
     starts = _take(_starts(outline), cached, total, min(room - len(known), max(least, count)), known)
     taken = known + starts
     if grows(outline, costs) or (outline.boundaries and scarce):

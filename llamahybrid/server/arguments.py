@@ -64,7 +64,7 @@ def arguments(llm: Llama, body: CompletionRequest | ChatCompletionRequest, alias
             options["grammar"] = compiled_form(json_schema.SchemaGrammar, schema, "response_format")
     else:
         require_readable(llm, body.messages)
-        if template_of(llm) is None:  # upstream's own formats read the key of every message
+        if llm.chat_handler is None and template_of(llm) is None:  # those formats read each one's content
             options["messages"] = [{"content": None, **message} for message in options["messages"]]
         if any(message.get("tool_calls") for message in body.messages) and markers_of(llm).mapping:
             options["messages"] = with_mappings(options["messages"])

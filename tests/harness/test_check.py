@@ -123,6 +123,7 @@ def test_request_is_given_up_when_the_time_is_long_over(monkeypatch: pytest.Monk
     (found,) = Check([Hanging()], [model("one")], (AGAIN, hangs), minutes=9, probes=False).run().targets
     assert [(each.workload, each.ran) for each in found.workloads] == [("again", True), ("hangs", False)]
     assert found.error is None, "a lack of time is no fault of the target"
+    assert "no answer within" in found.workloads[1].verdicts[0].detail
 
 
 def test_workloads_are_shortened_to_fit_into_the_time() -> None:

@@ -72,6 +72,7 @@ def test_no_more_cuts_than_there_is_room_for(prompt: tuple[int, int, int, list[i
 def test_short_first_prompt_keeps_its_system_prompt() -> None:
     assert cuts_of(80, 0, 0, (56, 74), UNMEASURED) == (56, 74)
     assert cuts_of(80, 56, 56, (56, 66, 76), UNMEASURED) == (76,)
+    assert len(cuts_of(80, 0, 0, (56, 74), DEAR_CUTS)) < 2  # no checkpoint there would ever pay
 
 
 @given(prompts())

@@ -72,6 +72,12 @@ def test_formats_of_upstream_take_a_call_without_content() -> None:
     prompt = format_chatml(messages=arguments(LLM, body, "")["messages"]).prompt
     assert prompt == format_chatml(messages=[asked, call]).prompt
 
+    class WithHandler(Vocabulary):
+        chat_handler = object()  # of pictures, say: those templates show what is None
+
+    handled: Any = WithHandler()
+    assert "content" not in arguments(handled, body, "")["messages"][1]
+
 
 @pytest.mark.parametrize("name", ["functionary", "functionary-v1", "functionary-v2"])
 @pytest.mark.parametrize("stream", [False, True])

@@ -69,7 +69,7 @@ class ServerTarget(Target):
             )
             client = Client(f"http://127.0.0.1:{port}", timeout=self.timeout)
             try:
-                _await(client, process)
+                _await(client, process, min(STARTS_WITHIN, self.timeout()))
                 self.versions["llama-server"] = str(client.json("/props").get("build_info", ""))
                 yield _ServerSession(process.pid, client, about, shape.parallel)
             except TargetError as error:
@@ -89,15 +89,15 @@ class ServerTarget(Target):
             about = LocalTarget("stock", "stock")
             try:
                 with about.open(model, Shape(256)) as session:
-                    self._known[model.path] = session
                     _ = session.state_bytes  # kept for later
+                    self._known[model.path] = session
             finally:
                 about.close()
         return self._known[model.path]
 
 
-def _await(client: Client, process: subprocess.Popen[bytes]) -> None:
-    until = time.monotonic() + STARTS_WITHIN
+def _await(client: Client, process: subprocess.Popen[bytes], seconds: float) -> None:
+    until = time.monotonic() + seconds
     while True:
         try:
             client.json("/health")
