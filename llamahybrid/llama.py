@@ -62,7 +62,8 @@ class Llama(StatefulLlama):
     `draft_model.num_pred_tokens` with offloaded layers, 0 on a CPU, where a snapshot is taken instead.
     `n_parallel`: slots, each with `n_ctx` tokens of context memory. With several, draft models are not used,
     and upstream's attributes (`input_ids`, `n_tokens`, ...) belong to the calling thread's request.
-    `flash_attn`: as upstream's; not given, flash attention is on where layers lie on a GPU.
+    `flash_attn`: as upstream's; not given, flash attention is on where layers lie on a GPU, which slows
+    down those on the CPU.
     `cache_salt`: see the property.
     `rpc_servers`: "host:port,host:port" of llama.cpp's RPC servers, which count as GPUs before this
     machine's. Raises DeviceError if one does not answer.
@@ -134,6 +135,7 @@ class Llama(StatefulLlama):
                 self.slots, self.requests.loop, self.requests.several = loop.slots, loop, n_parallel > 1
             if embedding:
                 lora, flash = (self._lora_adapter, self.lora_scale), bool(kwargs.get("flash_attn"))
+                flash = flash or (self._shape.flash and bool(kwargs.get("type_v")))  # a quantized V needs it
                 shape = self.context_params, self.n_batch, flash
                 self._vectors = Vectors(self._ctx, *shape, lora, self.offload.watch)
             self.draft_model = self._draft_model

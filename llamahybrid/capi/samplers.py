@@ -44,7 +44,14 @@ class TokenBias:
         """`bias`: one number, or one for each token; `first`: tokens of an answer that have it; None: all."""
         self.first = first
         self._entries = np.zeros(len(tokens), _BIAS)
-        self._entries["token"], self._entries["bias"] = tokens, bias
+        most = np.finfo(np.float32).max  # infinity would bring back a token that a form forbids, as NaN
+        self._entries["token"], self._entries["bias"] = tokens, np.minimum(bias, most)
+
+    def __call__(self, ids: npt.NDArray[Any], scores: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """As a logits processor, for code of others that calls those of a list; it has no end (`first`)."""
+        biased = np.array(scores)
+        biased[self._entries["token"]] += self._entries["bias"]
+        return biased
 
     def sampler(self, n_vocab: int) -> Any:
         """Return a sampler of the library that adds the numbers."""

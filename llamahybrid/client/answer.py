@@ -186,7 +186,8 @@ def _with_defaults(llm: Any, extras: Extras, options: Mapping[str, Any]) -> dict
     if (given := options["logit_bias"]) is not None:  # upstream makes a processor of it
         told = {int(token): float(bias) for token, bias in given.items()}
         bias = TokenBias(np.arange(llm._n_vocab)[np.array(list(told), np.int64)], list(told.values()))
-        options["logits_processor"] = [*(options["logits_processor"] or ()), bias]
+        processors = llama_cpp.LogitsProcessorList([*(options["logits_processor"] or ()), bias])
+        options["logits_processor"] = processors
         options["logit_bias"] = None
     if extras.truncate is not None:
         options["prompt"] = _tokens(llm, options["prompt"])[-extras.truncate :]

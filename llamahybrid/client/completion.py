@@ -286,10 +286,17 @@ def _run_ahead(llm: Any, request: Request, options: dict[str, Any], sampler: Row
             last = token
             sent = yield token
             if sent is not None or getpid() != process:  # a forked child continues in lock step
+                ahead = progress.said[count:] if sent is None else []
                 progress.said, progress.decoded = [], 0
                 break
     finally:
         request.awaits = False
+    for after in ahead:  # sampled before the fork: grammar and seed are behind them
+        view.input_ids[view.n_tokens] = token
+        view.n_tokens += 1
+        token = after
+        if (sent := (yield token)) is not None:
+            break
     yield from _lock_step(llm, request, options, [token, *(sent or ())], view.n_tokens)
 
 

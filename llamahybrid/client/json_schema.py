@@ -68,7 +68,7 @@ class ConstraintGrammar(llama_cpp.LlamaGrammar):  # type: ignore[misc]
         self._compiled = compiled
 
     def constraint(self, llm: Any) -> Constraint:
-        """A processor of logits for one answer of a model."""
+        """The form of one answer of a model; it follows sampled tokens, not those that are sent."""
         return Constraint(tokenizer_of(llm), self._compiled)
 
 
@@ -115,8 +115,10 @@ class Constraint:
 
     def mask(self, logits: Logits) -> None:
         """Set the logits, shape (n_vocab,), of each token that breaks the schema to -inf."""
-        if self.waits is not None and self.waits():
-            return
+        if self.waits is not None:
+            if self.waits():
+                return
+            self.waits = None  # a text of the answer may look like the begin of a thought
         if self._next is not None:
             self._matcher.consume_tokens([self._next])
             self._next = None

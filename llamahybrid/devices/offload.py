@@ -7,8 +7,11 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+import llama_cpp
+
 from llamahybrid.devices import ggml, rpc
 from llamahybrid.devices.ggml import Device
+from llamahybrid.errors import DeviceError
 
 logger = logging.getLogger("llamahybrid")
 
@@ -47,7 +50,12 @@ class Offload:
 
     def computes(self, n_gpu_layers: object) -> bool:
         """Layers lie on a GPU of this machine or on an RPC server, given upstream's argument."""
-        return bool(n_gpu_layers) and (bool(self) or bool(ggml.gpus()))
+        if not n_gpu_layers or self:
+            return bool(n_gpu_layers)
+        try:
+            return bool(ggml.gpus())
+        except (DeviceError, AttributeError):  # a library that hides ggml's symbols
+            return bool(llama_cpp.llama_supports_gpu_offload())
 
     @property
     def lost(self) -> bool:

@@ -20,15 +20,19 @@ from llamahybrid.errors import RequestSuperseded
 options = {"n_ctx": 512, "n_batch": 64, "n_threads": 2, "n_threads_batch": 2, "verbose": False}
 llm = Llama(sys.argv[1], n_parallel=int(sys.argv[2]), **options)
 
+def begun(prompt):
+    llm.set_seed(7)
+    return llm.generate(prompt, temp=float(sys.argv[3]))
+
 def answer(prompt):
-    return list(itertools.islice(llm.generate(prompt, temp=0.0), 12))
+    return list(itertools.islice(begun(prompt), 12))
 
 """
 
 STREAM = """
 one, two = range(10, 60), range(30, 70)
 expected, whole = answer(one), answer(two)
-stream = llm.generate(two, temp=0.0)
+stream = begun(two)
 first = next(stream)
 
 def goes_on():
@@ -80,15 +84,19 @@ print(status, answer(prompt) == first)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.parametrize("slots", [1, 2])
 @pytest.mark.parametrize(
-    ("script", "told"),
-    [(STREAM, ["0", "0", "True", "True"]), (HANDLER, ["0", "True"])],
-    ids=["a stream", "a signal handler in a wait"],
+    ("script", "temp", "told"),
+    [
+        (STREAM, "0", ["0", "0", "True", "True"]),
+        (STREAM, "0.9", ["0", "0", "True", "True"]),
+        (HANDLER, "0", ["0", "True"]),
+    ],
+    ids=["a stream", "a drawn stream", "a signal handler in a wait"],
 )
 def test_forked_processes_and_their_parent_go_on_with_one_model(
-    tiny_model: Callable[..., Path], slots: int, script: str, told: list[str]
+    tiny_model: Callable[..., Path], slots: int, script: str, temp: str, told: list[str]
 ) -> None:
-    """A wait that is forked ends in the child."""
-    command = [sys.executable, "-c", OPENING + script, str(tiny_model("qwen35")), str(slots)]
+    """A wait that is forked ends in the child, and a stream goes on there with the same tokens."""
+    command = [sys.executable, "-c", OPENING + script, str(tiny_model("qwen35")), str(slots), temp]
     done = subprocess.run(command, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == told

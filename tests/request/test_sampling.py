@@ -196,3 +196,8 @@ def test_an_exception_of_a_logits_processor_reaches_the_caller(open_model, strea
     with pytest.raises(KeyError, match="mine"):
         answer(LogitsProcessorList([late]))
     assert answer(None) == answer(LogitsProcessorList([lambda ids, scores: scores]))
+
+
+def test_an_infinite_bias_brings_no_forbidden_token_back():
+    biased = TokenBias([0, 1], [float("inf"), 1.0])([], np.array([-np.inf, 1.0], np.float32))
+    assert biased.tolist() == [-np.inf, 2.0]
