@@ -7,6 +7,7 @@ places of llama.cpp's default order (common/common.h, common_params_sampling). `
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,18 +18,8 @@ from llama_cpp import llama_cpp
 from llama_cpp._internals import LlamaSampler
 
 _ORDER = (
-    *(
-        "logit-bias",
-        "penalties",
-        "dry",
-        "grammar",
-        "top-n-sigma",
-        "top-k",
-        "typical",
-        "top-p",
-        "min-p",
-        "xtc",
-    ),
+    *("logit-bias", "penalties", "dry", "grammar", "top-n-sigma"),
+    *("top-k", "typical", "top-p", "min-p", "xtc"),
     *("temp", "temp-ext", "mirostat", "mirostat-v2", "greedy", "dist"),
 )
 """Names of samplers (src/llama-sampler.cpp), in the order of a chain."""
@@ -42,13 +33,16 @@ class TokenBias:
 
     def __init__(self, tokens: Sequence[int] | npt.NDArray[Any], bias: Any, first: int | None = None) -> None:
         """`bias`: one number, or one for each token; `first`: tokens of an answer that have it; None: all."""
-        self.first = first
+        self.first, self._prompt = first, sys.maxsize
         self._entries = np.zeros(len(tokens), _BIAS)
         most = np.finfo(np.float32).max  # infinity would bring back a token that a form forbids, as NaN
         self._entries["token"], self._entries["bias"] = tokens, np.minimum(bias, most)
 
     def __call__(self, ids: npt.NDArray[Any], scores: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """As a logits processor, for code of others that calls those of a list; it has no end (`first`)."""
+        """As a logits processor, for code of others that calls it; `first` counts from the first call."""
+        self._prompt = min(self._prompt, len(ids))
+        if self.first is not None and len(ids) - self._prompt >= self.first:
+            return scores
         biased = np.array(scores)
         biased[self._entries["token"]] += self._entries["bias"]
         return biased

@@ -208,7 +208,7 @@ class ThreadState(threading.local):
         self.mark = object()
         """Stands for the thread; unlike its number, it is never reused."""
         self.telling = False
-        """It is inside `on_request` or `on_progress`."""
+        """The thread is inside `on_request` or `on_progress`."""
 
     def inside(self) -> Request | None:
         """Return the request whose step runs; steps that an interrupt ended are taken off the stack."""

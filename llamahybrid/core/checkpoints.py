@@ -103,8 +103,8 @@ class Checkpoints:
     def __init__(self, live: LiveSequence, cache: PromptCache, meter: CostMeter) -> None:
         self.known = LiveState(lambda: live.tokens)
         """The live tokens as the cache follows them, and whether they were forgotten."""
-        self.owes_attention = False
-        """Attention is still to be stored, once no request waits."""
+        self.owes_since: float | None = None
+        """When the last answer ended that did not wait until its attention was stored."""
         self._live = live
         self.cache = cache
         cache.attach(live.shared)
@@ -158,7 +158,7 @@ class Checkpoints:
                 case Action.REMEMBER:
                     self.cache.remember(self._live.identity.namespace, self._live.tokens.copy(), self.known)
                 case Action.PAGE_OUT_LATER if not self.cache.serves_others:
-                    self.owes_attention = True
+                    self.owes_since = time.monotonic()
                 case Action.PAGE_OUT | Action.PAGE_OUT_LATER:
                     self.page_out(deep=deep, after=after)
 
@@ -218,7 +218,7 @@ class Checkpoints:
         if ranges:
             self.meter.read(time.perf_counter() - began, live.n)
         self.cache.queue_writes(view)
-        self.owes_attention = False
+        self.owes_since = None
 
     def worth_reading(self, tail: int) -> bool:
         """Storing the attention of the last `tail` live tokens is worth its time.

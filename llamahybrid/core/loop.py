@@ -33,8 +33,8 @@ EXIT_SECONDS = 10.0
 """Longest wait of the interpreter's exit for a running batch."""
 
 REST_SECONDS = 0.5
-"""Time without a message before attention is stored that no answer waited for. An agent's next turn, which
-comes at once, does not wait for it either."""
+"""Time behind an answer before its attention is stored, where it did not wait for that. An agent's next turn,
+which comes at once, does not wait for it either."""
 
 
 class Message(NamedTuple):
@@ -63,11 +63,10 @@ class DecodeLoop:
         self._tasks = Tasks(slots, self.admission, shared, scheduler, self._cancelled, report)
         self._inbox: SimpleQueue[Message] = SimpleQueue()
         self._doing: Message | None = None
+        """The message that is processed."""
         self._thread = LoopThread()
         self._idle = True
         """The thread waits for a message: no operation on memory is half done."""
-        self._active = 0.0
-        """When the last message came."""
         self._on_end: Callable[[], None] | None = None
         """Called in the loop's thread after the last request."""
         for slot in slots:
@@ -266,7 +265,7 @@ class DecodeLoop:
                 return True
             finally:
                 self._idle = False
-            wait, self._doing, self._active = 0, message, time.monotonic()
+            wait, self._doing = 0, message
             decode = message.act()
             self._doing = None
             if decode or self._ended:
@@ -274,8 +273,8 @@ class DecodeLoop:
 
     def _idle_seconds(self) -> float | None:
         """Longest wait for a message while there is nothing to decode; None: without limit."""
-        if self.slots.owing():
-            rest, waits = self._active + REST_SECONDS - time.monotonic(), self.admission.seconds()
+        if ended := [slot.runner.checkpoints.owes_since or 0.0 for slot in self.slots.owing()]:
+            rest, waits = max(ended) + REST_SECONDS - time.monotonic(), self.admission.seconds()
             if rest > 0:
                 return rest if waits is None else min(rest, waits)
             self.slots.store_owed(lambda: not self.admission.waiting)

@@ -135,7 +135,8 @@ class Runner:
         if stays and not points.worth_reading(self.live.n - stays):
             return
         goes = before_tip_goes(self.cache.unstored(points.view()))
-        points.carry_out(goes, deep=points.owes_attention, after=after)  # else `check` verified just now
+        deep = points.owes_since is not None  # else `check` verified just now
+        points.carry_out(goes, deep=deep, after=after)
 
     def serve(self, salt: bytes) -> None:
         """Give the slot to requests of a salt; live tokens of another salt are stored and removed."""

@@ -144,14 +144,14 @@ class Slots:
 
     def owing(self) -> list[Slot]:
         """Slots whose last answer did not wait for its attention; not those that store it before it goes."""
-        owing = [slot for slot in self.all if slot.runner.checkpoints.owes_attention]
+        owing = [slot for slot in self.all if slot.runner.checkpoints.owes_since is not None]
         return [s for s in owing if (pager := s.live.profile.pager) is None or not pager.reads_whole]
 
     def store_owed(self, quiet: Callable[[], bool]) -> None:
         """Store the attention of `owing` slots, while `quiet()`."""
         for slot in self.owing():
             if quiet():
-                slot.runner.checkpoints.owes_attention = False
+                slot.runner.checkpoints.owes_since = None
                 try:
                     slot.runner.store_owed()
                 except Exception:  # of a request that is over

@@ -94,30 +94,31 @@ def _offload(layers: int) -> tuple[dict[str, Any], list[str]]:
     return {"n_gpu_layers": layers}, ["-ngl", "999" if layers < 0 else str(layers)]
 
 
+LOOK_SECONDS = 0.3
+"""Time in which the busy cores are counted: a load average has the build that ended a minute ago."""
+
+
 def idle_cores() -> int:
     """Return the cores that this process may use, less the share that is busy now; at least one.
 
     llama.cpp's threads wait for each other after each operation: one that gets no core delays all.
     """
     mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, round(mine * (1 - _busy_share())))
-
-
-def _busy_share(seconds: float = 0.3) -> float:
-    """Return the share of this machine's time of cores that is not idle, of the next `seconds`; else 0."""
-
-    def times() -> tuple[int, int]:  # of Linux alone: user, nice, system, idle, iowait, ...
-        line = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0]
-        ticks = [int(each) for each in line.split()[1:]]
-        return sum(ticks[:8]), ticks[3] + ticks[4]
-
+    ticks = Path("/proc/stat")  # Linux alone
     try:
-        total, idle = times()
-        time.sleep(seconds)
-        total_then, idle_then = times()
-    except (OSError, ValueError, IndexError):
-        return 0.0
-    return 1 - (idle_then - idle) / max(1, total_then - total)
+        before = ticks.read_text(encoding="ascii")
+        time.sleep(LOOK_SECONDS)
+        busy = busy_share(before, ticks.read_text(encoding="ascii"))
+    except OSError:
+        busy = 0.0
+    return max(1, round(mine * (1 - busy)))
+
+
+def busy_share(before: str, after: str) -> float:
+    """Return the share of all cores' time that was not idle between two texts of /proc/stat (proc(5))."""
+    first, then = ([int(each) for each in text.split("\n", 1)[0].split()[1:9]] for text in (before, after))
+    spent = [late - early for early, late in zip(first, then, strict=True)]
+    return 1 - sum(spent[3:5]) / max(1, sum(spent))  # user, nice, system, idle, iowait, ...
 
 
 def model_file(name: str, path: Path, gpu_layers: int = 0, threads: int | None = None) -> ModelFile:

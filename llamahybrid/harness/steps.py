@@ -51,7 +51,7 @@ class Step:
     """Run it whatever the time, so that the report has something of the target."""
     bound: float | None = None
     about: str = ""
-    """What progress shows; empty: the name."""
+    """Text for the progress; empty: the name."""
 
     @property
     def on(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llamahybrid import Llama, PromptCache
+from llamahybrid import Llama, PromptCache, events
 from llamahybrid.events import EventPublisher
 from tests.events.subscriber import Subscriber
 
@@ -169,6 +170,19 @@ def test_late_subscribers_are_told_all_blocks_of_a_cache_that_is_looked_at_once(
         late.close()
     assert len(looks) == len(set(looks)), "once after each change"
     publisher.close()  # again does no harm
+
+
+def test_closing_does_not_wait_for_the_next_message(
+    opened: Callable[..., Llama], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large cache is published seldom."""
+    monkeypatch.setattr(events, "REST", 1e9)
+    monkeypatch.setattr(events, "LONGEST_REST", 1e6)
+    publisher = EventPublisher(opened("qwen35", True), ANY, block_size=SIZE, interval=0.02)
+    ends = threading.Thread(target=publisher.close, daemon=True)
+    ends.start()
+    ends.join(30)
+    assert not ends.is_alive()
 
 
 def knows(router: Subscriber, conversations: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import tempfile
 from collections.abc import Callable, Iterator
@@ -94,6 +95,19 @@ def test_bench_without_time_left_runs_the_shortest_workload_and_names_the_others
             "cannot tell",
             "it did not run: the time was over (see --minutes)",
         )
+
+
+def test_each_workload_has_a_process_in_which_nothing_ran_before() -> None:
+    class Logged(PretendTarget):
+        def close(self, patience: float = 20.0) -> None:
+            self.opened.append(("closed", Shape(1)))
+            super().close(patience)
+
+    target = Logged()
+    Bench([target], [FILE], rounds=2, clients=(), alone=[SHORT], minutes=9).run()
+    before = [name for name, _ in target.opened]
+    assert before.count("tiny") == 3, "the speed, and two rounds"
+    assert all("closed" in pair for pair in itertools.pairwise(before))
 
 
 def test_bench_says_which_workloads_a_target_does_not_take() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -9,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from llamahybrid.errors import EngineError, TargetError
-from llamahybrid.harness.check import Check, models
+from llamahybrid.harness.check import Check, busy_share, idle_cores, models
 from llamahybrid.harness.conversation import Request
-from llamahybrid.harness.report import PROBE, Report, TargetFigures, Verdict
-from llamahybrid.harness.targets.base import ModelFile, Session, Shape, Target
+from llamahybrid.harness.plan import COMPARING
+from llamahybrid.harness.report import PROBE, Report, Sameness, TargetFigures, Verdict
+from llamahybrid.harness.targets.base import ModelFile, Reply, Session, Shape, Target
 from llamahybrid.harness.workloads.tokens import Workload, exact_append, regenerate
-from tests.harness.pretended import PretendTarget
+from tests.harness.pretended import PretendSession, PretendTarget
 from tests.harness.reports import verdict
 
 APPEND = Workload("append", exact_append)
@@ -124,6 +126,34 @@ def test_request_is_given_up_when_the_time_is_long_over(monkeypatch: pytest.Monk
     assert [(each.workload, each.ran) for each in found.workloads] == [("again", True), ("hangs", False)]
     assert found.error is None, "a lack of time is no fault of the target"
     assert "no answer within" in found.workloads[1].verdicts[0].detail
+
+
+def test_verdicts_before_a_comparison_that_took_too_long_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    began = time.monotonic()
+    now, compared = [began], list[str]()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    target = PretendTarget()
+
+    def sameness(session: Session, request: Request, reply: Reply) -> tuple[Sameness, str]:
+        compared.append(reply.text)
+        if len(compared) > 1:  # it begins in time and ends long after it
+            now[0] = began + 60 * 9 * (1 + 1.2 * COMPARING)
+            if target.until is not None and now[0] > target.until:
+                raise TargetError("no answer")
+        return "different", "another text"
+
+    monkeypatch.setattr(PretendSession, "sameness", sameness)
+    (found,) = Check([target], [model("one")], (AGAIN,), minutes=9, probes=False).run().targets
+    answers = [each.answer for each in found.workloads[0].requests]
+    assert answers[:2] == ["different", "different"]
+    assert {*answers[2:]} == {"unknown"}
+
+
+def test_busy_cores_are_those_that_were_not_idle() -> None:
+    before = "cpu  100 0 50 800 50 0 0 0 0 0\ncpu0 1 1 1 1"
+    after = "cpu  160 0 65 810 65 0 0 0 0 0\ncpu0 1 1 1 1"
+    assert busy_share(before, after) == 0.75
+    assert 1 <= idle_cores() <= (os.cpu_count() or 1)
 
 
 def test_workloads_are_shortened_to_fit_into_the_time() -> None:

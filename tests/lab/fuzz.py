@@ -81,7 +81,7 @@ def one_life(model: Path, until: float, seed: int) -> tuple[int, Verdict, int]:
 
 
 def play(model: Path, way: str, seed: int, count: int, until: float) -> dict[str, object]:
-    """One trial of the campaign. Raises Mismatch."""
+    """Run one trial of the campaign. Raises Mismatch."""
     growth = 0.0
     if way == "one-life":
         _, found, grown = one_life(model, until, seed)

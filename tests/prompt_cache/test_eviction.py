@@ -1,4 +1,4 @@
-"""What goes first: worth as it is learned, the guards around it, and policies side by side on traces."""
+"""The order of eviction: learned worth, the guards around it, and policies side by side on traces."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ class Chat:
         self._words = itertools.count(10_000)
 
     def turn(self, *, stripped: bool = False) -> bool:
-        """One turn; `stripped`: its history lacks the tokens that asked and the answer's beginning."""
+        """Play a turn; `stripped`: its history lacks the tokens that asked and the answer's beginning."""
         self._history += itertools.islice(self._words, 40)
         asks, answer = len(self._history), list(itertools.islice(self._words, 30))
         plan = self._engine.request([*self._history, *self.ASK], [asks], answer)

@@ -59,7 +59,7 @@ def plan_for(cache: PromptCache, prompt: Sequence[int], live: LiveView) -> Plan:
 
 
 def calls_to_take_in(segments: int) -> int:
-    """Python calls in which a checkpoint behind so many segments is taken into RAM."""
+    """Count the calls of Python that take a checkpoint behind so many segments into RAM."""
     cache, path = PromptCache(1 << 30), list(range(10 * segments))
     pieces = tuple(piece(path, at, at + 10) for at in range(0, len(path), 10))
     tokens, calls = np.array(path, np.int32), 0

@@ -323,7 +323,7 @@ def test_state_is_saved_once_for_each_checkpoint(open_one, monkeypatch, arch):
 
 @pytest.mark.parametrize("prefill", [0.0, 1e-4])
 def test_attention_is_read_until_it_is_known_not_to_pay(open_one, monkeypatch, prefill):
-    """Where no large batch is ever decoded alone, a prompt's cost stays unknown."""
+    """The cost of a prompt stays unknown while no large batch is decoded alone."""
     monkeypatch.setattr(CostMeter, "costs", lambda _: Costs(prefill_seconds=prefill))
     llm = open_one("qwen35", n_parallel=2)  # stock reads a slot's attention as a whole
     take(llm, ONE)

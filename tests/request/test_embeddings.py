@@ -10,6 +10,7 @@ import pytest
 from llama_cpp import llama_cpp as native
 
 from llamahybrid.capi.gguf import Gguf
+from llamahybrid.devices import ggml
 from llamahybrid.engine import loaded
 from llamahybrid.errors import LlamaHybridError, ModelClosed, RequestCancelled
 from llamahybrid.memory.vectors import embeds_only
@@ -193,6 +194,13 @@ def test_pickled_model_embeds(opened):
     copy = pickle.loads(pickle.dumps(llm))
     assert copy.embed("x") == llm.embed("x")
     copy.close()
+
+
+def test_a_quantized_v_has_flash_attention_in_the_context_of_vectors(opened, monkeypatch):
+    """As on a GPU, where the chats' context has it by default; the library refuses the pair otherwise."""
+    monkeypatch.setattr(ggml, "gpus", lambda: ["a GPU"])
+    llm = opened("llama", embedding=True, n_gpu_layers=-1, type_v=native.GGML_TYPE_Q8_0)
+    assert llm.embed("x")
 
 
 @pytest.mark.parametrize(

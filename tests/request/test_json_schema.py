@@ -195,3 +195,20 @@ def test_regular_expressions_are_read_as_python_reads_them(llm, pattern, right, 
 
     assert [text for text in (*right, *wrong) if re.fullmatch(pattern, text)] == right
     assert [text for text in (*right, *wrong) if matches(text)] == right
+
+
+def test_a_form_that_has_begun_applies_whatever_its_text_looks_like(opened):
+    """The text of an answer may have the begin of a thought in it."""
+    llm = opened()
+    form, thinks = RegexGrammar("[ab]+").constraint(llm), iter([True, False])
+    form.waits = lambda: next(thinks, True)
+
+    def allowed():
+        row = np.zeros(llm.n_vocab(), np.float32)
+        form.mask(row)
+        return int(np.isfinite(row).sum())
+
+    assert allowed() == llm.n_vocab()
+    assert 0 < allowed() < llm.n_vocab()
+    form.took(llm.tokenize(b"a", add_bos=False)[0])
+    assert 0 < allowed() < llm.n_vocab()

@@ -181,6 +181,16 @@ def test_flash_attention_is_the_default_on_a_gpu(opened, monkeypatch, options, f
     again.close()
 
 
+def test_a_library_that_hides_its_devices_opens_models(opened, monkeypatch):
+    def hidden():
+        raise AttributeError("ggml has no ggml_backend_dev_count")
+
+    monkeypatch.setattr(ggml, "gpus", hidden)
+    monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: True)
+    layout = opened(n_gpu_layers=-1).runner.live.profile.pager.layout
+    assert not layout.transposed, "flash attention is on"
+
+
 def test_state_serves_no_model_that_computes_otherwise(opened, monkeypatch):
     monkeypatch.setattr(ggml, "gpus", lambda: ["a GPU"])
     options = {"prompt_cache": PromptCache(), "n_gpu_layers": -1}

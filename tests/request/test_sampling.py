@@ -10,6 +10,7 @@ import pytest
 from llama_cpp import LlamaGrammar, LogitsProcessorList
 from llama_cpp.llama_speculative import LlamaDraftModel
 
+from llamahybrid import Llama
 from llamahybrid.capi.gbnf import require_grammar
 from llamahybrid.capi.samplers import TokenBias
 from llamahybrid.client.sampling import RowSampler
@@ -201,3 +202,20 @@ def test_an_exception_of_a_logits_processor_reaches_the_caller(open_model, strea
 def test_an_infinite_bias_brings_no_forbidden_token_back():
     biased = TokenBias([0, 1], [float("inf"), 1.0])([], np.array([-np.inf, 1.0], np.float32))
     assert biased.tolist() == [-np.inf, 2.0]
+
+
+def test_biases_are_processors_for_code_that_calls_a_list_of_them(open_model):
+    """A subclass has the list of its `generate`, as upstream allows."""
+    seen = []
+
+    class Own(Llama):
+        def generate(self, tokens, **options):
+            row = np.zeros(self.n_vocab(), np.float32)
+            seen.append(options["logits_processor"](tokens, row)[70])
+            yield from super().generate(tokens, **options)
+
+    llm = open_model("llama", cls=Own)
+    llm.create_completion(PROMPT, max_tokens=2, logit_bias={70: 4.0})
+    assert seen == [4.0]
+    first, row = LogitsProcessorList([TokenBias([0], -9.0, 2)]), np.zeros(1, np.float32)
+    assert [first([1] * n, row)[0] for n in (5, 6, 7, 5)] == [-9.0, -9.0, 0.0, -9.0]

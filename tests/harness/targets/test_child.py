@@ -77,7 +77,7 @@ def test_chat_decoded_ahead_of_its_reader_is_compared_by_its_first_row(
     reads = iter((False, True, False))
 
     def clock() -> float:
-        if next(reads):  # the reader has the first token; the loop decodes it meanwhile
+        if next(reads):  # the reader has the first token; the loop is decoding this token
             progress = child.llm.requests.inside.progress
             wait_until(lambda: progress.decoded > 0)
         return time.perf_counter()
