@@ -21,7 +21,6 @@ import pytest
 from llamahybrid.engine import activation, bindings, choice, installed, patched, sdist, series
 from llamahybrid.engine.choice import InstalledBindings
 from llamahybrid.engine.process import Progress
-from llamahybrid.engine.trust import untrusted
 from llamahybrid.errors import EngineError
 
 
@@ -271,7 +270,7 @@ def test_engine_is_writable_by_its_owner_alone(fake: Build, mask: int) -> None:
         engine = make()
     finally:
         os.umask(before)
-    assert untrusted(engine.folder) == ""
+    assert engine.unsafe() == ""
     assert choice.mismatch(engine, InstalledBindings.here()) == ""
 
 
