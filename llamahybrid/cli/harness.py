@@ -174,7 +174,6 @@ def finish(report: Report, json: Path | None) -> None:
 
     An error of the file comes last: the results are printed first.
     """
-    from llamahybrid.harness.render.sentences import outcome
     from llamahybrid.harness.render.terminal import show
 
     with errors_shown(OSError):
@@ -185,7 +184,7 @@ def finish(report: Report, json: Path | None) -> None:
             show(report, Console())
     if not report.complete:
         raise typer.Exit(130)
-    if any(outcome(each) == "bad" for each in report.targets):
+    if any(each.outcome == "bad" for each in report.targets):
         raise typer.Exit(1)
 
 

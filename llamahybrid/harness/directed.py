@@ -8,14 +8,14 @@ from __future__ import annotations
 import statistics
 import uuid
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TypeAlias
 
 from llamahybrid.harness import figures
 from llamahybrid.harness.conversation import Conversation, Request
 from llamahybrid.harness.figures import UNKNOWN_BEFORE, Judged
-from llamahybrid.harness.plan import COMPARED, Cost, cost_of
+from llamahybrid.harness.plan import Cost, cost_of
 from llamahybrid.harness.report import PROBE, Outcome, Verdict, WorkloadFigures
 from llamahybrid.harness.runner import NO_TOKENS, WorkloadRunner
 from llamahybrid.harness.targets.base import Session, Shape
@@ -52,7 +52,7 @@ class Probe:
 
     def cost(self, scale: float) -> Cost:
         """Return its cost in workloads of this length."""
-        return cost_of(self.workload, max(SHORTEST_SCRIPT, scale), COMPARED)
+        return replace(cost_of(self.workload, max(SHORTEST_SCRIPT, scale)), least=1.0)
 
 
 def hits(speech: Speech) -> Conversation:
@@ -120,7 +120,7 @@ def _exact(right: str, blamed: str = "") -> Judge:
             if blamed in bad:
                 return "cannot tell", f"{blamed!r} is bad, which shows here, too; {wrong}"
             return "bad", wrong
-        if unknown := first.get("unknown"):
+        if unknown := first.get("unknown") or first.get("not compared"):
             return "cannot tell", unknown
         return "ok", right
 
@@ -238,7 +238,7 @@ LEAST_WARM, LEAST_SCALE = 4, 0.25
 def memory_cost(scale: float, share: float = 0.0) -> Cost:
     """Return the cost of a share of these requests, at any scale of workloads, where nothing is reused."""
     requests = max((1 + ROUNDS) * LEAST_WARM, share * (WARM + ROUNDS * COUNTED))
-    return Cost(round(requests * MEMORY_PROMPT * max(LEAST_SCALE, share)), round(2 * requests))
+    return Cost(round(requests * MEMORY_PROMPT * max(LEAST_SCALE, share)), round(2 * requests), False)
 
 
 def memory(session: Session, share: float = 1.0) -> WorkloadFigures:

@@ -12,7 +12,7 @@ import pytest
 from llamahybrid.errors import EngineError, TargetError
 from llamahybrid.harness.check import Check, busy_share, idle_cores, models
 from llamahybrid.harness.conversation import Request
-from llamahybrid.harness.plan import COMPARING
+from llamahybrid.harness.plan import LATEST
 from llamahybrid.harness.report import PROBE, Report, Sameness, TargetFigures, Verdict
 from llamahybrid.harness.targets.base import ModelFile, Reply, Session, Shape, Target
 from llamahybrid.harness.workloads.tokens import Workload, exact_append, regenerate
@@ -137,7 +137,7 @@ def test_verdicts_before_a_comparison_that_took_too_long_are_kept(monkeypatch: p
     def sameness(session: Session, request: Request, reply: Reply) -> tuple[Sameness, str]:
         compared.append(reply.text)
         if len(compared) > 1:  # it begins in time and ends long after it
-            now[0] = began + 60 * 9 * (1 + 1.2 * COMPARING)
+            now[0] = began + 60 * 9 * (0.3 + 0.7 * LATEST)
             if target.until is not None and now[0] > target.until:
                 raise TargetError("no answer")
         return "different", "another text"
@@ -145,8 +145,8 @@ def test_verdicts_before_a_comparison_that_took_too_long_are_kept(monkeypatch: p
     monkeypatch.setattr(PretendSession, "sameness", sameness)
     (found,) = Check([target], [model("one")], (AGAIN,), minutes=9, probes=False).run().targets
     answers = [each.answer for each in found.workloads[0].requests]
-    assert answers[:2] == ["different", "different"]
-    assert {*answers[2:]} == {"unknown"}
+    assert answers[-1] == "different", "the last requests, which reuse most, are compared first"
+    assert {*answers[:-1]} == {"not compared"}
 
 
 def test_busy_cores_are_those_that_were_not_idle() -> None:
@@ -160,7 +160,7 @@ def test_workloads_are_shortened_to_fit_into_the_time() -> None:
     target = PretendTarget()
     full, short = (
         Check([target], [model("one")], (APPEND,), minutes=minutes).run().targets[0].workloads[-1]
-        for minutes in (None, 0.6)
+        for minutes in (None, 0.3)
     )
     assert full.scale == 1.0 > short.scale
     assert len(full.requests) == len(short.requests), "as many turns"
