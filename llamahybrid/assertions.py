@@ -87,11 +87,10 @@ def assert_sound(lib: Path | None, *hazards: str) -> None:
         EngineError: `lib` cannot be loaded.
         ValueError: an id is not known.
     """
-    from llamahybrid.harness.hazard_verdicts import report
+    from llamahybrid.harness.hazards import runner
     from llamahybrid.harness.hazards.catalogue import PROBES, find
-    from llamahybrid.harness.hazards.runner import library
 
-    found = report([find(name) for name in hazards] or PROBES, library(lib))
+    found = runner.report([find(name) for name in hazards] or PROBES, runner.library(lib))
     if not found.complete:
         raise KeyboardInterrupt
     (target,) = found.targets

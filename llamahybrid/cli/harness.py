@@ -143,14 +143,13 @@ def hazards(
 
     Each probe runs in a process of its own. Ctrl-C ends the run with the report so far (exit status 130).
     """
-    from llamahybrid.harness import hazard_verdicts as harness
+    from llamahybrid.harness.hazards import runner
     from llamahybrid.harness.hazards.catalogue import PROBES, find
-    from llamahybrid.harness.hazards.runner import library
 
     with running(json) as told:
         probes = [find(name) for name in probe or ()] or PROBES
         settings = {"gpu_layers": n_gpu_layers, "rpc": rpc, "jobs": jobs, "seconds": timeout}
-        report = harness.report(probes, library(lib), told, arch=arch, **settings)
+        report = runner.report(probes, runner.library(lib), told, arch, **settings)
     finish(report, json)
 
 
@@ -190,7 +189,7 @@ def finish(report: Report, json: Path | None) -> None:
 
 def _hazards(target: Target) -> tuple[Verdict, ...]:
     """Return the hazards of a target's libllama; servers have none here."""
-    from llamahybrid.harness.hazard_verdicts import verdicts
+    from llamahybrid.harness.hazards import runner
     from llamahybrid.harness.targets.local import LocalTarget
 
-    return verdicts(target.library) if isinstance(target, LocalTarget) and target.library else ()
+    return runner.verdicts(target.library) if isinstance(target, LocalTarget) and target.library else ()
