@@ -82,8 +82,7 @@ def judged(
             history = list(played[:index])
             if session.parallel > 1:  # a later request may have been served first
                 history += [one for one in played[index + 1 :] if one.sent < each.sent + reply.seconds]
-            parted = parting(each.prompt, history, each.request.salt)
-            matched = parted.at if parted else 0
+            matched, _ = parting(each.prompt, history, each.request.salt)
             miss = explain(each, history, session.spell, sound)
         else:
             miss = explain_text(texts[index], texts[:index])

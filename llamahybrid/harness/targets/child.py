@@ -23,11 +23,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import llama_cpp
-import xxhash
 
 from llamahybrid.capi.gguf import quiet
 from llamahybrid.configuration import own_cache
-from llamahybrid.engine import bindings
+from llamahybrid.engine import bindings, loaded
 from llamahybrid.harness.conversation import Request
 from llamahybrid.harness.counters import DecodeCounter
 from llamahybrid.harness.report import Sameness
@@ -206,6 +205,7 @@ class Child:
         seconds = time.perf_counter() - began
         tokens = tuple(seen.tokens)
         told = getattr(self.llm, "last_request", None)
+        cached = getattr(told, "cached", None)
         reply = Reply(
             text=self.spell(tokens),
             seconds=seconds,
@@ -213,7 +213,7 @@ class Child:
             prompt=seen.prompt,
             tokens=tokens,
             total=len(seen.prompt),
-            reported=_count(getattr(told, "cached", None)),
+            reported=None if cached is None else index(cached),  # of any integer type, as numpy's
             decoded=self._counter.take() if self._parallel == 1 else None,
             reason=getattr(told, "reason", None),
         )
@@ -277,34 +277,12 @@ class Child:
         return {
             "llama-cpp-python": str(llama_cpp.__version__),
             "llamahybrid": bindings.version("llamahybrid") or "",
-            "library": content(Path(self.library())),
+            "library": f"{Path(self.library()).name} ({loaded.engine_digest().hex()[:8]})",
         }
 
     def library(self) -> str:
         """Return the path of the loaded libllama; empty: unknown."""
         return str(getattr(llama_cpp.llama_cpp._lib, "_name", ""))
-
-
-def _count(told: Any) -> int | None:
-    """Return a number of any integer type, as numpy's. Raises TypeError for other types."""
-    return None if told is None else index(told)
-
-
-def content(library: Path) -> str:
-    """Return a libllama's file name and a digest of it and its ggml, which tells builds apart."""
-    parts = sorted({*library.parent.glob("*llama*"), *library.parent.glob("*ggml*")})
-    digest = xxhash.xxh3_64()
-    for path in parts:
-        if path.is_file():
-            size = path.stat().st_size
-            digest.update(f"{path.name}/{size}/".encode())
-            if size <= LARGE:
-                digest.update(path.read_bytes())
-    return f"{library.name} ({digest.hexdigest()[:8]})" if library.is_file() else library.name
-
-
-LARGE = 64 << 20
-"""Bytes beyond which a library is known by its name and size alone."""
 
 
 def resident(pid: int) -> int | None:
