@@ -207,23 +207,16 @@ def run(
 
     Raises TargetError.
     """
-    found: Sequence[Judged] = ()
-    scale = max(SHORTEST_SCRIPT, scale)
-    name, judgement = probe.workload.name, _unsuited(session, probe)
-    if judgement is None:
-        played = WorkloadRunner(session).converse(probe.workload, scale)
-        found = figures.judged(session, name, played, until=until)
-        judgement = probe.judge(found, bad)
-    requests = tuple(each.figures for each in found)
-    return WorkloadFigures(name, requests, verdicts=(Verdict(probe.name, *judgement),), scale=scale)
-
-
-def _unsuited(session: Session, probe: Probe) -> Judgement | None:
-    if probe.ids and not session.takes_tokens:
-        return "cannot tell", NO_TOKENS
-    if probe.script is salted and session.salts is False:
-        return "cannot tell", "the target has no salts"
-    return None
+    scale, name = max(SHORTEST_SCRIPT, scale), probe.workload.name
+    lacks = NO_TOKENS if probe.ids and not session.takes_tokens else ""
+    lacks = "the target has no salts" if probe.script is salted and session.salts is False else lacks
+    if lacks:
+        return WorkloadFigures(name, verdicts=(Verdict(probe.name, "cannot tell", lacks),), scale=scale)
+    found = figures.judged(
+        session, name, WorkloadRunner(session).converse(probe.workload, scale), until=until
+    )
+    requests, verdict = tuple(each.figures for each in found), Verdict(probe.name, *probe.judge(found, bad))
+    return WorkloadFigures(name, requests, verdicts=(verdict,), scale=scale)
 
 
 MEMORY = f"{PROBE}the same two prompts, over and over"

@@ -86,17 +86,14 @@ def judged(
             miss = explain(each, history, session.spell, sound)
         else:
             miss = explain_text(texts[index], texts[:index])
-        cached, decoded = reply.cached, reply.decoded
-        if decoded is None and reply.worked is not None and reply.tokens is not None:
-            decoded = reply.worked + max(0, len(reply.tokens) - 1)
         figures = RequestFigures(
             workload=name,
             chat=each.chat,
             turn=each.turn,
             total=reply.total,
             matched=matched,
-            cached=cached,
-            decoded=decoded,
+            cached=reply.cached,
+            decoded=reply.all_decoded,
             ttft=reply.ttft,
             seconds=reply.seconds,
             answer=same,

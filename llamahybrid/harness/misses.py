@@ -85,7 +85,7 @@ def _lost(
         said.append("it was there, and has been evicted or overwritten since")
     elif others := {each.chat for each in between} - {past.chat}:
         chats = "another chat" if len(others) == 1 else f"{len(others)} other chats"
-        said.append(f"it was not kept, or {chats} took its place")
+        said.append(f"{chats} took its place: it was not kept, or had been evicted")
     elif at < len(past.tokens):
         said.append("recurrent and windowed memories cannot go back there without a checkpoint")
     else:

@@ -63,6 +63,13 @@ class Reply:
         return None if self.worked is None else self.total - self.worked
 
     @property
+    def all_decoded(self) -> int | None:
+        """Decoded tokens of prompt and answer, by counters, else as reported."""
+        if self.decoded is not None or self.worked is None or self.tokens is None:
+            return self.decoded
+        return self.worked + max(0, len(self.tokens) - 1)
+
+    @property
     def cached(self) -> int | None:
         """Reused tokens as reported, else by counters."""
         return self.reused if self.reported is None else self.reported
