@@ -32,13 +32,30 @@ PARALLEL = (
     Workload("4 clients: four users each", four_users, bound=PARALLEL_BOUND, clients=4),
 )
 
-WORKLOADS: tuple[Workload, ...] = (
-    *(w for w in TOKEN_WORKLOADS if w.start is not long_prompt),
-    *CROWDS,
-    Workload("sub-agents", sub_agents),
-    *CHAT_WORKLOADS,
-    *CHAT_AGENTS,
-    *PARALLEL,
+FIRST = (
+    "thinking stripped",
+    "chat: thinking stripped",
+    "agent loop",
+    "edit a middle message",
+    "4 clients: thinking stripped",
+    "chat: tools and pages",
+    "four users",
+    "mid-generation",
+)
+"""Workloads that differ most; they come first, because a limited time may end before the others."""
+
+WORKLOADS: tuple[Workload, ...] = tuple(
+    sorted(
+        (
+            *(w for w in TOKEN_WORKLOADS if w.start is not long_prompt),
+            *CROWDS,
+            Workload("sub-agents", sub_agents),
+            *CHAT_WORKLOADS,
+            *CHAT_AGENTS,
+            *PARALLEL,
+        ),
+        key=lambda each: FIRST.index(each.name) if each.name in FIRST else len(FIRST),
+    )
 )
 
 
@@ -129,10 +146,6 @@ def model_file(name: str, path: Path, gpu_layers: int = 0, threads: int | None =
     return ModelFile(name, path, threads_too, ["-t", str(n), *server])
 
 
-MEMORY_SHARE = 0.1
-"""Of a target's time, for the requests between which its memory is measured."""
-
-
 @dataclass
 class Check(Run):
     """A run of directed probes and workloads on targets and models."""
@@ -196,4 +209,4 @@ def _probed(session: Session, plan: Plan, say: Say, probe: directed.Probe, bad: 
 
 
 def _memory(session: Session, plan: Plan, say: Say) -> WorkloadFigures:
-    return directed.memory(session, plan.share(directed.memory_cost(1.0, 1.0), MEMORY_SHARE))
+    return directed.memory(session, plan.scale)

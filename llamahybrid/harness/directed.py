@@ -228,26 +228,32 @@ LEAST_WARM, LEAST_SCALE = 4, 0.25
 """The shortest measurement."""
 
 
-def memory_cost(scale: float, share: float = 0.0) -> Cost:
-    """Return the cost of a share of these requests, at any scale of workloads, where nothing is reused."""
-    requests = max((1 + ROUNDS) * LEAST_WARM, share * (WARM + ROUNDS * COUNTED))
-    return Cost(round(requests * MEMORY_PROMPT * max(LEAST_SCALE, share)), round(2 * requests), False)
+def _memory_requests(scale: float) -> tuple[int, int]:
+    """Return the requests before memory is measured, and between two measurements."""
+    return max(LEAST_WARM, round(WARM * scale)), max(LEAST_WARM, round(COUNTED * scale))
 
 
-def memory(session: Session, share: float = 1.0) -> WorkloadFigures:
+def memory_cost(scale: float) -> Cost:
+    """Return the cost of these requests, in workloads of this length, where nothing is reused."""
+    warm, counted = _memory_requests(scale)
+    requests = warm + ROUNDS * counted
+    return Cost(round(requests * MEMORY_PROMPT * max(LEAST_SCALE, scale)), 2 * requests, compared=False)
+
+
+def memory(session: Session, scale: float = 1.0) -> WorkloadFigures:
     """Measure memory during two prompts in turn, which give it no reason to grow.
 
-    The median of several measurements counts, because an allocator takes pages by chance.
-    `share` of the requests are made, and of the prompts' length. Raises TargetError.
+    The median of several measurements counts, because an allocator takes pages by chance. `scale`: of the
+    number of requests, and of the prompts' length. Raises TargetError.
     """
     name, vocabulary = "memory-flat", session.vocabulary
     first, state = session.resident(), session.state_bytes
     if first is None or state is None or vocabulary is None:
         untold = Verdict(name, "cannot tell", "its memory, or a state's size, is not told")
         return WorkloadFigures(MEMORY, verdicts=(untold,))
-    speech = Speech(vocabulary, scale=max(LEAST_SCALE, share))
+    speech = Speech(vocabulary, scale=max(LEAST_SCALE, scale))
     prompts = speech.words(MEMORY_PROMPT), speech.words(MEMORY_PROMPT)
-    warm, counted = (max(LEAST_WARM, round(n * share)) for n in (WARM, COUNTED))
+    warm, counted = _memory_requests(scale)
 
     def say(count: int) -> None:
         for number in range(count):

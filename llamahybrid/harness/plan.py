@@ -1,9 +1,9 @@
-"""Length of workloads for a given time, and the share of the time that each of them gets.
+"""Length of workloads for a given time, and what is left out or cut short if it is not enough.
 
 A model's speed is measured by a few short requests. The cost of each script and workload is known from a
 conversation with made-up answers: every prompt decoded from its beginning, and every answer. All targets of a
-model get the same lengths. Each step gets a share of the time that is left in proportion to its cost, so that
-what reuse saves, and what is slower than expected, is shared by all that follow.
+model get the same lengths; how long the latest steps took decides what is begun. A step that does not fit is
+cut short, if at least its first requests fit.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ SCALES = (1.0, 0.5, 0.25, 0.125)
 MEASURING = 0.1
 """Share of the time in which the speed is measured."""
 
-LATEST = 1.25
-"""Time after which a request that still runs is given up, as a share of the whole."""
+COMPARING, LATEST = 1.15, 1.25
+"""Time after which no answer is compared, and after which requests are given up, as shares of the whole."""
 
 SHORTEST, LONGEST = 6, 96
 """Words of the prompts by which the speed is measured."""
@@ -75,13 +75,11 @@ class Plan:
     speed: Speed | None = None
     opening: float = 0.0
     """Seconds in which the model was opened last."""
-    left: float = 0.0
-    """Expected seconds of all steps that have not begun."""
     ask_until: float | None = field(default=None, init=False)
     """When no request of the running step begins any more, by `time.monotonic`."""
-    compare_until: float | None = field(default=None, init=False)
-    """When no answer of the running step is compared any more."""
     _began: float = field(default_factory=lambda: time.monotonic(), init=False)
+    _taken: float = field(default=0.0, init=False)
+    _expected: float = field(default=0.0, init=False)
 
     @property
     def until(self) -> float | None:
@@ -89,37 +87,39 @@ class Plan:
         return None if self.seconds is None else self._began + self.seconds
 
     @property
+    def compare_until(self) -> float | None:
+        """When no answer is compared any more."""
+        return None if self.seconds is None else self._began + COMPARING * self.seconds
+
+    @property
     def gives_up(self) -> float | None:
         """When a request that still runs is given up, and with it the verdicts of its workload."""
         return None if self.seconds is None else self._began + LATEST * self.seconds
 
     def needed(self, cost: Cost) -> float:
-        """Return the seconds for a step; 0: not known."""
-        return 0.0 if self.speed is None else self.opening + self.speed.seconds(cost)
+        """Return the seconds for a step, by the speed of the latest ones; 0: not known."""
+        if self.speed is None:
+            return 0.0
+        pace = self._taken / self._expected if self._expected else 1.0
+        return self.opening + pace * self.speed.seconds(cost)
 
-    def lacks(self, cost: Cost) -> str:
-        """Return the reason why a step cannot begin; empty: at least its first requests fit."""
-        left = float("inf") if self.until is None else self.until - time.monotonic()
+    def begin(self, cost: Cost) -> str:
+        """Set `ask_until` for a step; return the reason why not even its first requests fit, else nothing."""
+        if self.until is None or self.speed is None:
+            return ""
+        now, needed = time.monotonic(), self.needed(cost)
+        left, least = self.until - now, cost.least * needed
+        asking = 1 / (1 + self.speed.comparing * cost.compared)
+        self.ask_until = self.until if needed <= left else now + asking * max(0.0, left)
         if left < 0:
             return LATE
-        least = self.needed(cost) * cost.least
         return f"it needs about {least:.0f} s, more than is left (see --minutes)" if least > left else ""
 
-    def begin(self, cost: Cost) -> None:
-        """Give the next step its share of the time that is left."""
-        if self.until is None or self.speed is None:
-            return
-        needed, now = self.needed(cost), time.monotonic()
-        share = max(0.0, self.until - now) * min(1.0, needed / max(self.left, needed, 1e-9))
-        self.left -= needed
-        self.ask_until = now + share / (1 + self.speed.comparing * cost.compared)
-        self.compare_until = now + share
-
-    def share(self, cost: Cost, of: float) -> float:
-        """Return the share of something that can be done in a share `of` the time; at most 1."""
-        if self.seconds is None or self.speed is None:
-            return 1.0
-        return min(1.0, of * self.seconds / self.speed.seconds(cost))
+    def took(self, seconds: float, cost: Cost) -> None:
+        """Note how long a step took; it counts half as much as the next one, because load changes."""
+        if self.speed is not None:
+            self._taken = self._taken / 2 + seconds
+            self._expected = self._expected / 2 + self.speed.seconds(cost)
 
 
 LATE = "the time was over (see --minutes)"

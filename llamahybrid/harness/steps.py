@@ -185,8 +185,7 @@ class Run(ABC):
         if plan.seconds is not None and plan.speed is None:
             self._measure(step, part, plan)
         cost, target = step.cost(plan.scale), step.target
-        plan.begin(cost)
-        if (why := plan.lacks(cost)) and not step.always:
+        if (why := plan.begin(cost)) and not step.always:
             self._put(step, left_out(step.name, why, step.bound))
             return
         self._say(step, step.about or step.name)
@@ -194,12 +193,15 @@ class Run(ABC):
         began = time.monotonic()
         try:
             with target.open(step.model, step.shape) as session:
-                plan.opening = time.monotonic() - began
+                opened = time.monotonic()
+                plan.opening = opened - began
                 if (unfit := step.unsuited(session)) is not None:
                     if unfit:
                         self._put(step, left_out(step.name, unfit, step.bound))
                     return
                 self._put(step, step.play(session, plan, lambda text: self._say(step, text)))
+                if plan.ask_until == plan.until:  # it was not cut short
+                    plan.took(time.monotonic() - opened, cost)
         except LlamaHybridError as error:
             if target.until is None or time.monotonic() < target.until:
                 raise
@@ -232,7 +234,6 @@ class Run(ABC):
 
             self._speeds[name] = speed, fitting(needed, plan.seconds - (time.monotonic() - began))
         plan.speed, plan.scale = self._speeds[name]
-        plan.left = sum(plan.needed(each.cost(plan.scale)) for each in part)
 
     def _put(self, step: Step, figures: WorkloadFigures) -> None:
         """Add a workload or replace it; with several models its name begins with the model's."""

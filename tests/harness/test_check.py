@@ -12,7 +12,7 @@ import pytest
 from llamahybrid.errors import EngineError, TargetError
 from llamahybrid.harness.check import Check, busy_share, idle_cores, models
 from llamahybrid.harness.conversation import Request
-from llamahybrid.harness.plan import LATEST
+from llamahybrid.harness.plan import COMPARING, LATEST
 from llamahybrid.harness.report import PROBE, Report, Sameness, TargetFigures, Verdict
 from llamahybrid.harness.targets.base import ModelFile, Reply, Session, Shape, Target
 from llamahybrid.harness.workloads.tokens import Workload, exact_append, regenerate
@@ -137,7 +137,7 @@ def test_verdicts_before_a_comparison_that_took_too_long_are_kept(monkeypatch: p
     def sameness(session: Session, request: Request, reply: Reply) -> tuple[Sameness, str]:
         compared.append(reply.text)
         if len(compared) > 1:  # it begins in time and ends long after it
-            now[0] = began + 60 * 9 * (0.3 + 0.7 * LATEST)
+            now[0] = began + 60 * 9 * (COMPARING + LATEST) / 2
             if target.until is not None and now[0] > target.until:
                 raise TargetError("no answer")
         return "different", "another text"

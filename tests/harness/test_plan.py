@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -39,28 +40,28 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return standing
 
 
-def test_workload_begins_if_its_first_requests_fit() -> None:
+def test_workload_begins_if_its_first_requests_fit(clock: SimpleNamespace) -> None:
     speed, cost = Speed(100.0, 100.0, comparing=0.5), Cost(900, 100, least=0.5)
-    assert not Plan().lacks(cost)
-    assert not Plan(8.0, speed=speed).lacks(cost), "15 s for all of it, 7.5 s for its first half"
-    assert "it needs about 8 s" in Plan(7.0, speed=speed).lacks(cost)
-    assert not Plan(6.0, speed=speed).lacks(Cost(900, 100, compared=False, least=0.5))
-    assert Plan(8.0, speed=speed, opening=2.0).lacks(cost)
-    assert "the time was over" in Plan(-1.0, speed=speed).lacks(cost)
+
+    def begun(seconds: float, cost: Cost = cost, opening: float = 0.0) -> tuple[str, float | None]:
+        plan = Plan(seconds, speed=speed, opening=opening)
+        return plan.begin(cost), plan.ask_until
+
+    assert Plan().begin(cost) == ""
+    assert begun(15.0) == ("", clock.now + 15.0)
+    assert begun(9.0) == ("", clock.now + 6.0), "cut short, so that a third is left for comparisons"
+    assert "it needs about 8 s" in begun(7.0)[0]
+    assert begun(7.0, replace(cost, compared=False)) == ("", clock.now + 7.0)
+    assert begun(9.0, opening=4.0)[0]
+    assert "the time was over" in begun(-1.0)[0]
 
 
-def test_time_that_a_step_leaves_is_shared_by_those_that_follow(clock: SimpleNamespace) -> None:
-    one, two = Cost(100, 0), Cost(300, 0)
-    plan = Plan(40.0, speed=Speed(10.0, 10.0), left=80.0)
-    plan.begin(one)
-    assert (plan.ask_until, plan.compare_until) == (1005.0, 1010.0), "a quarter, half of it for comparisons"
-    clock.now += 2  # most of it was reused
-    plan.begin(two)
-    assert (plan.ask_until, plan.compare_until) == (1021.0, 1040.0)
-    clock.now += 50
-    plan.begin(two)
-    assert plan.compare_until == clock.now, "the time is over"
-    assert plan.share(Cost(600, 0), 0.15) == 0.05
+def test_plan_learns_from_the_latest_steps_how_long_things_take() -> None:
+    plan, cost = Plan(60.0, speed=Speed(100.0, 100.0, comparing=0.0), opening=1.0), Cost(900, 100)
+    plan.took(5.0, cost)
+    assert plan.needed(cost) == 6.0, "half of the work was reused"
+    plan.took(35.0, cost)
+    assert plan.needed(cost) == 26.0, "then the machine was busy"
 
 
 def test_time_of_comparisons_is_measured(clock: SimpleNamespace) -> None:
