@@ -60,7 +60,7 @@ def test_page_begins_with_the_verdicts_and_names_faults() -> None:
     order = [
         "1 of 3 targets without a fault; 1 with faults; 1 did not run to the end.",
         "not so: answers as a context that reused nothing",
-        "not so: safe from the hazards of the native memory, in 1 of 2 hazards. There: x:",
+        "not so: safe from the hazards of the native memory in 1 of 2 hazards. There: x:",
         "Faults (2)",
         "none",
         "Side by side",
@@ -98,7 +98,7 @@ def test_markdown_has_a_table_and_keeps_hostile_text_as_text() -> None:
     text = markdown(
         report(target("ours", workload("a | b", 5, requests=requests, ratio=1.234), error="died"))
     )
-    assert "| a \\| b | 300 | 300 | 1.23 | same | ✅ |" in text
+    assert "|---|---:|---:|---:|---|---|\n| a \\| b | 300 | 300 | 1.23 | same | ✅ |\n" in text
     assert "\n- 5 requests alike, the first of them chat, chat 0, turn 1: reason 0\n" in text
     text = markdown(report(target(said, workload(said, requests=(request(miss=said, chat=said),)))))
     assert "<img" not in text.replace("\\<img", "")

@@ -35,7 +35,6 @@ PROPERTIES: Mapping[str, str] = {
     "exact": "answers as a context that reused nothing",
     "reports-what-it-reused": "reports reused tokens correctly",
     "memory-flat": "memory does not grow from request to request",
-    "runs": "runs",
     "hits": "reuses a prompt that goes on",
     "restores-a-prefix": "restores prefixes of the prompt only",
     "cuts-the-tail": "answers correctly after a long cut",
@@ -160,10 +159,13 @@ def findings(target: TargetFigures) -> list[Finding]:
         if name == HAZARD and worst != "bad":  # a hazard may not apply
             worst = overall(verdict for _, verdict in pairs)
         of_worst = [pair for pair in pairs if pair[1].outcome == worst]
-        text = f"{_NOT[worst]}{PROPERTIES.get(name, name)}{_totals(target, name)}"
-        if len(of_worst) < len(pairs):
-            noun = "hazard" if name == HAZARD else "workload"
-            text += f", in {len(of_worst)} of {_number(len(pairs), noun)}"
+        number = _number(len(pairs), "hazard" if name == HAZARD else "workload")
+        text = f"{_NOT[worst]}{PROPERTIES.get(name, name)}"
+        if name == "runs":
+            text = f"{number} did not run"
+        elif len(of_worst) < len(pairs):
+            text += f" in {len(of_worst)} of {number}"
+        text += _totals(target, name)
         where, first = of_worst[0]
         if worst != "ok" and first.detail:
             detail = first.detail.partition("\n")[0].removeprefix(NOT_RUN)
@@ -239,7 +241,9 @@ def answers(requests: Sequence[RequestFigures]) -> str:
         return UNTOLD if found["unknown"] == len(requests) else f"{found['unknown']} untold"
     if found["tie"]:
         return f"{found['tie']} tied"
-    return "same" if found["same"] else UNTOLD
+    if found["not compared"]:
+        return f"{found['same']} same" if found["same"] else UNTOLD
+    return "same" if requests else UNTOLD
 
 
 def _hazards(target: TargetFigures) -> Table:
