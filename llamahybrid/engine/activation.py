@@ -101,7 +101,9 @@ def _check(folder: Path) -> None:
 
     engine = installed.owner(folder)
     if engine is None:
-        libraries.require_loadable(folder)
+        for path in sorted(path for path in folder.glob("*.so") if path.is_file()):
+            if libraries.cut_short(path):
+                raise EngineError(f"{path} is cut short: copy or build it again")
         return
     if damage := engine.damage():
         raise EngineError(f"{damage}: run `llamahybrid engine build` again")

@@ -7,6 +7,7 @@ backends are found by names of files: llama-cpp-python builds each as a library 
 from __future__ import annotations
 
 import re
+import struct
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -53,9 +54,9 @@ def how_to_build(names: Iterable[str]) -> str:
 
 
 def require_loadable(folder: Path) -> None:
-    """Load a libllama in a process of its own, which a truncated one would end.
+    """Load a libllama in a process of its own, to see that it works.
 
-    A missing library of the system, such as a GPU's driver or cuBLAS, is no fault of the library.
+    A missing library of the system, such as a GPU's driver or cuBLAS, is no fault of the build.
 
     Raises:
         EngineError: it cannot be loaded.
@@ -72,6 +73,21 @@ def require_loadable(folder: Path) -> None:
         return
     reason = run.stderr.strip() or f"it ended its process ({run.returncode})"
     raise EngineError(f"the libllama in {folder} cannot be loaded: {reason}")
+
+
+def cut_short(path: Path) -> bool:
+    """Tell whether an ELF library is truncated: loading it would end the process. Raises OSError.
+
+    The section table is at the end of the file (System V ABI, chapter 4; 64 bits, little-endian).
+    """
+    with path.open("rb") as file:
+        header = file.read(64)
+    if header[:6] != b"\x7fELF\x02\x01":
+        return False
+    if len(header) < 64:
+        return True
+    (start,), (size, count) = struct.unpack_from("<Q", header, 40), struct.unpack_from("<HH", header, 58)
+    return bool(path.stat().st_size < start + size * count)
 
 
 def _files(folder: Path) -> list[Path]:

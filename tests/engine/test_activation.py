@@ -112,4 +112,4 @@ def test_truncated_library_is_an_error_not_a_crash(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("LLAMAHYBRID_ENGINE", str(tmp_path))
     run = child("import llamahybrid; from llamahybrid import Llama")
     assert run.returncode == 1
-    assert f"the libllama in {tmp_path} cannot be loaded" in run.stderr.splitlines()[-1]
+    assert run.stderr.rstrip().endswith("is cut short: copy or build it again")

@@ -37,3 +37,9 @@ def test_a_build_that_lacks_a_part_of_itself_is_refused(tmp_path: Path, part: st
     shared(tmp_path / "lib" / "libllama.so", "void part(void); void use(void){part();}", str(stub))
     with pytest.raises(EngineError, match=part):
         libraries.require_loadable(tmp_path / "lib")
+
+
+@pytest.mark.parametrize("content", [b"\x7fELF\x02\x01", b"\x7fELF\x02\x01" + bytes(50)])
+def test_a_header_alone_is_cut_short(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "libx.so").write_bytes(content)
+    assert libraries.cut_short(tmp_path / "libx.so")
