@@ -61,7 +61,7 @@ def scratch(parent: Path, name: str = "") -> Iterator[Path]:
 def locked_build_dir(home: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[Path]:
     """A private folder to build `home` in, under a lock between processes.
 
-    After a wait `home` may exist: look again. Folders that killed processes left of it are removed first.
+    After a wait `home` may exist: look again. Folders that killed processes left are removed first.
 
     Args:
         home: the final place.
@@ -78,8 +78,7 @@ def locked_build_dir(home: Path, waiting: Callable[[], None] = lambda: None) -> 
             waiting()
             lock.acquire()
         try:
-            for left in folder(home.parent).glob(f"{_PART}{home.name}-*"):  # of a killed process
-                shutil.rmtree(left, ignore_errors=True)
+            _remove_leftovers(home)
             with scratch(home.parent, home.name) as part:
                 yield part
         finally:
@@ -124,3 +123,14 @@ def _lock(home: Path) -> FileLock:
     machine removes that of a killed one.
     """
     return FileLock(folder(home.parents[1] / "locks") / f"{home.parent.name}-{home.name}.lock")
+
+
+def _remove_leftovers(home: Path) -> None:
+    """Remove build folders beside `home` whose processes are dead; the caller holds the lock of `home`."""
+    for part in folder(home.parent).glob(f"{_PART}*-*"):
+        name = part.name.removeprefix(_PART).rpartition("-")[0]
+        if name == home.name:
+            shutil.rmtree(part, ignore_errors=True)
+        elif name:
+            with contextlib.suppress(Timeout), _lock(home.with_name(name)).acquire(timeout=0):
+                shutil.rmtree(part, ignore_errors=True)
