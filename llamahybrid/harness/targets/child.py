@@ -128,6 +128,7 @@ class Child:
         self._counter.take()
         self._whole.take()
         return {
+            "pid": os.getpid(),
             "parallel": self._parallel,
             "template": "tokenizer.chat_template" in self.llm.metadata,
             "salts": self._salts(),
@@ -268,10 +269,6 @@ class Child:
         """Return the tokens decoded since the last call."""
         return self._whole.take()
 
-    def resident(self) -> int | None:
-        """Return the resident bytes of this process."""
-        return resident(os.getpid())
-
     def versions(self) -> dict[str, str]:
         """Return the versions of the packages and the engine that run here."""
         return {
@@ -283,15 +280,6 @@ class Child:
     def library(self) -> str:
         """Return the path of the loaded libllama; empty: unknown."""
         return str(getattr(llama_cpp.llama_cpp._lib, "_name", ""))
-
-
-def resident(pid: int) -> int | None:
-    """Return the resident bytes of a process; None: unknown on this system."""
-    statm = Path(f"/proc/{pid}/statm")
-    try:
-        return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError, AttributeError, ValueError):
-        return None
 
 
 def main() -> None:
