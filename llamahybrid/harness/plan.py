@@ -97,10 +97,15 @@ class Plan:
         return None if self.seconds is None else self._began + LATEST * self.seconds
 
     def needed(self, cost: Cost) -> float:
-        """Return the seconds for a step, by the speed of the latest ones; 0: not known."""
-        if self.speed is None:
+        """Return the seconds for a step, by the speed of the latest ones; 0: not known.
+
+        The measured speed counts as much as the time for its measurement, or one short step with a pause of
+        the machine in it would exclude all others.
+        """
+        if self.speed is None or self.seconds is None:
             return 0.0
-        pace = self._taken / self._expected if self._expected else 1.0
+        sure = MEASURING * self.seconds + 1e-9
+        pace = (sure + self._taken) / (sure + self._expected)
         return self.opening + pace * self.speed.seconds(cost)
 
     def begin(self, cost: Cost) -> str:

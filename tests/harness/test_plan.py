@@ -57,11 +57,17 @@ def test_workload_begins_if_its_first_requests_fit(clock: SimpleNamespace) -> No
 
 
 def test_plan_learns_from_the_latest_steps_how_long_things_take() -> None:
-    plan, cost = Plan(60.0, speed=Speed(100.0, 100.0, comparing=0.0), opening=1.0), Cost(900, 100)
+    plan, cost = Plan(10.0, speed=Speed(100.0, 100.0, comparing=0.0), opening=1.0), Cost(900, 100)
     plan.took(5.0, cost)
-    assert plan.needed(cost) == 6.0, "half of the work was reused"
+    assert plan.needed(cost) == pytest.approx(1 + 10 * 6 / 11), "half of the work was reused"
     plan.took(35.0, cost)
-    assert plan.needed(cost) == 26.0, "then the machine was busy"
+    assert plan.needed(cost) == pytest.approx(1 + 10 * 38.5 / 16), "then the machine was busy"
+
+
+def test_pause_in_a_short_step_excludes_no_others() -> None:
+    plan = Plan(60.0, speed=Speed(100.0, 100.0, comparing=0.0))
+    plan.took(8.0, Cost(10, 0))  # eighty times as long as expected
+    assert plan.needed(Cost(900, 100)) < 25
 
 
 def test_time_of_comparisons_is_measured(clock: SimpleNamespace) -> None:
