@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
 from operator import index
@@ -271,10 +272,13 @@ class Child:
 
     def versions(self) -> dict[str, str]:
         """Return the versions of the packages and the engine that run here."""
+        library = Path(self.library()).name
+        with suppress(OSError):  # one of its files was replaced since
+            library += f" ({loaded.engine_digest().hex()[:8]})"
         return {
             "llama-cpp-python": str(llama_cpp.__version__),
             "llamahybrid": bindings.version("llamahybrid") or "",
-            "library": f"{Path(self.library()).name} ({loaded.engine_digest().hex()[:8]})",
+            "library": library,
         }
 
     def library(self) -> str:
