@@ -10,8 +10,8 @@ from typing import Any
 
 from llamahybrid.capi.shim import Stop
 from llamahybrid.core.answering import come_back, end, preempt
-from llamahybrid.core.request import Decode, Reader, Reply, Request, Task
-from llamahybrid.core.scheduler import Admission, Scheduler, Waiting
+from llamahybrid.core.request import Decode, Reader, Reply, Request, Steps, Task
+from llamahybrid.core.scheduler import Scheduler, Waiting
 from llamahybrid.core.slot import SequenceChanged, Slot
 from llamahybrid.core.slots import Slots
 from llamahybrid.errors import DecodeError, ModelClosed, RequestCancelled
@@ -151,7 +151,6 @@ class Tasks:
     def __init__(
         self,
         slots: Slots,
-        admission: Admission,
         shared: SharedContext,
         scheduler: Scheduler,
         cancelled: Callable[[], BaseException],
@@ -160,7 +159,7 @@ class Tasks:
         """`cancelled()`: the error of a cancelled request; `report` is called with each finished request."""
         self.batches = StoppableBatches(slots)
         self.nested = NestedRequests(slots, self.batches, cancelled)
-        self._admission = admission
+        self._slots = slots
         self._shared = shared
         self._scheduler = scheduler
         self._cancelled = cancelled
@@ -172,49 +171,36 @@ class Tasks:
         if request.cancelled:
             self.fail(task, self._cancelled())
             return
-        self._admission.running = request
+        self._slots.running = request
         try:
-            if request.parked:
-                task.return_steps = come_back(slot)
-            elif task.steps is None:
-                task.steps = task.begin(slot)
+            if task.steps is None:
+                task.steps = self._return(task, slot) if request.parked else task.begin(slot)
         except BaseException as error:
             self.fail(task, error)
             return
-        if task.return_steps is not None or isinstance(task.steps, Generator):
+        if isinstance(task.steps, Generator):
             self.advance(task, None)
         else:
             self._finish(task, task.steps)
 
-    def _came_back(self, task: Task) -> None:
-        """Continue, or begin, the task of a preempted request whose sequence is restored."""
-        request, slot = task.request, task.request.slot
-        assert slot is not None, "it has just come back to it"
-        task.return_steps, request.parked = None, False
-        if request.known is not None and request.known.forgotten:
-            slot.runner.stop_storing()
-        request.known = None
-        self.start(task, slot) if task.steps is None else self.advance(task, None)
+    def _return(self, task: Task, slot: Slot) -> Steps[Any]:
+        """Restore the sequence of a preempted request, and begin a task of it."""
+        yield from come_back(slot)
+        steps = task.begin(slot)
+        return (yield from steps) if isinstance(steps, Generator) else steps
 
     def advance(self, task: Task, count: int | None, error: BaseException | None = None) -> None:
         """Continue a task with the number of tokens that were decoded, or with an error."""
-        steps = task.steps if task.return_steps is None else task.return_steps
-        back = result = None
-        self._admission.running = task.request
+        self._slots.running = task.request
         try:
-            task.wanted = steps.send(count) if error is None else steps.throw(error)
-            if isinstance(task.wanted, Reader):
-                task.request.asks()  # the time of its reader begins
-            return
+            task.wanted = task.steps.send(count) if error is None else task.steps.throw(error)
         except StopIteration as stop:
-            back, result = task.return_steps is not None, stop.value
+            self._finish(task, stop.value)
         except BaseException as raised:
             self.fail(task, raised)
-            return
-        if back:
-            self._came_back(task)
         else:
-            self._finish(task, result)
+            if isinstance(task.wanted, Reader):
+                task.request.asks()  # the time of its reader begins
 
     # -- decoding ----------------------------------------------------------------------------------
 
@@ -282,11 +268,10 @@ class Tasks:
     def drop(self, request: Request) -> None:
         """Give up the task of a request, without a reply."""
         task, request.task = request.task, None
-        for steps in () if task is None else (task.return_steps, task.steps):
-            if isinstance(steps, Generator):
-                with contextlib.suppress(Exception):
-                    steps.close()
-        self._admission.drop(request)
+        if task is not None and isinstance(task.steps, Generator):
+            with contextlib.suppress(Exception):
+                task.steps.close()
+        self._slots.drop(request)
 
     def _finish(self, task: Task, result: Any) -> None:
         self._over(task.request)
@@ -298,7 +283,7 @@ class Tasks:
         if request.whole:
             self.nested.leave()
         if request.progress is None:  # a single operation: the slot is not needed any more
-            self._admission.leave(request)
+            self._slots.leave(request)
 
     def end(self, request: Request, reply: Reply | None) -> None:
         """End a request: keep its progress, release its slot, report it."""
@@ -307,7 +292,7 @@ class Tasks:
             request.over = True
             self.drop(request)
             try:
-                self._admission.running = request
+                self._slots.running = request
                 if request.slot is not None:
                     end(request.slot, request)
             except Exception as raised:
@@ -315,8 +300,8 @@ class Tasks:
             finally:
                 if request.slot is not None:
                     request.view.keep_rows(False)
-                self._admission.leave(request)
-                self._admission.running = None
+                self._slots.leave(request)
+                self._slots.running = None
             try:
                 self._report(request)
             except BaseException as raised:
