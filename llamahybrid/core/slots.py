@@ -220,7 +220,7 @@ class Slots:
                 self.running = victim
                 self._park(victim)
             self.running = request
-            slot = self._best(request)
+            slot = self.best(request)
             self._give(slot, request)
         except BaseException as error:
             return error
@@ -248,7 +248,7 @@ class Slots:
         switch = costs.snapshot_seconds + costs.restore_seconds + tokens * costs.segment_seconds
         return max(PATIENCE, PATIENT_SWITCHES * switch)
 
-    def _best(self, request: Request) -> Slot:
+    def best(self, request: Request) -> Slot:
         """The free slot from which most of a request's prompt can be resumed."""
         free, salt = self.free(), request.salt
         prompt = request.prompt

@@ -18,7 +18,7 @@ def set_wait(llm: Any, wait: bool | float) -> None:
 
 def waiting(llm: Any) -> int:
     """Requests that wait for a slot."""
-    return len(llm.requests.loop.admission.waiting)
+    return len(llm.requests.loop.slots.waiting)
 
 
 def posted(llm: Any) -> int:
