@@ -218,42 +218,40 @@ class Tasks:
             ready = False  # an advanced task may have had all buffers zeroed: choose again
         if not ready:
             return
-        clock = time.perf_counter()
-        if len(batch) == 1:
-            self._decode_alone(batch, clock)
-            return
+        clock, several = time.perf_counter(), len(batch) > 1
+        faults: list[str | None] = [None]
         try:
-            faults = self._shared.decode_parts([wanted.part for _, wanted in batch])
-        except BaseException as error:  # decoded alone, only the faulty one fails
-            logger.info("a batch of several requests failed (%s): each goes on alone", error)
-            for task, _ in batch:
-                task.alone = True
-                self.advance(task, None, SequenceChanged("a batch of several requests failed"))
+            if not several and wanted.prompt:
+                self.batches.decode(task.request, wanted)
+            else:
+                faults = self._shared.decode_parts([each.part for _, each in batch])
+        except BaseException as error:
+            self._failed(batch, error)
             return
         self._scheduler.took(batch, time.perf_counter() - clock)
         for (task, wanted), fault in zip(batch, faults, strict=True):
             state, lost = wanted.live.state, None
             if fault is not None:
-                lost = SequenceChanged(f"memory has a fault after a decode: {fault}")
-            elif state.is_invalid or state.n != wanted.position + wanted.count:
+                why = f"context memory is wrong after a decode: {fault}"
+                lost = SequenceChanged(why) if several else DecodeError(0, why)
+            elif several and (state.is_invalid or state.n != wanted.position + wanted.count):
                 # A task before it had the buffers zeroed; its next batch would begin somewhere else.
                 lost = SequenceChanged("another request had the memory zeroed")
             task.alone = fault is not None
             self.advance(task, wanted.count, lost)
 
-    def _decode_alone(self, batch: Sequence[Waiting], clock: float) -> None:
-        ((task, wanted),) = batch
-        error: BaseException | None = None
-        try:
-            self.batches.decode(task.request, wanted)
-        except BaseException as raised:
-            error = raised
-            if isinstance(raised, DecodeError) and raised.code == ABORTED and task.request.cancelled:
-                error = self._cancelled()
-        else:
-            task.alone = False
-            self._scheduler.took(batch, time.perf_counter() - clock)
-        self.advance(task, wanted.count, error)
+    def _failed(self, batch: Sequence[Waiting], error: BaseException) -> None:
+        """Continue the tasks of a failed batch; several go on alone, so that one fails at most."""
+        if len(batch) > 1:
+            logger.info("a batch of several requests failed (%s): each goes on alone", error)
+        for task, _ in batch:
+            if len(batch) > 1:
+                task.alone = True
+                self.advance(task, None, SequenceChanged("a batch of several requests failed"))
+            elif isinstance(error, DecodeError) and error.code == ABORTED and task.request.cancelled:
+                self.advance(task, None, self._cancelled())
+            else:
+                self.advance(task, None, error)
 
     # -- the end -----------------------------------------------------------------------------------
 
