@@ -21,8 +21,8 @@ from llamahybrid.core.slots import Slots
 from llamahybrid.errors import Busy
 from llamahybrid.memory.costs import CostMeter
 from llamahybrid.prompt_cache.base import Tokens
-from llamahybrid.prompt_cache.ladder import MIN_SPACING
 from llamahybrid.prompt_cache.nodes import common_prefix
+from llamahybrid.prompt_cache.placement import MIN_SPACING
 
 PATIENCE = 0.02
 """Shortest absence of a reader, in seconds, after which its request may be preempted;"""

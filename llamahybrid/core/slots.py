@@ -12,7 +12,7 @@ from llamahybrid.core.request import Decode, Request, Task
 from llamahybrid.core.runner import Runner
 from llamahybrid.core.slot import Slot
 from llamahybrid.prompt_cache.base import LiveState, Tokens
-from llamahybrid.prompt_cache.ladder import MIN_SPACING
+from llamahybrid.prompt_cache.placement import MIN_SPACING
 
 logger = logging.getLogger("llamahybrid")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from llamahybrid.prompt_cache.base import Costs, LiveView, Tokens
-from llamahybrid.prompt_cache.ladder import MIN_SPACING
+from llamahybrid.prompt_cache.blocks import Seen
 from llamahybrid.prompt_cache.nodes import common_prefix
-from llamahybrid.prompt_cache.seen import Seen
+from llamahybrid.prompt_cache.placement import MIN_SPACING
 from llamahybrid.prompt_cache.store import RamStore
 from llamahybrid.prompt_cache.tier import Tier
 

@@ -23,9 +23,8 @@ from llamahybrid.prompt_cache.base import (
     Source,
     Tokens,
 )
-from llamahybrid.prompt_cache.ladder import MIN_SPACING
 from llamahybrid.prompt_cache.nodes import Entry, Match, common_prefix
-from llamahybrid.prompt_cache.placement import prefill_cuts
+from llamahybrid.prompt_cache.placement import MIN_SPACING, prefill_cuts
 
 UNMEASURED = Costs()
 
@@ -282,8 +281,3 @@ def plan_request(
         segments=attention.up_to(cached) if choice.loads(live_lcp, view) else (),
         live_kept=attention.live_kept,
     )
-
-
-def unplanned(total: int) -> Plan:
-    """The plan of a prompt that is decoded from its first token on."""
-    return Plan(total=total, matched=0, cached=0, source="none", checkpoint=None, logits=None)

@@ -22,12 +22,11 @@ from typing import ParamSpec, TypeAlias, TypeVar
 
 from llamahybrid.prompt_cache.base import Loaded, Outside, Splitter, Tokens
 from llamahybrid.prompt_cache.block_store import BlockStore, Busy, Rows
-from llamahybrid.prompt_cache.blocks import Item, digest_at
+from llamahybrid.prompt_cache.blocks import Item, Offer, Seen, digest_at
 from llamahybrid.prompt_cache.breaker import Breaker, ReadCosts
 from llamahybrid.prompt_cache.disk import LOCK_SECONDS
 from llamahybrid.prompt_cache.loading import Counts, Loader
 from llamahybrid.prompt_cache.nodes import ids_of, pinned_before, tokens_of
-from llamahybrid.prompt_cache.seen import Offer, Seen
 from llamahybrid.prompt_cache.store import RamStore
 from llamahybrid.prompt_cache.worker import Late, Worker
 from llamahybrid.prompt_cache.write_policy import DEFAULT_WRITE_BYTES, QUIET_SECONDS

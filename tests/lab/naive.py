@@ -23,9 +23,8 @@ from llamahybrid.prompt_cache.base import (
     Source,
     Tokens,
 )
-from llamahybrid.prompt_cache.ladder import MIN_SPACING
 from llamahybrid.prompt_cache.nodes import LONGEST_TAIL
-from llamahybrid.prompt_cache.placement import prefill_cuts
+from llamahybrid.prompt_cache.placement import MIN_SPACING, prefill_cuts
 from llamahybrid.prompt_cache.selection import CONTINUED
 
 Path = tuple[int, ...]

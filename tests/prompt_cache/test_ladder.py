@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamahybrid.prompt_cache.ladder import GRAIN, MIN_SPACING, RATIOS, batch_ends, ladder, rungs
+from llamahybrid.prompt_cache.placement import GRAIN, MIN_SPACING, RATIOS, batch_ends, ladder, rungs
 
 
 def most_lost(total: int, cached: int, kept: Iterable[int], distance: int) -> int:

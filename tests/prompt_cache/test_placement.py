@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from llamahybrid.memory.costs import CostMeter
 from llamahybrid.prompt_cache import Costs
 from llamahybrid.prompt_cache.base import Outline
-from llamahybrid.prompt_cache.ladder import MIN_SPACING, RATIOS, rungs
 from llamahybrid.prompt_cache.placement import (
+    MIN_SPACING,
     ONE_CUT,
+    RATIOS,
     SCARCE,
     SHORT_SUFFIX,
     SMALL_OF_ALONE,
@@ -26,6 +27,7 @@ from llamahybrid.prompt_cache.placement import (
     next_decode_checkpoint,
     prefill_cuts,
     recut,
+    rungs,
 )
 
 pytestmark = pytest.mark.usefixtures("measured_costs")

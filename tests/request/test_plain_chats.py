@@ -13,7 +13,7 @@ import pytest
 
 from llamahybrid import PromptCache
 from llamahybrid.harness.counters import DecodeCounter
-from llamahybrid.prompt_cache.ladder import MIN_SPACING
+from llamahybrid.prompt_cache.placement import MIN_SPACING
 from tests.lab.integrity import check_integrity
 from tests.request.asking import in_thread, take
 

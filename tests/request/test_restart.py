@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from llamahybrid import Llama, PromptCache
-from llamahybrid.prompt_cache.ladder import MIN_SPACING
+from llamahybrid.prompt_cache.placement import MIN_SPACING
 from tests.lab.integrity import check_integrity
 from tests.request.asking import ARCHS, take
 
