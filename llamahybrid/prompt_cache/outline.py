@@ -26,9 +26,6 @@ Tier: TypeAlias = Literal["ram", "disk"]
 MOST_BRANCHES = 512
 """Of an outline, and of the branches in RAM that are looked at for one."""
 
-LOOK_SECONDS = 0.5
-"""Longest wait for the disk."""
-
 NEXT = 3
 """Checkpoints that are marked as the next to be evicted."""
 
@@ -128,7 +125,7 @@ def outline(
     tokens is shown, which may belong to another tenant by now.
     """
     in_ram, conversations = cache.look(lambda store: _in_ram(store, shown))
-    placed, going = ([], b"") if cache.disk is None else cache.disk.glance(LOOK_SECONDS, MOST_BRANCHES)
+    placed, going = ([], b"") if cache.disk is None else cache.disk.glance(MOST_BRANCHES)
     on_disk = _on_disk([each for each in placed if shown(each[0])], going)
     return _outline([*on_disk, *in_ram], limit, live, conversations)
 

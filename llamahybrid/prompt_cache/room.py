@@ -70,7 +70,7 @@ class Room:
         """Checkpoints in the tree that the user pinned."""
 
     def restart(self) -> None:
-        """Begin with nothing, after half a change. Checkpoints of plans count until they are collected."""
+        """Begin with nothing. Checkpoints of plans count until they are collected."""
         for entry in self.users.values():
             self.account.reserve(entry.checkpoint.snapshot)
         self._begin()
@@ -294,16 +294,12 @@ class Room:
     @guarded(changes=False)
     def stats(self) -> CacheStats:
         """See `PromptCache.stats`."""
-        counts, tree = self.counts, self.tree
+        tree = self.tree
         return CacheStats(
             entries=len(tree),
             bytes_ram=self.used(),
-            hits=counts.hits,
-            misses=counts.misses,
-            tokens_saved=counts.tokens_saved,
-            evictions=counts.evictions,
-            refused=counts.refused,
             segments=tree.segments,
+            **vars(self.counts),
             extra={
                 "segment_bytes": tree.segment_bytes,
                 "index_bytes": tree.index_bytes,

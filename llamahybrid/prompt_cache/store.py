@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import numpy as np
 
@@ -63,7 +63,7 @@ class RamStore(Room):
     def __init__(self, limit: int, eviction: Eviction) -> None:
         """`limit`: bytes."""
         super().__init__(limit, eviction)
-        self._followed: list[weakref.ref[LiveState]] = []
+        self._followed: WeakSet[LiveState] = WeakSet()
         """Contexts that `forget` has to reach."""
         self.forgets = 0
 
@@ -87,8 +87,7 @@ class RamStore(Room):
         """
         if state.forgotten and len(state.tokens()):
             return False
-        others = [ref for ref in self._followed if ref() is not None and ref() is not state]
-        self._followed = [*others, weakref.ref(state)]
+        self._followed.add(state)
         state.prompt = prompt  # before the mark goes: `forget` may be next
         state.forgotten = False
         return True
@@ -256,11 +255,8 @@ class RamStore(Room):
     def clear(self) -> None:
         """See `PromptCache.clear`; a checkpoint in use goes with its last user."""
         self.forgets += 1
-        for entry in list(self.tree.entries()):
-            self.remove(entry)
-        self.tree = self.tree.emptied()
-        self.account.free_all()
         self.prefixes = {}
+        self.restart()
 
     @guarded()
     def forget(self, tokens: Tokens) -> int:
@@ -268,9 +264,8 @@ class RamStore(Room):
         if not len(tokens):
             return 0
         self.forgets += 1
-        for ref in self._followed:
-            if (state := ref()) is not None:
-                state.forget(tokens)
+        for state in self._followed:
+            state.forget(tokens)
         before = self.used() - self.account.idle_bytes
         stays = pinned_before(self.pinned, tokens)
         for name in self.tree.namespaces():
@@ -303,18 +298,16 @@ class RamStore(Room):
     # -- for the tiers outside ---------------------------------------------------------------------
 
     @guarded(changes=False)
-    def restorable(self, leaves: Sequence[Node], view: LiveView) -> set[bytes]:
-        """Return the deepest restorable prefixes of the paths to leaves that are still there, see `ids_of`.
+    def restorable(self, leaf: Node, view: LiveView) -> bytes:
+        """Return the deepest restorable prefix of the path to a leaf, see `ids_of`; b"" if the leaf is gone.
 
         `view`: an empty context's.
         """
-        found = set[bytes]()
-        for leaf in (leaf for leaf in leaves if leaf in self.tree):
-            match = Match(leaf.end, tuple(leaf.path())[::-1])
-            choice, _ = restore_point(match, match.entries(), leaf.end + 1, 0, view, UNMEASURED)
-            edges = (node.edge for node in match.path if node.start < choice.position)
-            found.add(b"".join(edges)[: ID_BYTES * choice.position])
-        return found
+        if leaf not in self.tree:
+            return b""
+        match = Match(leaf.end, tuple(leaf.path())[::-1])
+        choice, _ = restore_point(match, match.entries(), leaf.end + 1, 0, view, UNMEASURED)
+        return b"".join(node.edge for node in match.path)[: ID_BYTES * choice.position]
 
     @guarded(changes=False)
     def known(self, tokens: Tokens, view: LiveView, costs: Costs) -> Known:

@@ -299,12 +299,14 @@ class Tree:
         """Return the namespaces that have any path."""
         return list(self._roots)
 
-    def below(self, namespace: str) -> Iterator[Node]:
-        """Yield all nodes of a namespace but its root."""
-        ahead = list(self._roots[namespace].children.values()) if namespace in self._roots else []
+    def leaves(self, namespace: str) -> Iterator[Node]:
+        """Yield the ends of the paths of a namespace."""
+        ahead = [self._roots[namespace]] if namespace in self._roots else []
         while ahead:
-            yield (node := ahead.pop())
+            node = ahead.pop()
             ahead += node.children.values()
+            if not node.children:
+                yield node
 
     def root(self, namespace: str) -> Node:
         """Return the root of a namespace. Raises KeyError for one without paths."""

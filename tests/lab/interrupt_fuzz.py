@@ -38,7 +38,7 @@ from tests.lab.integrity import check_integrity
 
 ROOT = str(Path(prompt_cache.__file__).parent)
 FILES = (
-    *("base", "cache", "eviction", "nodes", "placement", "promotion", "ram"),
+    *("base", "cache", "eviction", "nodes", "placement", "ram"),
     *("room", "selection", "store", "tree", "value"),
 )
 """Modules whose lines are interrupted: what happens in RAM."""

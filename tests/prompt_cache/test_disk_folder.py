@@ -389,7 +389,7 @@ def test_a_long_view_of_all_records_delays_no_look_up(folder: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DiskRows, "rows", slowly)
-        viewer = threading.Thread(target=tier.glance, args=(DEADLINE, 10))
+        viewer = threading.Thread(target=tier.glance, args=(10,))
         viewer.start()
         assert begun.wait(DEADLINE)
         seen = tier.look(FakeEngine(cache).view().namespace, np.array(A, np.int32))
