@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 from llamahybrid.prompt_cache.base import Bytes, CacheStats, LiveView, Tokens
 from llamahybrid.prompt_cache.eviction import Eviction, bytes_to_stay
@@ -64,14 +64,14 @@ class Room:
 
     def _begin(self) -> None:
         self.tree = self.tree.emptied()
-        self.users: WeakKeyDictionary[object, Entry] = WeakKeyDictionary()
-        """The checkpoint in the tree that a plan, or a reader of bytes, needs."""
+        self.users: list[tuple[ref[object], Entry]] = []
+        """Plans, and readers of bytes, each with its checkpoint in the tree."""
         self.kept: set[Entry] = set()
         """Checkpoints in the tree that the user pinned."""
 
     def restart(self) -> None:
         """Begin with nothing. Checkpoints of plans count until they are collected."""
-        for entry in self.users.values():
+        for _, entry in self.users:
             self.account.reserve(entry.checkpoint.snapshot)
         self._begin()
         self.account.free_all()
@@ -143,7 +143,12 @@ class Room:
 
     def held(self) -> set[Entry]:
         """Return the checkpoints that may not be evicted: in use, or pinned by the user."""
-        return self.kept.union(self.users.values())
+        self.users = [(user, entry) for user, entry in self.users if user() is not None]
+        return self.kept.union(entry for _, entry in self.users)
+
+    def in_use(self, entry: Entry) -> bool:
+        """Return whether a plan or a reader needs a checkpoint."""
+        return any(used is entry for _, used in self.users)
 
     def staying(self, path: Match | None = None, held: Collection[Entry] | None = None) -> int:
         """Return the bytes that no eviction frees: in use, handed out, or pinned by the user."""
@@ -224,10 +229,8 @@ class Room:
             if above is not None:
                 above.deeper_gone = True
         self.kept.discard(entry)
-        users = [user for user, used in self.users.items() if used is entry]
-        for user in users:
-            del self.users[user]
-        (self.account.reserve if users else self.account.keep)(entry.checkpoint.snapshot)
+        (self.account.reserve if self.in_use(entry) else self.account.keep)(entry.checkpoint.snapshot)
+        self.users = [(user, used) for user, used in self.users if used is not entry]
 
     def remove_below(self, top: Node, stays: int) -> None:
         """Remove an edge and everything below it, except what ends within its first `stays` tokens."""
@@ -251,7 +254,7 @@ class Room:
 
         A plan that is collected is released.
         """
-        self.users.pop(user, None)
+        self.users = [(other, entry) for other, entry in self.users if other() is not user]
         self.make_room(0)
 
     @property

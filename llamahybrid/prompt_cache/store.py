@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
-from weakref import WeakSet
+from weakref import ref
 
 import numpy as np
 
@@ -63,7 +63,7 @@ class RamStore(Room):
     def __init__(self, limit: int, eviction: Eviction) -> None:
         """`limit`: bytes."""
         super().__init__(limit, eviction)
-        self._followed: WeakSet[LiveState] = WeakSet()
+        self._followed: list[ref[LiveState]] = []
         """Contexts that `forget` has to reach."""
         self.forgets = 0
 
@@ -87,7 +87,8 @@ class RamStore(Room):
         """
         if state.forgotten and len(state.tokens()):
             return False
-        self._followed.add(state)
+        others = [other for other in self._followed if other() not in (None, state)]
+        self._followed = [*others, ref(state)]
         state.prompt = prompt  # before the mark goes: `forget` may be next
         state.forgotten = False
         return True
@@ -117,7 +118,7 @@ class RamStore(Room):
         if entry is not None:
             entry.read_from = None
             self.tree.touch_entry(entry)
-            self.users[plan] = entry
+            self.users.append((ref(plan), entry))
         self.make_room(0)  # a segment in two parts takes a little more
         self.counts.hits += plan.cached > 0
         self.counts.misses += plan.cached == 0
@@ -174,7 +175,7 @@ class RamStore(Room):
         need = snapshot.nbytes + (0 if logits is None else logits.nbytes) + ENTRY_BYTES
         need += match.growth(position - match.length) - self.account.reserved(given)
         if old is not None:
-            need -= ENTRY_BYTES + (0 if old in self.users.values() else old.nbytes)
+            need -= ENTRY_BYTES + (0 if self.in_use(old) else old.nbytes)
         if not self.make_room(need, match, replaces=old, sliced=True):
             self.counts.refused += 1
             return False
@@ -264,8 +265,9 @@ class RamStore(Room):
         if not len(tokens):
             return 0
         self.forgets += 1
-        for state in self._followed:
-            state.forget(tokens)
+        for followed in self._followed:
+            if (state := followed()) is not None:
+                state.forget(tokens)
         before = self.used() - self.account.idle_bytes
         stays = pinned_before(self.pinned, tokens)
         for name in self.tree.namespaces():
@@ -363,7 +365,7 @@ class RamStore(Room):
         entries = self.tree.match(namespace, path).entries()
         if not entries or entries[-1].position != len(path):
             return None
-        self.users[user] = entries[-1]
+        self.users.append((ref(user), entries[-1]))
         return entries[-1].checkpoint
 
     @guarded(changes=False)
