@@ -4,7 +4,7 @@ A KeyboardInterrupt may come between any two bytecodes. Nothing is undone then: 
 of a change that did not come to its end, and starts the store anew, so that half a change is never read.
 
 A thread that has the lock may come in again: a finaliser that the collector runs there, a signal or log
-handler. It may look; what it changes is changed by another thread, behind the change that runs.
+handler. Such a call may look; what it is to change another thread changes, behind the change that runs.
 """
 
 from __future__ import annotations

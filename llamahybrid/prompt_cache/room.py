@@ -218,8 +218,8 @@ class Room:
     def remove(self, entry: Entry, *, replaced: bool = False) -> None:
         """Take a checkpoint out, with the segments that only it needed; an unused buffer goes to the pool.
 
-        One in use counts until it is collected. `replaced`: another one comes in its place, so the segments
-        stay.
+        A checkpoint in use counts until it is collected. `replaced`: another one comes in its place, so the
+        segments stay.
         """
         node, above = entry.node, entry.above
         assert node is not None
