@@ -77,8 +77,7 @@ soak: venv ## memory of one long chat (TIME seconds) and of 500 short ones; a se
 	$(BIN)/python -m tests.lab.server_load
 
 bench: venv ## one client beside stock, and the gain of drafts
-	$(BIN)/python -m benchmarks.clients alone
-	$(BIN)/python -m benchmarks.speculative
+	$(BIN)/python -m benchmarks.clients alone drafts
 
 gpu: venv ## with all layers on the GPU: hazards, campaigns, speed; benchmarks/results/gpu-*.json (skipped without a GPU)
 	$(BIN)/python -m benchmarks.gpu --seconds $(TIME)

@@ -4,6 +4,8 @@ A Qwen3.5-architecture model of about 100M parameters, greedy; each subject of e
 own, in turn, since OpenMP's threads of one would stand in the way of the next; medians of the rounds' ratios.
 
 alone   milliseconds a token of a streamed completion and of a `generate` loop, cold prompts; beside stock
+drafts  milliseconds a token with prompt-lookup drafts, of an answer that quotes its document with a word in
+        25 changed, as an edit of code does, and of a new text; answers are prescribed, for weights are random
 first   time to the first token of a chat of 3,500 tokens whose thinking is stripped; beside both
 chats   clients with a common system prompt whose chats lose their thinking, sizes drawn; beside llama-server
 long    a cold prompt of 4,000 tokens beside three answers; beside llama-server
@@ -90,6 +92,14 @@ PARTS: dict[str, tuple[tuple[str, ...], tuple[Target, ...]]] = {
             ),
         ),
     ),
+    "drafts": (
+        ("ours", "drafting"),
+        (
+            Target("quoted, ms a token", "drafting", "ours", most=0.8),
+            Target("quoted, tokens a batch", "drafting", None, least=1.5),
+            Target("new, ms a token", "drafting", "ours", most=1.05),
+        ),
+    ),
     "first": (
         ("stock", "ours", "llama-server"),
         (
@@ -158,6 +168,32 @@ def alone(llm: Any, seed: int) -> Result:
         "cold 1,000 tokens, s": min(cold(1000) for _ in range(3)),
         "cold 3,500 tokens, s": min(cold(3500) for _ in range(2)),
     }
+
+
+def drafts(llm: Any, seed: int) -> Result:
+    chance, n, found = random.Random(f"drafts/{seed}"), 300, dict[str, list[float]]()
+
+    def decode(kind: str, answer: list[int], prompt: list[int]) -> None:
+        given = iter(answer)
+
+        def prescribe(ids: Any, scores: Any) -> Any:
+            scores[next(given)] = 1e9
+            return scores
+
+        with closing(llm.generate(prompt, temp=0.0, logits_processor=[prescribe])) as stream:
+            said, began = [next(stream)], time.perf_counter()
+            said += islice(stream, n - 1)
+            found.setdefault(f"{kind}, ms a token", []).append(1e3 * (time.perf_counter() - began) / (n - 1))
+        assert said == answer
+        found.setdefault(f"{kind}, tokens a batch", []).append((n - 1) / max(1, llm.last_request.steps))
+
+    for _ in range(4):  # costs are learnt from the first
+        document = words(chance, 2 * n, 2 * n + 1)
+        start = chance.randrange(n)
+        quoted = [words(chance, 1, 2)[0] if i % 25 == 7 else document[start + i] for i in range(n)]
+        decode("quoted", quoted, document)
+        decode("new", words(chance, n, n + 1), document)
+    return {measure: statistics.median(each[1:]) for measure, each in found.items()}
 
 
 def first(stream: Stream, seed: int) -> Result:
@@ -254,9 +290,9 @@ def away(subject: Subject, seed: int) -> Result:
 def measured(subject: Subject, part: str, seed: int) -> Result:
     """Return the measures of one subject of one part for one round."""
     silence()
-    if part == "alone":
+    if part in ("alone", "drafts"):
         with closing(subject.in_process()) as llm:
-            return alone(llm, seed)
+            return alone(llm, seed) if part == "alone" else drafts(llm, seed)
     if part == "away":
         return away(subject, seed)
     with subject.opened() as stream:

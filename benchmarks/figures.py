@@ -104,15 +104,19 @@ def ratios() -> str:
     return markdown(("workload", "stock", "llamahybrid", "worst"), (row(*item) for item in RATIOS))
 
 
+def budget_mean(ratios: Mapping[str, float]) -> float:
+    """Return the mean of ratios by workload; "mid-generation" is no part of it (see `benchmarks.budgets`)."""
+    return fmean(ratio for name, ratio in ratios.items() if name != "mid-generation")
+
+
 def budgets() -> str:
-    """The same under budgets of RAM; "mid-generation" is no part of the means (see `benchmarks.budgets`)."""
+    """The same under budgets of RAM."""
     kinds = (("a chat alone", "templates"), ("all chats in one cache", "side by side"))
     sides = (("llamahybrid", "ours"), ("llama-server's rules", "server"))
     measured = load("budgets.json", "python -m benchmarks.budgets")
 
     def row(kind: str, side: str) -> Sequence[str]:
-        of = [measured[kind][side][gib] for gib in GIB]
-        return [f"{fmean(v for name, v in one.items() if name != 'mid-generation'):.3f}" for one in of]
+        return [f"{budget_mean(measured[kind][side][gib]):.3f}" for gib in GIB]
 
     rows = ((f"{name}, {whose}", *row(kind, side)) for name, kind in kinds for whose, side in sides)
     return markdown(("GiB", *GIB), rows)

@@ -25,15 +25,12 @@ FIRST_WORD, WORDS = 2, 50_000
 
 
 class PretendSpeech(Speech):
-    """Speech of a vocabulary of its own; messages come out `longer` times as long as asked for."""
+    """Speech of a vocabulary of its own."""
 
-    def __init__(self, seed: int = 0, marked: bool = True, longer: int = 1) -> None:
+    def __init__(self, seed: int = 0, marked: bool = True) -> None:
         words = tuple(range(FIRST_WORD, FIRST_WORD + WORDS))
         super().__init__(Vocabulary(words, OPENING, THINK, (OPENING, THINK)), seed, marked)
-        self.marked, self._longer = marked, longer
-
-    def message(self, n: int, role: str = "user") -> list[int]:
-        return super().message(n * self._longer, role)
+        self.marked = marked
 
     def starts(self, prompt: Sequence[int]) -> list[int]:
         """Return the starts of messages and of marked parts of them, without the prompt's first token."""
@@ -67,12 +64,6 @@ QWEN36_27B = Scale(
 )
 """150 MiB a snapshot and 64 KiB of attention KV a token, on a CPU that decodes 5 tokens a second, reads 33
 and copies 5 GB."""
-
-ON_A_GPU = replace(
-    QWEN36_27B,
-    costs=Costs(token_seconds=25e-3, prefill_seconds=1e-3, snapshot_seconds=15e-3, restore_seconds=15e-3),
-)
-"""The same where a small batch costs as much as forty tokens of a large one: few cuts are affordable."""
 
 
 class Ours:
