@@ -18,8 +18,9 @@ help: ## list the targets
 
 venv: .venv/.installed ## set up .venv: tools, the pinned llama-cpp-python, this package with its shim
 
-demo: venv ## an eight-turn chat with a hybrid model, stock and ours side by side
-	$(BIN)/python -m benchmarks.demo
+demo: venv ## conversations with a hybrid model of 100M parameters, stock and ours side by side
+	$(BIN)/llamahybrid tiny qwen35 .venv/demo.gguf --params 100M
+	$(BIN)/llamahybrid bench .venv/demo.gguf --on stock --on ours --clients 1 --rounds 1
 
 PYTEST := $(BIN)/pytest -n 2 --dist loadgroup
 BUILD  := LLAMAHYBRID_ENGINE=stock $(BIN)/llamahybrid engine build

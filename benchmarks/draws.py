@@ -30,7 +30,6 @@ from llamahybrid.harness.workloads.speech import Speech
 from llamahybrid.prompt_cache import Costs
 from tests.lab.in_process import Record
 from tests.lab.pretend import Ours, PretendSpeech, Scale, play
-from tests.lab.server_rules import Sizes
 
 MEAN, MOST = 1.06, 1.15
 NAMED = 1.06
@@ -193,7 +192,7 @@ def ratio(records: Sequence[Record]) -> float:
 
 def played(start: Start, costs: Costs) -> float:
     """Play a conversation; return its `ratio`."""
-    scale = Scale(Sizes(snapshot=1536 << 10, token=4 << 10), costs, vocabulary=256, divisor=8)
+    scale = Scale(1536 << 10, 4 << 10, costs, vocabulary=256, divisor=8)
     speech = PretendSpeech(marked=False)
     return ratio(list(play(start(speech), speech, Ours(scale, RAM))))
 
