@@ -69,12 +69,11 @@ fuzz: venv ## campaigns of TIME seconds each: random histories, parallel request
 	else echo "damaged state straight at the C API: left out, no patched engine that was built matches"; fi
 	$(BIN)/pytest -q -m hypothesis --hypothesis-profile=random
 	$(BIN)/python -m tests.lab.disk_fuzz --kills $(KILLS) --seconds 60
-	$(BIN)/python -m tests.lab.remote_fuzz --blows 50 --seconds $(TIME)
+	$(BIN)/python -m tests.lab.remote_fuzz --blows 50
 	$(BIN)/python -m tests.lab.draft_fuzz --seconds $(TIME)
 
-soak: venv ## memory of one long chat (TIME seconds) and of 500 short ones; a server under load, hung up on and killed
-	$(BIN)/python -m tests.lab.fuzz --way one-life --arch qwen35 --seconds $(TIME)
-	$(BIN)/python -m tests.lab.footprint
+soak: venv ## memory of long-lived models (TIME seconds); a server under load, hung up on and killed
+	$(BIN)/python -m tests.lab.fuzz --way one-life --arch qwen35 --arch mamba --arch gemma3 --seconds $(TIME)
 	$(BIN)/python -m tests.lab.server_load
 
 bench: venv ## one client beside stock, and the gain of drafts
