@@ -38,8 +38,8 @@ ALLOCATORS = 8 << 20
 
 LARGE: Mapping[str, Mapping[str, int]] = {
     "qwen35": {"embd": 256, "heads": 1, "layers": 6},
-    "mamba": {"embd": 512, "layers": 8},
-    "gemma3": {"embd": 512, "window": 256},
+    "mamba": {"embd": 256, "layers": 8},
+    "gemma3": {"embd": 256, "window": 256},
 }
 """Sizes of models with large states: what else a process allocates is little beside a snapshot."""
 
