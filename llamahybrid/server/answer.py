@@ -18,7 +18,6 @@ from starlette.types import Receive, Scope, Send
 from llamahybrid.server.answer_format import AnswerFormat, event
 from llamahybrid.server.errors import Refusal, refusal
 from llamahybrid.server.job import Done, Failure, Item, Job
-from llamahybrid.server.watchdog import Watchdog
 
 logger = logging.getLogger("llamahybrid.server")
 
@@ -62,7 +61,7 @@ async def unless_gone(receive: Receive, doing: asyncio.Future[Result]) -> Result
 class Answer(Response):
     """The answer of a job. A disconnect of the client ends the job."""
 
-    def __init__(self, job: Job, form: type[AnswerFormat], ping_seconds: float) -> None:
+    def __init__(self, job: Job, form: AnswerFormat, ping_seconds: float) -> None:
         """`form`: of the answer."""
         self._job = job
         self._form = form
@@ -91,23 +90,18 @@ class Answer(Response):
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = over = False
-        silence = Watchdog(self._ping_seconds, self._job.wake)
-        try:
-            while not over:
-                silence.begin()
-                items = await self._job.items()
-                if not started and items and isinstance(items[0], Failure):
-                    await refusal(items[0].error).response(scope)(scope, receive, send)
-                    return
-                if not started:
-                    started = True
-                    await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
-                over = bool(items) and isinstance(items[-1], (Done, Failure))
-                data = b"".join(map(self._encoded, items)) if items else self._form.silence
-                if data or over:
-                    await send({"type": "http.response.body", "body": data, "more_body": not over})
-        finally:
-            silence.stop()
+        while not over:
+            items = await self._job.items(self._ping_seconds)
+            if not started and items and isinstance(items[0], Failure):
+                await refusal(items[0].error).response(scope)(scope, receive, send)
+                return
+            if not started:
+                started = True
+                await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+            over = bool(items) and isinstance(items[-1], (Done, Failure))
+            data = b"".join(map(self._encoded, items)) if items else self._form.silence
+            if data or over:
+                await send({"type": "http.response.body", "body": data, "more_body": not over})
 
     def _encoded(self, item: Item) -> bytes:
         if isinstance(item, Done):

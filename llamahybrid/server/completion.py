@@ -11,13 +11,13 @@ import llama_cpp
 
 from llamahybrid.client.extras import asking
 from llamahybrid.llama import Llama
+from llamahybrid.server.answer_format import AnswerFormat
 from llamahybrid.server.arguments import arguments
-from llamahybrid.server.bodies import Body, CompletionRequest, RequestBody
+from llamahybrid.server.bodies import Body, CompletionRequest
 from llamahybrid.server.chat_parser import chat_parser_of
 from llamahybrid.server.multi_prompt import completions
-from llamahybrid.server.options import AnswerTokens, extras_of, template_kwargs
+from llamahybrid.server.options import AnswerTokens, budget_of, extras_of, goes_on, template_kwargs
 from llamahybrid.server.prompts import PromptRules, prompt_rules
-from llamahybrid.server.thinking import budget_of, goes_on
 from llamahybrid.server.usage import reports_so_far, timings, usage
 
 
@@ -26,15 +26,7 @@ def prompts_of(body: Body) -> int:
     return len(body.prompts()) if isinstance(body, CompletionRequest) else 1
 
 
-def make_answer(
-    llm: Llama,
-    asked: RequestBody,
-    body: Body,
-    alias: str,
-    rules: PromptRules,
-    ignore_unread: bool,
-    stream: bool,
-) -> Any:
+def make_answer(form: AnswerFormat, body: Body, rules: PromptRules, ignore_unread: bool, stream: bool) -> Any:
     """Return the answer to a request of any API, or the events of its stream.
 
     Call it in the request's thread and context: it may take seconds to tokenize texts and to compile schemas.
@@ -42,9 +34,8 @@ def make_answer(
     does not read. Raises Refusal, and PromptTooLong by the rules.
     """
     prompt_rules.set(rules)
-    asked.prepare(llm, body)
-    create = partial(_complete, llm, body, alias, ignore_unread)
-    return asked.answer_format(llm, asked, alias).make(create, stream)
+    form.asked.prepare(form.llm, body)
+    return form.make(partial(_complete, form.llm, body, form.alias, ignore_unread), stream)
 
 
 def _complete(llm: Llama, body: Body, alias: str, ignore_unread: bool, stream: bool) -> Any:

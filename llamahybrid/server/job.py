@@ -20,10 +20,12 @@ from typing import Any, TypeAlias
 from llamahybrid.client.handle import RequestHandle
 from llamahybrid.core.report import PromptProgress, RequestReport
 from llamahybrid.errors import RequestCancelled
-from llamahybrid.server.progress import Progress
 
 LATER = 2e-3
 """Seconds between an item and its delivery: less than a decode step, more than the end of one."""
+
+FOREVER = 1e9
+"""Seconds, for timers that need a number."""
 
 Chunk: TypeAlias = dict[str, Any]
 
@@ -94,11 +96,11 @@ class Job:
         open_handle: Callable[[], AbstractContextManager[RequestHandle]],
         over: Callable[[Job, Done | Failure], None],
         outbox: Outbox,
-        progress: Progress | None = None,
+        progress: Callable[[PromptProgress], Chunk] | None = None,
     ) -> None:
         """`over` is called in the loop when the thread has ended.
 
-        `progress`: adds the progress of the prompt to the stream.
+        `progress`: makes the chunks with the progress of the prompt; None: the stream has none.
         """
         self.stream = stream
         self.started = time.perf_counter()
@@ -110,8 +112,6 @@ class Job:
         self._progress = progress
         self._items: list[Item] = []
         self._arrived = asyncio.Event()
-        self.wake = self._arrived.set
-        """`wake()` ends the wait in `items`."""
         self._outbox = outbox
         self._handle: RequestHandle | None = None
         self._lock = threading.Lock()
@@ -122,10 +122,15 @@ class Job:
         self.started = time.perf_counter()
         threads.submit(copy_context().run, self._work)
 
-    async def items(self) -> list[Item]:
-        """Return the next items, at least one; none after `wake`."""
-        await self._arrived.wait()
-        self._arrived.clear()
+    async def items(self, seconds: float = FOREVER) -> list[Item]:
+        """Return the next items; none if there is none within these seconds."""
+        if not self._items:
+            self._arrived.clear()
+            timer = asyncio.get_running_loop().call_later(seconds, self._arrived.set)  # wait_for makes a task
+            try:
+                await self._arrived.wait()
+            finally:
+                timer.cancel()
         found, self._items = self._items, []
         return found
 
@@ -179,8 +184,6 @@ class Job:
             if self._progress is not None:
                 handle.on_progress = self._put_progress
             made = self._create(stream=self.stream)
-            if self._progress is not None:
-                made = self._progress.into(made)
             if not self.stream:
                 self._put(made)
             else:
@@ -193,7 +196,7 @@ class Job:
 
     def _put_progress(self, progress: PromptProgress) -> None:
         assert self._progress is not None
-        self._put(self._progress.chunk(progress))
+        self._put(self._progress(progress))
 
     def _put(self, item: Item) -> None:
         if not self._dropped:
@@ -201,7 +204,7 @@ class Job:
 
     def _take(self, item: Item) -> None:
         self._items.append(item)
-        self.wake()
+        self._arrived.set()
 
     def _end(self, last: Item) -> None:
         assert isinstance(last, (Done, Failure))

@@ -21,10 +21,10 @@ from llamahybrid.prompt_cache.base import OUTSIDE
 from llamahybrid.server.access import Viewer, Viewers
 from llamahybrid.server.admission import Admission, Place
 from llamahybrid.server.answer import Answer, unless_gone
-from llamahybrid.server.bodies import Body, CompletionRequest, RequestBody
+from llamahybrid.server.bodies import Body, RequestBody
 from llamahybrid.server.completion import make_answer, prompts_of
 from llamahybrid.server.errors import bad, later, refusal
-from llamahybrid.server.job import Chunk, Done, Failure, Job, Outbox
+from llamahybrid.server.job import FOREVER, Chunk, Done, Failure, Job, Outbox
 from llamahybrid.server.keyed_prompts import KeyedPrompts
 from llamahybrid.server.keys import salt_of_request
 from llamahybrid.server.loading import load
@@ -146,9 +146,9 @@ class Service:
             tag = salt_tag(digest(named))
             observe = self._observer(request, body, llm, alias, tag)
             rules = PromptRules(self.settings.max_prompt_tokens, observe)
-            create = partial(make_answer, llm, asked, body, alias, rules, ignore)
-            is_chat, form = not isinstance(body, CompletionRequest), asked.answer_format
-            progress = form.progress(is_chat, alias) if body.return_progress else None
+            form = asked.answer_format(llm, asked, alias)
+            create = partial(make_answer, form, body, rules, ignore)
+            progress = form.progress if body.return_progress else None
             over = partial(self._over, arrived, place, tag, prompts)
             job = Job(create, body.stream, partial(llm.request, named), over, self._outbox, progress)
             self.jobs[job] = alias
@@ -283,7 +283,7 @@ class Service:
 
     @property
     def _ping_seconds(self) -> float:
-        return 1e9 if self.settings.disable_ping_events else self.settings.ping_seconds
+        return FOREVER if self.settings.disable_ping_events else self.settings.ping_seconds
 
     # -- metrics -----------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import llama_cpp
 
-from llamahybrid.core.report import RequestReport
+from llamahybrid.core.report import PromptProgress, RequestReport
 from llamahybrid.llama import Llama
 
 
@@ -77,6 +77,16 @@ def timings(reports: Sequence[RequestReport], prompts: int = 1) -> dict[str, Any
         told["draft_n"] = drafted
         told["draft_n_accepted"] = sum(r.accepted for r in reports)
     return told
+
+
+def prompt_progress(progress: PromptProgress) -> dict[str, float]:
+    """Return llama-server's numbers (tools/server/server-task.cpp, result_prompt_progress::to_json)."""
+    return {
+        "total": progress.total,
+        "cache": progress.cached,
+        "processed": progress.processed,
+        "time_ms": round(1e3 * progress.seconds, 3),
+    }
 
 
 def summary(

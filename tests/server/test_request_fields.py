@@ -15,8 +15,8 @@ from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
+from llamahybrid.server.bodies import BUDGETS
 from llamahybrid.server.request_fields import FIELDS, NEUTRAL, Effect, Route, effect
-from llamahybrid.server.thinking import BUDGETS
 from tests.lab.gguf_edits import with_template
 from tests.lab.serving import parts, serving
 

@@ -15,9 +15,9 @@ from pydantic import BaseModel, Field, model_validator
 
 from llamahybrid.client.chat_template import template_of
 from llamahybrid.llama import Llama
-from llamahybrid.server.bodies import MOST_TOOLS, ChatCompletionRequest, RequestBody
+from llamahybrid.server.bodies import MOST_TOOLS, ChatCompletionRequest, First, RequestBody, at_most
 from llamahybrid.server.messages import require_few, without_nulls
-from llamahybrid.server.options import First, at_most, set_effort
+from llamahybrid.server.options import set_effort
 from llamahybrid.server.request_fields import Effect, Route, effect
 from llamahybrid.server.responses.output import ResponseFormat
 
@@ -106,7 +106,7 @@ class Reasoning(BaseModel):
 
 
 class ResponseRequest(RequestBody):
-    """`/v1/responses`. Sampling and cache options of chats pass through to the chat."""
+    """Answer input items (OpenAI's Responses, stateless). Sampling and cache options are those of chats."""
 
     route: ClassVar = Route.RESPONSES
     answer_format: ClassVar = ResponseFormat

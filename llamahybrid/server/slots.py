@@ -1,6 +1,7 @@
-"""`/slots`: the state of each slot of a model, in llama-server's form.
+"""The state of each slot, in llama-server's form, as a viewer may see it.
 
-As `server_slot::to_json` of tools/server/server-context.cpp, without `params`, and with `state` and `n_past`.
+As `server_slot::to_json` of tools/server/server-context.cpp, without `params`, and with `state`, `n_past` and
+(behind a salt) `tenant`.
 """
 
 from __future__ import annotations
@@ -8,38 +9,14 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from fastapi import APIRouter, Request
-
 from llamahybrid.core.request import NO_LIMIT
 from llamahybrid.core.slot import Slot
 from llamahybrid.llama import Llama
 from llamahybrid.memory.fingerprint import salt_tag
 from llamahybrid.server.access import Viewer, tag_of
-from llamahybrid.server.cache_page import text_of
-from llamahybrid.server.errors import later
-from llamahybrid.server.routes import SECURED, InService
 
 SHOW_TEXT = "LLAMA_SERVER_SLOTS_DEBUG"
 """llama-server's environment variable for showing prompts and answers: a number other than 0."""
-
-router = APIRouter(dependencies=SECURED, tags=["llama-server"])
-
-
-@router.get("/slots")
-async def slots(
-    request: Request, service: InService, fail_on_no_slot: str = "", model: str | None = None
-) -> list[dict[str, Any]]:
-    """Return the state of each slot of a model; only the use of a slot for other tenants' requests.
-
-    `model`: an alias; None for the open model that was used last. An empty list if it is not open.
-    """
-    viewer = service.viewer(request)
-    alias = None if model is None else service.models.alias(model)
-    running = service.admission.running
-    told = await service.look(lambda llm: slots_told(llm, viewer, running), alias) or []
-    if fail_on_no_slot and all(slot["is_processing"] for slot in told):
-        raise later("no slot is available", 1)
-    return told
 
 
 def slots_told(llm: Llama, viewer: Viewer, running: int) -> list[dict[str, Any]]:
@@ -67,6 +44,8 @@ def _told(llm: Llama, slot: Slot, viewer: Viewer, text: bool) -> dict[str, Any]:
     if not viewer.sees(tag):
         return told
     told["n_past"] = len(live) if viewer.sees(tag_of(name)) else 0
+    if tag:
+        told["tenant"] = viewer.name(tag)
     progress = None if request is None else request.progress
     reads = text and (not tag or viewer.reads(tag))
     if request is None or progress is None:
@@ -93,3 +72,10 @@ def _told(llm: Llama, slot: Slot, viewer: Viewer, text: bool) -> dict[str, Any]:
         said = live[plan.total if tag_of(name) == tag else len(live) :]
         told |= {"prompt": text_of(llm, progress.prompt.tolist()), "generated": text_of(llm, said.tolist())}
     return told
+
+
+def text_of(llm: Llama, tokens: list[int]) -> str:
+    """Return the text of tokens, control tokens included."""
+    known = [token for token in tokens if 0 <= token < llm.n_vocab()]  # others stand for images or audio
+    text: bytes = llm._model.detokenize(known, special=True)
+    return text.decode("utf-8", errors="replace")
