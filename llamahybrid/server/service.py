@@ -6,12 +6,13 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
 
+from prometheus_client.core import CounterMetricFamily, Metric
 from starlette.requests import Request
 
 from llamahybrid.client.salt import digest
@@ -28,7 +29,7 @@ from llamahybrid.server.job import FOREVER, Chunk, Done, Failure, Job, Outbox
 from llamahybrid.server.keyed_prompts import KeyedPrompts
 from llamahybrid.server.keys import salt_of_request
 from llamahybrid.server.loading import load
-from llamahybrid.server.metrics import ERRORS, Metrics, Values
+from llamahybrid.server.metrics import Metrics, gauge
 from llamahybrid.server.models import Models
 from llamahybrid.server.prompts import Observer, PromptRules
 from llamahybrid.server.request_fields import require_known
@@ -64,7 +65,7 @@ class Service:
         self.settings = settings
         self.models = Models(models, loader, settings.models_bytes)
         self.admission = Admission(self.models, settings.max_queue, settings.idle_seconds)
-        self.metrics = Metrics(self._values)
+        self.metrics = Metrics(self._state)
         self.admission.on_refused = partial(self.metrics.refused, "queue")
         self._viewers = Viewers(settings)
         self.history: deque[tuple[str, dict[str, Any]]] = deque(maxlen=MOST_REQUESTS)
@@ -287,26 +288,25 @@ class Service:
 
     # -- metrics -----------------------------------------------------------------------------------
 
-    def _values(self) -> Values:
-        """Return the values of the gauges."""
-        opened, jobs = self.models.opened, list(self.jobs)
+    def _state(self) -> Iterator[Metric]:
+        opened, admission = self.models.opened, self.admission
+        busy = sum(len(each.llm.slots.seated) for each in opened.values())
+        left = [report.unreached for job in list(self.jobs) for report in job.reports if report.unreached]
+        yield gauge("llamacpp:requests_processing", "Number of requests processing.", admission.running)
+        yield gauge("llamacpp:requests_deferred", "Number of requests deferred.", admission.waiting)
+        yield gauge("llamahybrid:slots", "Requests that can run at once.", admission.slots)
+        yield gauge("llamahybrid:slots_busy", "Slots in use.", busy)
+        yield gauge("llamahybrid:prompts_processing", "Prompts in decoding.", len(left))
+        yield gauge("llamahybrid:prompt_tokens_left", "Tokens of these prompts to decode.", sum(left))
+        is_open = {alias: float(alias in opened) for alias in self.models}
+        yield gauge("llamahybrid:model_open", "Whether a model is open.", is_open, "model")
         stats = {alias: cache.stats() for alias, cache in self.models.caches.items()}
-        tiers, errors = {"ram": sum(kept.bytes_ram for kept in stats.values())}, {}
+        tiers = {"ram": float(sum(kept.bytes_ram for kept in stats.values()))}
         for name in OUTSIDE:
-            failed = sum(kept.extra.get(f"{name}_errors", 0) for kept in stats.values())
-            errors[ERRORS.format(name)] = failed
             # several models may share a folder, or a server
             held = {self.models.place(alias, name): kept for alias, kept in stats.items()}
             tiers[name] = sum(kept.extra.get(f"{name}_bytes", 0) for kept in held.values())
-        left = [report.unreached for job in jobs for report in job.reports if report.unreached]
-        return {
-            "llamacpp:requests_processing": self.admission.running,
-            "llamacpp:requests_deferred": self.admission.waiting,
-            "llamahybrid:slots": self.admission.slots,
-            "llamahybrid:slots_busy": sum(len(each.llm.slots.seated) for each in opened.values()),
-            "llamahybrid:prompts_processing": len(left),
-            "llamahybrid:prompt_tokens_left": sum(left),
-            "llamahybrid:model_open": {alias: alias in opened for alias in self.models},
-            "llamahybrid:cache_bytes": tiers,
-            **errors,
-        }
+            failed = sum(kept.extra.get(f"{name}_errors", 0) for kept in stats.values())
+            text = "Failed reads and writes of this tier since its model was first opened."
+            yield CounterMetricFamily(f"llamahybrid:cache_{name}_errors", text, failed)
+        yield gauge("llamahybrid:cache_bytes", "Stored bytes, by tier.", tiers, "tier")
