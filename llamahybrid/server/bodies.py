@@ -14,7 +14,7 @@ from llamahybrid.llama import Llama
 from llamahybrid.server.answer_format import AnswerFormat
 from llamahybrid.server.errors import bad
 from llamahybrid.server.messages import normalized, require_few, without_nulls
-from llamahybrid.server.request_fields import Route
+from llamahybrid.server.request_fields import Effect, Route, effect
 from llamahybrid.server.schemas import MOST_LETTERS, excess
 from llamahybrid.server.translation import translated
 
@@ -103,6 +103,12 @@ class RequestBody(BaseModel):
     def received(cls, said: dict[str, Any]) -> dict[str, Any]:
         """Return an object as the fields of the type have it. Raises ValueError for an impossible one."""
         return said
+
+    def passed(self) -> dict[str, Any]:
+        """Return the fields that a completion or a chat obeys by the same names, for one of another API."""
+        extra = self.model_extra or {}
+        obeyed = {name: extra[name] for name in extra if effect(self.route, name) is Effect.OBEYED}
+        return {"repeat_penalty": 1.0, **obeyed}  # other APIs have no such penalty; upstream's default is 1.1
 
     def completion(self) -> Any:
         """Return the completion or the chat that this request becomes. Raises ValueError, Refusal."""

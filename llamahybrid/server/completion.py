@@ -7,8 +7,6 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
-import llama_cpp
-
 from llamahybrid.client.extras import asking
 from llamahybrid.llama import Llama
 from llamahybrid.server.answer_format import AnswerFormat
@@ -18,7 +16,7 @@ from llamahybrid.server.chat_parser import chat_parser_of
 from llamahybrid.server.multi_prompt import completions
 from llamahybrid.server.options import AnswerTokens, budget_of, extras_of, goes_on, template_kwargs
 from llamahybrid.server.prompts import PromptRules, prompt_rules
-from llamahybrid.server.usage import reports_so_far, timings, usage
+from llamahybrid.server.usage import reports_so_far, timings, usage_so_far
 
 
 def prompts_of(body: Body) -> int:
@@ -53,7 +51,10 @@ def _complete(llm: Llama, body: Body, alias: str, ignore_unread: bool, stream: b
             handle.cancel,
             stream,
         )
-    return _with_usage(llm, body, prompts, made) if stream else {**made, **_timings(llm, prompts)}
+    if stream:
+        return _with_usage(llm, body, prompts, made)
+    told = {} if prompts == 1 else {"usage": _usage(llm, body, prompts)}  # one prompt's is upstream's
+    return {**made, **told, **_timings(llm, prompts)}
 
 
 def _complete_one(llm: Llama, body: Body, alias: str, ignore_unread: bool, stream: bool) -> Any:
@@ -79,6 +80,10 @@ def _timings(llm: Llama, prompts: int) -> dict[str, Any]:
     return {"timings": timings(reports, prompts)} if reports else {}
 
 
+def _usage(llm: Llama, body: Body, prompts: int) -> dict[str, Any]:
+    return usage_so_far(llm, prompts, frozenset(body.stop_token_ids))
+
+
 def _with_usage(
     llm: Llama, body: Body, prompts: int, chunks: Generator[Any, None, None]
 ) -> Generator[Any, None, None]:
@@ -99,10 +104,4 @@ def _with_usage(
     if left > 0 or not counts:
         return
     named = {key: last[key] for key in ("id", "object", "created", "model")}
-    stops, vocab = frozenset(body.stop_token_ids), llm._model.vocab
-
-    def ends(token: int) -> bool:
-        return token in stops or bool(llama_cpp.llama_vocab_is_eog(vocab, token))
-
-    told = usage(reports_so_far(llm), ends, prompts)
-    yield {**named, "choices": [], "usage": told, **_timings(llm, prompts)}
+    yield {**named, "choices": [], "usage": _usage(llm, body, prompts), **_timings(llm, prompts)}

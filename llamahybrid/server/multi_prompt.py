@@ -39,14 +39,7 @@ def _shifted(made: Any, prompt: int, answers: int) -> list[Any]:
 
 def _merged(made: dict[int, Any], answers: int) -> dict[str, Any]:
     choices = [choice for prompt in sorted(made) for choice in _shifted(made[prompt], prompt, answers)]
-    usages = [each["usage"] for each in made.values()]
-    usage: dict[str, Any] = {
-        name: sum(each[name] for each in usages)
-        for name in ("prompt_tokens", "completion_tokens", "total_tokens")
-    }
-    cached = sum(each.get("prompt_tokens_details", {}).get("cached_tokens", 0) for each in usages)
-    usage["prompt_tokens_details"] = {"cached_tokens": cached}
-    return {**made[0], "choices": choices, "usage": usage}
+    return {**made[0], "choices": choices}
 
 
 def _stream(parts: Generator[Part, None, None], answers: int) -> Iterator[Any]:

@@ -43,10 +43,14 @@ def reports_so_far(llm: Llama) -> list[RequestReport]:
     return [] if handle is None else handle.reports
 
 
-def usage_so_far(llm: Llama) -> dict[str, Any]:
-    """Return the usage of the current request so far."""
+def usage_so_far(llm: Llama, prompts: int = 1, stops: frozenset[int] = frozenset()) -> dict[str, Any]:
+    """Return the usage of the current request so far; `stops`: further tokens that end an answer."""
     vocab = llm._model.vocab
-    return usage(reports_so_far(llm), lambda token: bool(llama_cpp.llama_vocab_is_eog(vocab, token)))
+
+    def ends(token: int) -> bool:
+        return token in stops or bool(llama_cpp.llama_vocab_is_eog(vocab, token))
+
+    return usage(reports_so_far(llm), ends, prompts)
 
 
 def timings(reports: Sequence[RequestReport], prompts: int = 1) -> dict[str, Any]:

@@ -30,11 +30,6 @@ _BILLING = re.compile(r"x-anthropic-billing-header:(\s*\w+=[^;\n]*;)+\s*")
 """Claude Code's first words, for Anthropic's servers. `cch` changes with each request, and no cached prompt
 would match behind it (llama.cpp, tools/server/server-chat.cpp, and its PR 21793)."""
 
-_SAME = {"model", "stream", "temperature", "top_p", "top_k", "min_p", "repeat_penalty", "seed", "cache_salt"}
-_SAME |= {"chat_template_kwargs", "grammar"}
-"""Fields that pass through to the chat."""
-
-
 _NEEDED: dict[str, tuple[str, ...]] = {
     **{"text": ("text",), "image": ("source",), "thinking": ("thinking",), "redacted_thinking": ()},
     **{"tool_use": ("id", "name", "input"), "tool_result": ("tool_use_id",)},
@@ -196,9 +191,6 @@ class CountTokensRequest(RequestBody):
     output_config: OutputConfig | None = None
     output_format: JsonFormat | None = Field(default=None, description="`output_config.format`.")
     context_management: ContextManagement | None = None
-    chat_template_kwargs: dict[str, Any] | None = Field(
-        default=None, description="Variables of the chat template (llama-server)."
-    )
 
     @classmethod
     def received(cls, said: dict[str, Any]) -> dict[str, Any]:
@@ -212,9 +204,7 @@ class CountTokensRequest(RequestBody):
 
     def completion(self) -> ChatCompletionRequest:
         """See `RequestBody.completion`."""
-        given = self.model_fields_set & _SAME & type(self).model_fields.keys()
-        said: dict[str, Any] = {name: getattr(self, name) for name in given}
-        said.setdefault("repeat_penalty", 1.0)  # Anthropic has no such penalty; upstream's default is 1.1
+        said = {**self.passed(), "model": self.model}
         turns = [chat for message in self.messages for chat in _chat_messages(message)]
         said["messages"] = normalized([*_system(self.system), *turns])
         if self.messages[-1].role == "assistant":
@@ -227,10 +217,7 @@ class CountTokensRequest(RequestBody):
         if form:
             schema = {"name": "answer", "schema": form.schema_}
             said["response_format"] = {"type": "json_schema", "json_schema": schema}
-        return ChatCompletionRequest.model_validate({**said, **self._bounds()})
-
-    def _bounds(self) -> dict[str, Any]:
-        return {}
+        return ChatCompletionRequest.model_validate(said)
 
     def prepare(self, llm: Llama, body: ChatCompletionRequest) -> None:
         """Separate thinking from content in the answer, and switch it if the template can."""
@@ -256,24 +243,16 @@ class MessagesRequest(CountTokensRequest):
     stream: bool = False
     max_tokens: int = Field(ge=0, description="0: the prompt is decoded and kept, nothing is said.")
     stop_sequences: Annotated[list[Text], First()] = Field(default=[], max_length=MOST_STOPS)
-    temperature: float | None = Field(default=None, ge=0)
-    top_p: float | None = Field(default=None, ge=0, le=1)
-    top_k: int | None = Field(default=None, ge=0)
-    min_p: float | None = Field(default=None, ge=0, le=1)
-    repeat_penalty: float | None = Field(default=None, ge=0)
-    seed: int | None = None
-    grammar: str | None = Field(default=None, description="In GBNF; the answer follows it (llama-server).")
-    cache_salt: str | None = Field(
-        default=None, max_length=1024, description="Only requests with the same salt share what is cached."
-    )
 
     @property
     def stops(self) -> list[str]:
         """The stop sequences that are not empty."""
         return [stop for stop in self.stop_sequences if stop]
 
-    def _bounds(self) -> dict[str, Any]:
-        return {"max_tokens": max(1, self.max_tokens), "stop": self.stops or None}
+    def passed(self) -> dict[str, Any]:
+        """See `RequestBody.passed`."""
+        bounds = {"max_tokens": max(1, self.max_tokens), "stop": self.stops or None}
+        return {**super().passed(), **bounds, "stream": self.stream}
 
 
 def _parts(messages: Any) -> list[Any]:

@@ -12,7 +12,7 @@ from llamahybrid.llama import Llama
 from llamahybrid.server.bodies import CompletionRequest, First, RequestBody, Stops, Text
 from llamahybrid.server.errors import Refusal, bad
 from llamahybrid.server.llama_server.completion import CompletionFormat
-from llamahybrid.server.request_fields import Effect, Route, effect
+from llamahybrid.server.request_fields import Route
 
 _OFF: dict[str, dict[str, Any]] = {
     "top_k": {"top_k": 0},
@@ -70,10 +70,7 @@ class LlamaServerRequest(RequestBody):
 
     def completion(self) -> CompletionRequest:
         """See `RequestBody.completion`."""
-        own = type(self).model_fields.keys() - {"model", "prompt", "stops"}
-        given = self.model_dump(by_alias=True, exclude=own)
-        given = {name: v for name, v in given.items() if effect(self.route, name) is not Effect.NONE}
-        given.setdefault("repeat_penalty", 1.0)  # upstream's default is 1.1
+        given = {**self.passed(), "model": self.model, "prompt": self.prompt, "stop": self.stops}
         given["n_predict"] = max(1, self.n_predict) if self.n_predict >= 0 else -1
         if self.samplers is not None:
             names = [name.replace("-", "_") for name in self.samplers]
