@@ -18,7 +18,7 @@ from llamahybrid.prompt_cache.base import CacheStats
 from llamahybrid.prompt_cache.nodes import tokens_of
 from llamahybrid.prompt_cache.outline import MOST_BRANCHES, Branch, outline
 from llamahybrid.prompt_cache.tier import Tier
-from llamahybrid.server.access import Viewer, tag_of
+from llamahybrid.server.keys import Viewer, tag_of
 from llamahybrid.server.limits import PAGE
 from llamahybrid.server.service import Service
 from llamahybrid.server.slots import slots_told, text_of

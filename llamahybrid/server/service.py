@@ -19,7 +19,6 @@ from llamahybrid.client.salt import digest
 from llamahybrid.llama import Llama
 from llamahybrid.memory.fingerprint import salt_tag
 from llamahybrid.prompt_cache.base import OUTSIDE
-from llamahybrid.server.access import Viewer, Viewers
 from llamahybrid.server.admission import Admission, Place
 from llamahybrid.server.answer import Answer, unless_gone
 from llamahybrid.server.bodies import Body, RequestBody
@@ -27,7 +26,7 @@ from llamahybrid.server.completion import make_answer, prompts_of
 from llamahybrid.server.errors import bad, later, refusal
 from llamahybrid.server.job import FOREVER, Chunk, Done, Failure, Job, Outbox
 from llamahybrid.server.keyed_prompts import KeyedPrompts
-from llamahybrid.server.keys import salt_of_request
+from llamahybrid.server.keys import Viewer, Viewers, salt_of_request
 from llamahybrid.server.loading import load
 from llamahybrid.server.metrics import Metrics, gauge
 from llamahybrid.server.models import Models

@@ -13,7 +13,7 @@ from llamahybrid.core.request import NO_LIMIT
 from llamahybrid.core.slot import Slot
 from llamahybrid.llama import Llama
 from llamahybrid.memory.fingerprint import salt_tag
-from llamahybrid.server.access import Viewer, tag_of
+from llamahybrid.server.keys import Viewer, tag_of
 
 SHOW_TEXT = "LLAMA_SERVER_SLOTS_DEBUG"
 """llama-server's environment variable for showing prompts and answers: a number other than 0."""

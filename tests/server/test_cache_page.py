@@ -14,8 +14,7 @@ import pytest
 from llamahybrid.client.salt import digest
 from llamahybrid.memory.fingerprint import salt_tag
 from llamahybrid.server import cache_page
-from llamahybrid.server.access import DIGEST_LETTERS, Viewers
-from llamahybrid.server.keys import salt_of
+from llamahybrid.server.keys import DIGEST_LETTERS, Viewers, salt_of
 from llamahybrid.server.settings import ServerSettings
 from tests.lab.serving import Held, Serving, serving, wait_until
 
