@@ -20,8 +20,8 @@ from llamahybrid.prompt_cache.outline import MOST_BRANCHES, Branch, outline
 from llamahybrid.prompt_cache.tier import Tier
 from llamahybrid.server.keys import Viewer, tag_of
 from llamahybrid.server.limits import PAGE
+from llamahybrid.server.llama_server.props import slots_told, text_of
 from llamahybrid.server.service import Service
-from llamahybrid.server.slots import slots_told, text_of
 
 MOST_TEXTS = 200
 """Most branches with text."""

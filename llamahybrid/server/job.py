@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 from llamahybrid.client.handle import RequestHandle
 from llamahybrid.core.report import PromptProgress, RequestReport
 from llamahybrid.errors import RequestCancelled
+from llamahybrid.server.errors import refusal
 
 LATER = 2e-3
 """Seconds between an item and its delivery: less than a decode step, more than the end of one."""
@@ -34,26 +35,19 @@ Create = Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class Failure:
-    """The last item of a request that failed."""
-
-    error: BaseException
-    reports: tuple[RequestReport, ...] = ()
-    """See `Done.reports`: what was decoded before."""
-
-
-@dataclass(frozen=True)
-class Done:
-    """The last item of a request that succeeded or was cancelled."""
+class End:
+    """The last item of a request."""
 
     reports: tuple[RequestReport, ...]
     """Decoded and reused tokens of each answer. The first report is of the answer that decoded the prompt."""
-    reasons: tuple[str, ...]
+    reasons: tuple[str, ...] = ()
     """Why each prompt started where it did; names no token."""
+    error: BaseException | None = None
+    """Why the request failed; None: it succeeded, or was cancelled."""
 
 
-Item: TypeAlias = "Chunk | Failure | Done"
-"""A completion or a chunk of one; at the end `Done` or `Failure`."""
+Item: TypeAlias = "Chunk | End"
+"""A completion or a chunk of one; at the end `End`."""
 
 
 class Outbox:
@@ -70,7 +64,7 @@ class Outbox:
     def call(self, receive: Callable[[Item], None], item: Item) -> None:
         """Have `receive(item)` called in the loop, in the order of these calls; from any thread."""
         self._calls.append((receive, item))
-        last = isinstance(item, (Done, Failure))  # its request decodes no more: nothing is held up
+        last = isinstance(item, End)  # its request decodes no more: nothing is held up
         if last or not self._woken:
             self._woken = True
             how = (self._flush,) if last else (self._loop.call_later, LATER, self._flush)
@@ -94,7 +88,7 @@ class Job:
         create: Create,
         stream: bool,
         open_handle: Callable[[], AbstractContextManager[RequestHandle]],
-        over: Callable[[Job, Done | Failure], None],
+        over: Callable[[Job, End], None],
         outbox: Outbox,
         progress: Callable[[PromptProgress], Chunk] | None = None,
     ) -> None:
@@ -134,13 +128,15 @@ class Job:
         found, self._items = self._items, []
         return found
 
-    async def whole(self) -> Chunk | Failure:
-        """Return the only item of a request without a stream, or its failure."""
+    async def whole(self) -> Chunk:
+        """Return the only item of a request without a stream. Raises Refusal if it failed."""
         items = await self.items()
-        while not isinstance(items[-1], (Done, Failure)):
+        while not isinstance(items[-1], End):
             items += await self.items()
         first = items[0]
-        return Failure(RequestCancelled("the request was cancelled")) if isinstance(first, Done) else first
+        if isinstance(first, End):
+            raise refusal(first.error or RequestCancelled("the request was cancelled"))
+        return first
 
     def cancel(self) -> None:
         """End the request; the answer so far still comes out."""
@@ -166,14 +162,13 @@ class Job:
 
     def _work(self) -> None:
         """Run in a thread of its own."""
-        last: Done | Failure
         try:
             last = self._run()
         except BaseException as error:
-            last = Failure(error, tuple(self.reports))
+            last = End(tuple(self.reports), error=error)
         self._outbox.call(self._end, last)
 
-    def _run(self) -> Done:
+    def _run(self) -> End:
         with self._open_handle() as handle:
             with self._lock:
                 self._handle = handle
@@ -192,7 +187,7 @@ class Job:
                         if self._dropped:
                             break
                         self._put(chunk)
-        return Done(tuple(handle.reports), tuple(handle.reasons))
+        return End(tuple(handle.reports), tuple(handle.reasons))
 
     def _put_progress(self, progress: PromptProgress) -> None:
         assert self._progress is not None
@@ -207,6 +202,6 @@ class Job:
         self._arrived.set()
 
     def _end(self, last: Item) -> None:
-        assert isinstance(last, (Done, Failure))
+        assert isinstance(last, End)
         asyncio.get_running_loop().call_soon(self._over, self, last)  # its errors stop no other job
         self._take(last)

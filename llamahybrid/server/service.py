@@ -23,8 +23,8 @@ from llamahybrid.server.admission import Admission, Place
 from llamahybrid.server.answer import Answer, unless_gone
 from llamahybrid.server.bodies import Body, RequestBody
 from llamahybrid.server.completion import make_answer, prompts_of
-from llamahybrid.server.errors import bad, later, refusal
-from llamahybrid.server.job import FOREVER, Chunk, Done, Failure, Job, Outbox
+from llamahybrid.server.errors import bad, later
+from llamahybrid.server.job import FOREVER, Chunk, End, Job, Outbox
 from llamahybrid.server.keyed_prompts import KeyedPrompts
 from llamahybrid.server.keys import Viewer, Viewers, salt_of_request
 from llamahybrid.server.loading import load
@@ -214,7 +214,7 @@ class Service:
             raise later("too many requests for embeddings; ask again later", 1, 429)
         self._beside += beside
 
-        def over(job: Job, _: Done | Failure) -> None:
+        def over(job: Job, _: End) -> None:
             self._beside -= beside
             self.jobs.pop(job, None)
             self.admission.leave(place)
@@ -228,12 +228,9 @@ class Service:
         self.jobs[job] = alias
         job.start(self._threads)
         try:
-            made = await unless_gone(request.receive, asyncio.ensure_future(job.whole()))
+            return await unless_gone(request.receive, asyncio.ensure_future(job.whole()))
         finally:
             job.drop()
-        if isinstance(made, Failure):
-            raise refusal(made.error)
-        return made
 
     def slots_to_embed(self, model: str | None) -> int:
         """Return the slots for embedding texts: none if the model is open and embeds in parallel to chats."""
@@ -270,16 +267,13 @@ class Service:
         if not entered.cancelled() and entered.exception() is None:
             self.admission.leave(entered.result()[1])
 
-    def _over(
-        self, arrived: float, place: Place, tag: str, prompts: int, job: Job, last: Done | Failure
-    ) -> None:
+    def _over(self, arrived: float, place: Place, tag: str, prompts: int, job: Job, last: End) -> None:
         self.jobs.pop(job, None)
         self.admission.leave(place)
-        reports, reasons = last.reports, last.reasons if isinstance(last, Done) else ()
-        end = "cancelled" if job.cancelled else "done" if isinstance(last, Done) else "failed"
+        end = "cancelled" if job.cancelled else "done" if last.error is None else "failed"
         waited = job.started - arrived
-        self.metrics.answered(reports, waited, end, prompts)
-        self.history.appendleft((tag, summary(reports, reasons, waited, end)))
+        self.metrics.answered(last.reports, waited, end, prompts)
+        self.history.appendleft((tag, summary(last.reports, last.reasons, waited, end)))
 
     @property
     def _ping_seconds(self) -> float:
