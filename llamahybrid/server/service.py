@@ -144,8 +144,8 @@ class Service:
             if llm.model_params.vocab_only:
                 raise bad("this model was opened for its vocabulary alone (vocab_only)", "model")
             tag = salt_tag(digest(named))
-            observe = self._observer(request, body, llm, alias, tag)
-            rules = PromptRules(self.settings.max_prompt_tokens, observe)
+            observers = tuple(self._observers(request, body, llm, alias, tag))
+            rules = PromptRules(self.settings.max_prompt_tokens, observers)
             form = asked.answer_format(llm, asked, alias)
             create = partial(make_answer, form, body, rules, ignore)
             progress = form.progress if body.return_progress else None
@@ -175,21 +175,15 @@ class Service:
         require_known(body, self.settings.ignore_unknown_fields)
         body.require_supported(self.settings.max_n, self.settings.max_logprobs)
 
-    def _observer(self, request: Request, body: Body, llm: Llama, alias: str, tag: str) -> Observer | None:
-        """Return the function that gets the ids of a request's prompts."""
-        observe, key = self.observer(request), body.prompt_cache_key
-        if not key or llm.prompt_cache is None:
-            return observe
-        if alias not in self._keyed:
-            self._keyed[alias] = KeyedPrompts(llm.prompt_cache)
-        note = partial(self._keyed[alias].note, tag, key)
-
-        def both(tokens: Sequence[int]) -> None:
-            note(tokens)
-            if observe is not None:
-                observe(tokens)
-
-        return both
+    def _observers(
+        self, request: Request, body: Body, llm: Llama, alias: str, tag: str
+    ) -> Iterator[Observer]:
+        """Yield the functions that get the ids of a request's prompts."""
+        if (observe := self.observer(request)) is not None:
+            yield observe
+        if body.prompt_cache_key and llm.prompt_cache is not None:
+            keyed = self._keyed.setdefault(alias, KeyedPrompts(llm.prompt_cache))
+            yield partial(keyed.note, tag, body.prompt_cache_key)
 
     async def use(self, model: str | None, work: Callable[[Llama], Result]) -> Result:
         """Run `work` on a model in a thread, without a slot. Raises Refusal, and the errors of `work`."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import groupby
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from typing_extensions import Self
 
 from llamahybrid.client.chat_template import unread
 from llamahybrid.client.markers import markers_of
@@ -54,32 +54,9 @@ class Source(BaseModel):
     url: str = ""
 
     @model_validator(mode="after")
-    def _complete(self) -> Source:
+    def _complete(self) -> Self:
         if not (self.url if self.type == "url" else self.media_type and self.data):
             raise ValueError(f"the {self.type} of this image is missing")
-        return self
-
-
-class Block(BaseModel):
-    """A content block of any type."""
-
-    type: str
-    text: str = ""
-    source: Source | None = None
-    thinking: str = ""
-    id: str = ""
-    name: str = ""
-    input: dict[str, Any] = {}
-    tool_use_id: str = ""
-    content: Blocks = []
-
-    @model_validator(mode="after")
-    def _complete(self) -> Block:
-        if self.type not in _NEEDED:
-            raise ValueError(f"a block of type {self.type!r} is not supported")
-        if missing := [name for name in _NEEDED[self.type] if name not in self.model_fields_set]:
-            raise ValueError(f"{missing[0]} is missing in a block of type {self.type!r}")
-        _require_types("tool_result", self.content)
         return self
 
 
@@ -88,11 +65,42 @@ def _blocks(content: Any) -> Any:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def _require_types(place: str, blocks: list[Block]) -> list[Block]:
+def _require_types(place: str, blocks: Sequence[Part]) -> None:
     for block in blocks:
         if block.type not in _OF[place]:
             raise ValueError(f"a block of type {block.type!r} is no part of {place} content")
-    return blocks
+
+
+class Part(BaseModel):
+    """A block within the result of a call."""
+
+    type: str
+    text: str = ""
+    source: Source | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.type not in _NEEDED:
+            raise ValueError(f"a block of type {self.type!r} is not supported")
+        if missing := [name for name in _NEEDED[self.type] if name not in self.model_fields_set]:
+            raise ValueError(f"{missing[0]} is missing in a block of type {self.type!r}")
+        return self
+
+
+class Block(Part):
+    """A content block of any type."""
+
+    thinking: str = ""
+    id: str = ""
+    name: str = ""
+    input: dict[str, Any] = {}
+    tool_use_id: str = ""
+    content: Annotated[list[Part], First(), Field(max_length=MOST_PARTS), BeforeValidator(_blocks)] = []
+
+    @model_validator(mode="after")
+    def _results(self) -> Self:
+        _require_types("tool_result", self.content)
+        return self
 
 
 Blocks: TypeAlias = Annotated[list[Block], First(), Field(max_length=MOST_PARTS), BeforeValidator(_blocks)]
@@ -105,7 +113,7 @@ class Message(BaseModel):
     content: Blocks
 
     @model_validator(mode="after")
-    def _possible(self) -> Message:
+    def _possible(self) -> Self:
         if self.role not in ("user", "assistant", "system"):
             raise ValueError(f"there is no role {self.role!r}")
         _require_types(self.role, self.content)
@@ -136,7 +144,7 @@ class ToolChoice(BaseModel):
     disable_parallel_tool_use: bool = False
 
     @model_validator(mode="after")
-    def _possible(self) -> ToolChoice:
+    def _possible(self) -> Self:
         if self.type == "auto" and self.disable_parallel_tool_use:
             raise ValueError("disable_parallel_tool_use goes with any or tool, not with auto")
         if self.type == "tool" and self.name is None:
@@ -184,7 +192,7 @@ class CountTokensRequest(RequestBody):
 
     model: str
     messages: Annotated[list[Message], First()] = Field(min_length=1)
-    system: Annotated[Blocks, AfterValidator(partial(_require_types, "system"))] = Field(default=[])
+    system: Blocks = Field(default=[])
     tools: Annotated[list[Tool], First()] = Field(default=[], max_length=MOST_TOOLS)
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
@@ -201,6 +209,11 @@ class CountTokensRequest(RequestBody):
         require_few(said.get("messages"))
         require_few(_parts(said.get("messages")))  # results of calls have parts, too
         return said
+
+    @model_validator(mode="after")
+    def _instructions(self) -> Self:
+        _require_types("system", self.system)
+        return self
 
     def completion(self) -> ChatCompletionRequest:
         """See `RequestBody.completion`."""
@@ -285,7 +298,7 @@ def _chat_messages(message: Message) -> Iterator[dict[str, Any]]:
         yield {"role": message.role, "content": ""}
 
 
-def _part(block: Block) -> dict[str, Any]:
+def _part(block: Part) -> dict[str, Any]:
     if (source := block.source) is None:
         return {"type": "text", "text": block.text}
     inside = f"data:{source.media_type};base64,{source.data}"
