@@ -45,7 +45,7 @@ async def disconnect(receive: Receive) -> None:
 
 
 async def unless_gone(receive: Receive, doing: asyncio.Future[Result]) -> Result:
-    """Return the result of `doing`. Raises HungUp if the client disconnects before."""
+    """Return the result of `doing`. Cancels it and raises HungUp if the client disconnects before."""
     gone = asyncio.ensure_future(disconnect(receive))
     either: set[asyncio.Future[Any]] = {doing, gone}
     try:
@@ -56,6 +56,7 @@ async def unless_gone(receive: Receive, doing: asyncio.Future[Result]) -> Result
         return doing.result()
     finally:
         gone.cancel()
+        doing.cancel()
 
 
 class Answer(Response):
@@ -77,7 +78,6 @@ class Answer(Response):
             with suppress(HungUp):
                 await unless_gone(receive, sending)
         finally:
-            sending.cancel()
             self._job.drop()
 
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:

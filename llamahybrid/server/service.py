@@ -253,7 +253,6 @@ class Service:
             return await unless_gone(request.receive, entering)
         except BaseException:
             entering.add_done_callback(self._give_back)  # the cancellation may come too late
-            entering.cancel()
             raise
 
     def _give_back(self, entered: asyncio.Future[tuple[Llama, Place]]) -> None:
