@@ -86,7 +86,7 @@ def slots_told(llm: Llama, viewer: Viewer, running: int) -> list[dict[str, Any]]
     """Return all slots; a model of embeddings has one, in use if any request runs."""
     common = {"n_ctx": llm.n_ctx(), "speculative": bool(llm.draft_model)}
     if not llm.slots.all:
-        return [{"id": 0, **common, "is_processing": running > 0, "state": _state(running > 0)}]
+        return [{"id": 0, **common, "is_processing": running > 0, "state": _state(running > 0), "n_past": 0}]
     text = os.environ.get(SHOW_TEXT, "0").strip() not in ("", "0")
     return [
         {"id": number, **common, **_told(llm, slot, viewer, text)}
