@@ -31,8 +31,9 @@ PREVIEW_TOKENS = 60
 PREVIEW_WIDTH = 36
 
 
-@cache.command("list")
-def list_(
+@cache.command("list", help="The same as show.")
+@cache.command()
+def show(
     folder: Folder = None,
     preview: Preview = None,
     most: Annotated[int, typer.Option(min=1, help="branches to show")] = MOST_SHOWN,

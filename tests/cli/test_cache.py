@@ -76,7 +76,7 @@ def test_list_shows_shared_prefixes_once_and_why_each_checkpoint_is_kept(folder:
     other = np.array([*TEXT[:30], *b"sleeps"], np.int32)
     for name in ("aaaa", "aaaa+0aB._[red]zzzz"):
         put(folder, name, other, size=2 << 20)
-    result = run("list", "--dir", folder)
+    result = run("show", "--dir", folder)
     assert result.exit_code == 0, result.output
     lines = [line.strip("│├└─ ") for line in result.output.splitlines()[1:]]
     assert sum(line.startswith("model ") for line in lines) == 3
