@@ -23,6 +23,8 @@ import numpy as np
 import numpy.typing as npt
 from llama_cpp import llama_grammar
 
+from llamahybrid.client.exact_schema import exact
+
 try:
     from llguidance import LLMatcher, LLTokenizer
 except ImportError:  # the package is optional
@@ -53,9 +55,6 @@ _DIFFERS = re.compile(
     re.DOTALL,
 )
 """The parts of Python's regular expressions that llguidance's (Rust's regex-syntax) may read otherwise."""
-
-_CLASS = re.compile(r"\\.|\[\^?\]?((?:\\.|[^\]\\])*)\]", re.DOTALL)
-_OPERATOR = re.compile(r"\[|&&|--|~~")
 
 _tokenizers: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
@@ -185,40 +184,7 @@ def compiled(schema: Any) -> str:
     """
     if not isinstance(schema, (dict, bool)):
         raise ValueError("a JSON schema is an object")
-    text = json.dumps(closed(schema))
-    json.loads(text, parse_int=_require_exact, object_hook=_require_followed)
-    return _compiled(text)
-
-
-def _require_exact(digits: str) -> int:
-    """Raise ValueError for an integer that llguidance would change: it reads floats, and has 64 bits.
-
-    The constant -2^63 ends the process (SIGSEGV).
-    """
-    number, most = int(digits), (1 << 63) - 1
-    if abs(number) > most or min(int(float(number)), most) != number:
-        raise ValueError(f"the integer {digits} is too large to be exact")
-    return number
-
-
-def _require_followed(part: dict[str, Any]) -> Any:
-    """Raise ValueError for a schema that llguidance takes, and whose answers may break it.
-
-    It lets a whole number through as an exclusive bound if the other bound is less than 1 away, and reads
-    classes of regular expressions with the operators of Rust.
-    """
-    for near, far, sign in (("Minimum", "Maximum", 1), ("Maximum", "Minimum", -1)):
-        found: list[Any] = [part.get(f"exclusive{near}"), part.get(far.lower()), part.get(f"exclusive{far}")]
-        bound, *others = found
-        whole = isinstance(bound, (int, float)) and bound % 1 == 0 and sign * bound >= 0
-        if whole and any(isinstance(each, (int, float)) and sign * (each - bound) < 1 for each in others):
-            raise ValueError(f"exclusive{near} is a whole number, and the other bound less than 1 away")
-    named = part.get("patternProperties")
-    for pattern in (part.get("pattern"), *(named if isinstance(named, dict) else ())):
-        classes = _CLASS.finditer(pattern) if isinstance(pattern, str) else ()
-        if any(_OPERATOR.search(re.sub(r"\\.", "", found[1] or "")) for found in classes):
-            raise ValueError(f"a class in {pattern!r} holds [, &&, -- or ~~; escape them")
-    return part
+    return _compiled(exact(closed(schema)))
 
 
 def tokenizer_of(llm: Any) -> Any:

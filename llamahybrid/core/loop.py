@@ -7,17 +7,16 @@ in the main thread alone, so that no operation of the loop is interrupted.
 
 from __future__ import annotations
 
-import atexit
 import logging
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from queue import Empty, SimpleQueue
+from threading import Event
 from typing import Any, NamedTuple
-from weakref import WeakSet
 
+from llamahybrid.core import process
 from llamahybrid.core.loop_thread import LoopThread
 from llamahybrid.core.request import Reader, Reply, Request, Task
 from llamahybrid.core.scheduler import Scheduler
@@ -68,7 +67,7 @@ class DecodeLoop:
         """The thread waits for a message: no operation on memory is half done."""
         self._on_end: Callable[[], None] | None = None
         """Called in the loop's thread after the last request."""
-        _loops.add(self)
+        process.add(self)
 
     # -- from any thread ---------------------------------------------------------------------------
 
@@ -213,6 +212,19 @@ class DecodeLoop:
         return [*self.slots.seated, *self.slots.waiting]
 
     # -- the thread --------------------------------------------------------------------------------
+
+    def hold(self, over: Event, seconds: float) -> None:
+        """Hold the thread between two operations until `over`; wait until it is there, at most `seconds`."""
+        if self._thread.alive and not self.here:
+            held = Event()
+            self._inbox.put(Message(partial(self._held, held, over)))
+            held.wait(seconds)
+
+    def _held(self, held: Event, over: Event) -> None:
+        self._idle = True
+        held.set()
+        over.wait()
+        self._idle = False
 
     def renew_in_child(self) -> None:
         """Start anew in a forked process, which has the forking thread alone.
@@ -375,23 +387,3 @@ class DecodeLoop:
 
 def _look() -> None:
     """Wake the loop: a request was cancelled."""
-
-
-# -- the process -----------------------------------------------------------------------------------
-
-_loops: WeakSet[DecodeLoop] = WeakSet()
-
-
-@atexit.register
-def _end_all() -> None:
-    for loop in list(_loops):
-        loop.end_at_exit()
-
-
-def _renew_all() -> None:
-    for loop in list(_loops):
-        loop.renew_in_child()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_all)

@@ -91,8 +91,9 @@ class PromptCache(RamStore):
                 folder = folder.expanduser()  # RuntimeError: nobody knows that home
                 disk_limit = MAX_DISK_BYTES if disk_bytes is None else disk_bytes
                 self.disk = Tier(DiskRows(folder), disk_limit, self, disk_write_bytes)
-                if disk_bytes is None:  # of the free space and of the records that are there
-                    self.disk.limit = default_disk_bytes(folder, self.disk.rows.nbytes)
+                if disk_bytes is None:
+                    default = self.disk.writer.default_limit = partial(default_disk_bytes, folder)
+                    self.disk.limit = default(self.disk.rows.nbytes)
             except (OSError, RuntimeError, ValueError) as error:  # ValueError: no path has such letters
                 logger.warning("the disk cache in %s cannot be used: %s", folder, error)
         if remote is not None:

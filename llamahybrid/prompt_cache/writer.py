@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, TimeoutError
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -57,6 +57,8 @@ class Writer:
         self.budget = WriteBudget(hourly)
         self.quiet_seconds = quiet_seconds
         """See `write_policy`; 0: everything is written at once."""
+        self.default_limit: Callable[[int], int] | None = None
+        """Returns the tier's limit by the bytes of its records, for each job; None: it stays as it is."""
         self.closed = False
         """`Tier.close` was called, and nothing was queued since."""
         self._namespaces: dict[str, None] = {}
@@ -84,7 +86,7 @@ class Writer:
 
         They supersede older jobs on this path. `path`: an array that nobody changes.
         """
-        if not self._tier.limit or not points:
+        if not (self._tier.limit or self.default_limit) or not points:
             return
         self.closed, now = False, time.monotonic()
         with self._lock:
@@ -169,6 +171,8 @@ class Writer:
     def _write_now(self, job: Job) -> bool:
         """Write the checkpoints of a job; RAM may have evicted them since. False: a path was forgotten."""
         tier, store, job.forgets = self._tier, self._tier.store, self.source.forgets
+        if self.default_limit is not None:  # the disk may have been full, or its index locked, at the start
+            tier.limit = self.default_limit(tier.rows.nbytes)
         self._namespaces[job.namespace] = None
         job.pinned = None  # a pin may be new, where the job was tried before
         job.seen = store.look(job.namespace, job.path)

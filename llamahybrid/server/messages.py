@@ -52,7 +52,8 @@ def normalized(messages: Any) -> Any:
     """Return messages with upstream's names and contents.
 
     Null fields are left out. Text parts become one text, a line for each part, as in llama-server and vLLM.
-    Faults are left to validation.
+    Faults are left to validation. Raises ValueError for an image in the result of a tool, since no chat
+    format of upstream reads it.
     """
     if not isinstance(messages, list):
         return messages
@@ -75,6 +76,10 @@ def _normalized(message: dict[str, Any]) -> dict[str, Any]:
     if (texts := _texts(content)) is not None:
         made["content"] = "\n".join(texts)
     elif isinstance(content, list):
+        if role == "tool" and any(
+            isinstance(part, dict) and part.get("type") == "image_url" for part in content
+        ):
+            raise ValueError("messages: images in the result of a tool are not supported")
         made["content"] = [without_nulls(part) if isinstance(part, dict) else part for part in content]
     return made
 

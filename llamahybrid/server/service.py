@@ -20,7 +20,7 @@ from llamahybrid.llama import Llama
 from llamahybrid.memory.fingerprint import salt_tag
 from llamahybrid.prompt_cache.base import OUTSIDE
 from llamahybrid.server.admission import Admission, Place
-from llamahybrid.server.answer import Answer, unless_gone
+from llamahybrid.server.answer import Answer, HungUp, unless_gone
 from llamahybrid.server.bodies import Body, RequestBody
 from llamahybrid.server.completion import make_answer, prompts_of
 from llamahybrid.server.errors import bad, later
@@ -139,7 +139,11 @@ class Service:
         alias = self.models.alias(body.model)
         named = self.salt(request, body.cache_salt)
         prompts = prompts_of(body)
-        llm, place = await self._enter(request, alias, (body.n or 1) * prompts)
+        try:
+            llm, place = await self._enter(request, alias, (body.n or 1) * prompts)
+        except HungUp:
+            self.metrics.answered((), 0.0, "cancelled")
+            raise
         try:
             if llm.model_params.vocab_only:
                 raise bad("this model was opened for its vocabulary alone (vocab_only)", "model")

@@ -14,7 +14,9 @@ import pytest
 
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache import cache as cache_module
+from llamahybrid.prompt_cache.block_store import Busy
 from llamahybrid.prompt_cache.cache import MAX_DISK_BYTES, default_disk_bytes
+from llamahybrid.prompt_cache.disk import DiskRows
 from tests.lab.fake_engine import FakeEngine
 
 from .asking import SLOW, A, B, ask, files
@@ -44,6 +46,45 @@ def test_the_budget_of_a_folder_does_not_shrink_by_what_it_holds(folder: Path, m
         assert cache.close()
     assert files(folder)
     assert limits == [2_000_000, 2_000_000]
+
+
+def test_a_disk_that_was_full_at_the_start_is_written_to_once_it_has_room(folder: Path, monkeypatch) -> None:
+    free = 0
+    monkeypatch.setattr(cache_module.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    cache = PromptCache(1 << 24, folder)
+    ask(cache, A)
+    assert cache.flush()
+    assert not files(folder)
+    free = 8_000_000
+    ask(cache, B)
+    assert cache.close()
+    assert files(folder)
+
+
+def test_the_budget_of_a_folder_that_was_locked_at_the_start_counts_what_it_holds(
+    folder: Path, monkeypatch
+) -> None:
+    kept = PromptCache(1 << 24, folder)
+    ask(kept, A)
+    assert kept.close()
+    inner, locked = DiskRows.open, True
+
+    def open_unless_locked(rows: DiskRows) -> None:
+        if locked:
+            raise Busy("another process holds its lock")
+        inner(rows)
+
+    def usage(_: Path) -> SimpleNamespace:
+        return SimpleNamespace(free=8_000_000 - sum(path.stat().st_size for path in files(folder)))
+
+    monkeypatch.setattr(cache_module.shutil, "disk_usage", usage)
+    monkeypatch.setattr(DiskRows, "open", open_unless_locked)
+    cache = PromptCache(1 << 24, folder)
+    locked = False
+    ask(cache, B)
+    assert cache.close()
+    assert cache.disk is not None
+    assert cache.disk.limit == 2_000_000
 
 
 @pytest.mark.parametrize(("free", "expected"), [(1000, 250), (1 << 50, MAX_DISK_BYTES)])

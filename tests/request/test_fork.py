@@ -56,6 +56,50 @@ print(child(goes_on), child(lambda: stream.close() is None), goes_on(), answer(o
 """
 
 
+BUSY = """
+from llamahybrid.capi.calls import NativeContext
+
+one = range(10, 60)
+expected, inside, runs, decode = answer(one), [], threading.Event(), NativeContext.decode_parts
+
+def observed(*args):
+    inside.append(True)
+    runs.set()
+    try:
+        return decode(*args)
+    finally:
+        inside.pop()
+
+NativeContext.decode_parts = observed
+
+def talk():
+    for number in itertools.count():
+        if done.is_set():
+            return
+        answer([number % 200, *range(20, 250)])
+
+def forked_in_a_batch():
+    runs.clear()
+    runs.wait(60)
+    pid = os.fork()
+    if not pid:
+        signal.alarm(150)
+        try:
+            os._exit(1 if inside else 0 if answer(one) == expected else 3)
+        finally:
+            os._exit(2)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+done = threading.Event()
+talking = threading.Thread(target=talk)
+talking.start()
+codes = {forked_in_a_batch() for _ in range(8)}
+done.set()
+talking.join()
+print(*codes, answer(one) == expected)
+"""
+
+
 HANDLER = """
 prompt = [10 + (7 * i) % 100 for i in range(400)]
 child, forked = None, threading.Event()
@@ -92,14 +136,18 @@ print(status, answer(prompt) == first)
     [
         (STREAM, "greedy", ["0", "0", "True", "True"]),
         (STREAM, "drawn", ["0", "0", "True", "True"]),
+        (BUSY, "greedy", ["0", "True"]),
         (HANDLER, "greedy", ["0", "True"]),
     ],
-    ids=["a stream", "a drawn stream", "a signal handler in a wait"],
+    ids=["a stream", "a drawn stream", "another thread's batch", "a signal handler in a wait"],
 )
 def test_forked_processes_and_their_parent_go_on_with_one_model(
     tiny_model: Callable[..., Path], slots: int, script: str, way: str, told: list[str]
 ) -> None:
-    """A wait that is forked ends in the child, and a stream goes on there with the same tokens."""
+    """A wait that is forked ends in the child, and a stream goes on there with the same tokens.
+
+    A fork waits for the batch that runs.
+    """
     command = [sys.executable, "-c", OPENING + script, str(tiny_model("qwen35")), str(slots), way]
     done = subprocess.run(command, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr

@@ -45,6 +45,10 @@ IMAGE: Any = {
     "type": "image",
     "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="},
 }
+PICTURED: list[Any] = [
+    CALLED[1],
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": [IMAGE]}]},
+]
 
 
 def chat(http: httpx.Client, messages: list[Any], **more: Any) -> Any:
@@ -429,6 +433,7 @@ def test_thinking_that_a_template_leaves_out_by_itself(tiny_model: TinyModel, tm
         ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}, "disable_parallel_tool_use"),
         ({"context_management": {"edits": [{"type": "compact_20260112"}]}}, "context_management"),
         ({"cache_salt": 5}, "cache_salt"),
+        ({"messages": [QUESTION, *PICTURED]}, "images in the result of a tool"),
         ({"stop_sequnces": ["x"]}, "'stop_sequences'"),
     ],
 )

@@ -18,6 +18,7 @@ PATTERNS = (
     *(r"^[\\/]{1,4}$", r"^\S{2,5}$", r"^[\u00e9\u20ac]{1,3}x$", r"^(a|\n|\t){1,5}$", r'^"[a-z]*"$', r"ab"),
 )
 FORMATS = ("date", "time", "date-time", "uuid", "ipv4", "email", "hostname")
+LOOP = {"$ref": "#/$defs/a~1b"}
 REFUSED: list[dict[str, Any]] = [
     {"type": "array", "items": {"type": "integer"}, "uniqueItems": True},
     {"type": "array", "contains": {"const": 3}},
@@ -27,7 +28,12 @@ REFUSED: list[dict[str, Any]] = [
     {"type": "string", "pattern": "^([0-9{3}$"},
     {"$ref": "https://example.com/schema.json"},
     {"$ref": "#/$defs/none"},
+    {"$ref": "#"},
+    {"type": "object", "properties": {"a": {"$ref": "#/$defs/a~1b"}}, "$defs": {"a/b": {"allOf": [LOOP]}}},
     {"type": "string", "minLength": "9"},
+    {"type": "string", "format": "date", "const": "1900-02-29"},
+    {"type": "string", "format": "date-time", "const": "2023-02-29T00:00:00Z"},
+    {"type": "string", "format": "time", "const": "12:00:60Z"},
     {"enum": [1, (1 << 53) + 1]},
     {"const": -(1 << 63)},
     {"type": "integer", "minimum": 1 << 63},
@@ -120,6 +126,12 @@ def test_an_answer_follows_its_schema(http: httpx.Client, first: int, count: int
             continue
         jsonschema.validate(json.loads(said(got.json(), asked)), form)
     assert max(refused, cut) <= count / 20
+
+
+@pytest.mark.parametrize(("kind", "time"), [("date", "2024-02-29"), ("date-time", "2000-02-29T23:59:59.5Z")])
+def test_the_last_day_of_february_follows_its_format(http: httpx.Client, kind: str, time: str) -> None:
+    answer = post(http, as_format({"type": "string", "format": kind, "enum": [time, "2023-02-29"]})).json()
+    assert json.loads(said(answer, as_format)) == time
 
 
 @pytest.mark.parametrize("asked", [as_format, as_tool])

@@ -25,6 +25,7 @@ SCHEMA: dict[str, Any] = {
     "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
     "required": ["city"],
 }
+IMAGE: Any = {"type": "input_image", "image_url": "x"}
 TOOL: Any = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": False}
 CALL = '{"name": "weather", "arguments": {"city": "Paris", "days": 3}}'
 ASKED: dict[str, Any] = {"model": "any", "input": [QUESTION], "max_output_tokens": 12}
@@ -245,11 +246,12 @@ def test_the_request_comes_back_in_the_response(client: openai.OpenAI) -> None:
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
         ({"input": [{"type": "computer_call"}]}, None),
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, None),
-        ({"input": [{"role": "system", "content": [{"type": "input_image", "image_url": "x"}]}]}, None),
+        ({"input": [{"role": "system", "content": [IMAGE]}]}, None),
         (
             {"input": [{"type": "function_call", "name": "f", "arguments": {}}]},
             "messages.0.assistant.tool_calls.0.id",
         ),
+        ({"input": [{"type": "function_call_output", "call_id": "1", "output": [IMAGE]}]}, None),
         ({"input": ["hello"]}, None),
         ({"input": [{"role": "robot", "content": "x"}]}, "messages.0"),
         ({"input": []}, "messages"),

@@ -104,7 +104,14 @@ def test_a_client_that_hangs_up_while_another_s_prompt_is_decoded_frees_its_slot
             assert first.result().status_code == 200
 
 
-def test_disconnected_client_leaves_the_queue(
+def cancelled(server: Serving) -> float:
+    """The number of cancelled requests, as /metrics has it."""
+    name = 'llamahybrid:requests_total{end="cancelled"} '
+    counts = [line.removeprefix(name) for line in server.metrics().splitlines() if line.startswith(name)]
+    return float(counts[0]) if counts else 0.0
+
+
+def test_disconnected_client_leaves_the_queue_and_is_counted(
     server: Serving, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     admission = server.service.admission
@@ -121,9 +128,11 @@ def test_disconnected_client_leaves_the_queue(
         holding = [pool.submit(hold) for _ in range(3)]
         try:
             wait_until(lambda: admission.running == 3)
+            before = cancelled(server)
             server.hang_up("/v1/completions", {"prompt": "x"}, lambda: admission.waiting == 1)
             wait_until(lambda: admission.waiting == 0)
             assert admission.running == 3
+            wait_until(lambda: cancelled(server) == before + 1)
         finally:
             held.go_on()
             stop.set()

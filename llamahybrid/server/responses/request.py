@@ -233,7 +233,7 @@ def _part(part: Any) -> Json:
 def _text(content: str | list[Json]) -> str:
     if isinstance(content, str):
         return content
-    raise ValueError("input: only messages of the user and outputs of tools hold images")
+    raise ValueError("input: only messages of the user hold images")
 
 
 def _call(item: Json) -> Json:
