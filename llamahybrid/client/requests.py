@@ -16,14 +16,14 @@ from typing import Any, TypeVar
 from weakref import ref
 
 from llamahybrid.client.handle import RequestHandle, advanced_for, handle_here
-from llamahybrid.client.native_calls import ThreadState, collecting, piece
+from llamahybrid.client.native_calls import ThreadState, collecting
 from llamahybrid.client.salt import SHARED
 from llamahybrid.core.loop import DecodeLoop
 from llamahybrid.core.report import Progress, RequestReport
 from llamahybrid.core.request import Request
 from llamahybrid.core.slot import Slot
 from llamahybrid.core.view import View
-from llamahybrid.errors import LlamaHybridError
+from llamahybrid.errors import LlamaHybridError, ModelClosed
 
 Result = TypeVar("Result")
 
@@ -351,14 +351,7 @@ class Requests:
         """Return the report of a request."""
         llm = self._of()
         assert llm is not None, "the caller holds it"
-        return progress.report(self._spell, explain=llm._explain)
-
-    def _spell(self, token: int) -> str:
-        """Return the text of a token; its id for native content and for a closed model."""
-        llm = self._of()
-        if llm is None or not 0 <= token < llm._n_vocab:
-            return str(token)
-        return piece(llm._model, token)
+        return progress.report(partial(_text_of, llm._model), explain=llm._explain)
 
     def reporter(self) -> Callable[[Request], None]:
         """Return a function that calls `on_request`, for the loop, which must not keep its model alive."""
@@ -388,3 +381,12 @@ class Requests:
             raise LlamaHybridError("on_request and on_progress cannot use their model: use it afterwards")
         if self.loop is not None and self.loop.here and (self.inside is None or collecting()):
             raise LlamaHybridError("a finalizer in the decode loop's thread cannot use its model")
+
+
+def _text_of(model: Any, token: int) -> str:
+    """Return the text of a token; its id for native content and for a closed model."""
+    try:
+        text: bytes = model.detokenize([token], special=True)
+    except (ModelClosed, ValueError):
+        return str(token)
+    return text.decode("utf-8", "replace")
