@@ -119,7 +119,7 @@ def generate(
         else:
             yield from _done(loop, request, lambda ex: ex.prefill(request, prompt, reset))
     except RequestCancelled:
-        if request.completing and not (request.unwanted and request.progress is None):
+        if request.completing:
             return
         raise
     finally:
