@@ -27,7 +27,7 @@ from llamahybrid.client.extras import NO_EXTRAS, current_extras
 from llamahybrid.client.handle import RequestHandle, made_with, takes_salt
 from llamahybrid.client.native_calls import GuardedModel, NativeCalls, held
 from llamahybrid.client.requests import Requests
-from llamahybrid.client.salt import digest, model_salt, text_of
+from llamahybrid.client.salt import digest, text_of
 from llamahybrid.client.stateful import StatefulLlama
 from llamahybrid.configuration import cache_for, current, wait_timeout
 from llamahybrid.core.assembly import ContextShape, Wish, assemble, filled_in, require_adapter, slots_for
@@ -155,8 +155,23 @@ class Llama(StatefulLlama):
 
     model_params = filled_in("_model_params", by="offload")
     context_params = filled_in("_context_params", by="_shape")
-    cache_salt = model_salt()
     draft_model = asked_model()
+
+    @property
+    def cache_salt(self) -> str:
+        """Name of the computation: state stored under one salt is never used under another.
+
+        Model content, parameters, engine, and changes by llama_cpp's functions are noticed without a salt.
+        Set one when you change the numbers in another way; the old one makes its state usable again.
+        """
+        return self._cache_salt
+
+    @cache_salt.setter
+    def cache_salt(self, salt: str | None) -> None:
+        salt, loop = text_of(salt), self.requests.loop
+        if loop is not None and not loop.closed:
+            self.requests.whole(lambda: [slot.runner.computed_under(salt) for slot in self.slots])
+        self._cache_salt = salt
 
     @property
     def runner(self) -> Runner | None:
