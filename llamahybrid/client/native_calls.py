@@ -123,15 +123,6 @@ for _name, _method in list(vars(LlamaModel).items()):
         setattr(GuardedModel, _name, held(_method))
 
 
-def executes(frame: FrameType) -> bool:
-    """The call of a frame still runs: only then the frame refuses to be cleared."""
-    try:
-        frame.clear()
-    except RuntimeError:
-        return True
-    return False
-
-
 def collecting() -> bool:
     """The calling thread is inside the garbage collector, or the interpreter ends: it must not wait.
 
@@ -152,8 +143,6 @@ class ThreadState(threading.local):
     """The state of the calling thread."""
 
     def __init__(self) -> None:
-        self.stack: list[tuple[Request, FrameType]] = []
-        """The requests whose steps it is inside of, and the frames of these steps."""
         self.view: View | None = None
         """The view of its last request."""
         self.last: Request | None = None
@@ -162,12 +151,3 @@ class ThreadState(threading.local):
         """Stands for the thread; unlike its number, it is never reused."""
         self.telling = False
         """The thread is inside `on_request` or `on_progress`."""
-
-    def inside(self) -> Request | None:
-        """Return the request whose step runs; steps that an interrupt ended are taken off the stack."""
-        while self.stack:
-            request, frame = self.stack[-1]
-            if executes(frame):
-                return request
-            self.stack.pop()
-        return None

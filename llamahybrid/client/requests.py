@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextvars import copy_context
 from functools import partial
+from types import FrameType
 from typing import Any, TypeVar
 from weakref import ref
 
@@ -56,7 +57,18 @@ class Requests:
     @property
     def inside(self) -> Request | None:
         """The request whose step runs in the calling thread."""
-        return self._here.inside()
+        return next(self._steps(), None)
+
+    def _steps(self) -> Iterator[Request]:
+        """The requests whose steps run in the calling thread, the innermost first.
+
+        They are read from the thread's stack, where an interrupt cannot leave one that is over.
+        """
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:
+            if frame.f_code is _STEP and (local := frame.f_locals)["self"] is self:
+                yield local["request"]
+            frame = frame.f_back
 
     @property
     def seen(self) -> View:
@@ -105,17 +117,11 @@ class Requests:
 
     def step(self, request: Request, work: Callable[..., Result], *args: Any) -> Result:
         """Run `work(*args)` as a step of a request."""
-        here, entry = self._here, (request, sys._getframe())
-        stack = here.stack
         try:
-            stack.append(entry)
-            request.entered, request.reader = True, here.mark
+            request.entered, request.reader = True, self._here.mark
             return work(*args)
         finally:
             request.entered = False
-            if stack and stack[-1] is entry:
-                stack.pop()
-            del entry  # it holds this frame
 
     # -- making requests ---------------------------------------------------------------------------
 
@@ -150,7 +156,7 @@ class Requests:
             sent = None
             while True:
                 here = self._here  # whichever thread advances it
-                outer = here.inside() if here.stack else None
+                outer = self.inside
                 if outer is not None and outer is not request and outer.salt != request.salt:
                     raise LlamaHybridError("a request of one salt cannot be part of one that has another")
                 if inner is None:
@@ -175,8 +181,7 @@ class Requests:
         """Give a new request its view; `reset` False: it continues this thread's view."""
         self._limit(request)
         before = self._outside()
-        stack = self._here.stack
-        outer = stack[-2][0] if len(stack) > 1 else None
+        _, outer, *_ = *self._steps(), None, None
         if outer is not None:
             before = outer.view
         if reset:
@@ -381,6 +386,9 @@ class Requests:
             raise LlamaHybridError("on_request and on_progress cannot use their model: use it afterwards")
         if self.loop is not None and self.loop.here and (self.inside is None or collecting()):
             raise LlamaHybridError("a finalizer in the decode loop's thread cannot use its model")
+
+
+_STEP = Requests.step.__code__
 
 
 def _text_of(model: Any, token: int) -> str:
