@@ -151,7 +151,7 @@ def test_wrong_environment_is_refused_and_changes_nothing(no_settings: pytest.Mo
 @pytest.mark.parametrize("disk", ["~nobody-of-that-name/x", Path("~nobody-of-that-name"), "2GiB", True, "on"])
 def test_missing_home_folder_is_refused(no_settings: pytest.MonkeyPatch, disk: Any) -> None:
     no_settings.setenv("LLAMAHYBRID_CACHE_DIR", "~nobody-of-that-name")
-    with pytest.raises(ConfigurationError, match=r"disk=.*nobody of that name has a home folder"):
+    with pytest.raises(ConfigurationError, match=r"disk=.*(nobody of that name has a home folder|home directory)"):
         configure(disk=disk)
 
 
