@@ -321,7 +321,7 @@ def _closed(part: Any) -> Any:
         elif name in _INNER:
             result[name] = _closed(value)
     names, required = part.get("properties"), part.get("required", [])
-    says_all = isinstance(names, dict) and isinstance(required, list) and not part.keys() & _SAYS_OTHERWISE
-    if says_all and all(str(name) in names for name in required):
-        result["additionalProperties"] = False
+    if isinstance(names, dict) and isinstance(required, list) and not part.keys() & _SAYS_OTHERWISE:
+        closes = all(str(name) in names for name in required)
+        result |= {"additionalProperties": False} if closes else {}
     return result

@@ -159,14 +159,11 @@ def test_rows_of_one_request_are_not_another_ones(open_model):
 
 
 @pytest.mark.parametrize("arch", ["qwen35", "gemma3"])
-def test_logprobs_of_a_prompt_are_those_of_its_own_tokens(open_model, arch):
+def test_kept_rows_of_a_prompt_are_those_of_its_own_tokens(open_model, arch):
     """Prompts of one length in the same place, one after the other."""
-    llm = open_model(arch, logits_all=True, stock_logprobs=True)
-    stock = open_model(arch, llama_cpp.Llama, logits_all=True)
-    asked = {"max_tokens": 2, "temperature": 0.0, "logprobs": 1, "echo": True}
+    models = open_model(arch, logits_all=True), open_model(arch, llama_cpp.Llama, logits_all=True)
     for text in ("the tea is hot, I think", "the ink is dry, I think", "the tea was hot, I think", "the tea"):
-        ours, want = (
-            each.create_completion(text, **asked)["choices"][0]["logprobs"]["token_logprobs"]
-            for each in (llm, stock)
-        )
-        assert np.allclose(ours[1:], want[1:], atol=1e-3)
+        for llm in models:
+            llm.create_completion(text, max_tokens=2, temperature=0.0)
+        ours, want = (llm.scores[: llm.n_tokens] for llm in models)
+        assert np.allclose(ours, want, atol=5e-3)
