@@ -163,15 +163,15 @@ class Llama(StatefulLlama):
 
     @cache_salt.setter
     def cache_salt(self, salt: str | None) -> None:
-        salt, loop = text_of(salt), self.requests.loop
+        text, loop = text_of(salt), self.requests.loop
 
         def change() -> None:
             for slot in self.slots:
-                slot.runner.computed_under(text_of(salt))
+                slot.runner.computed_under(text)
 
         if loop is not None and not loop.closed:
             self.requests.whole(change)
-        self._cache_salt = salt
+        self._cache_salt = text
 
     @property
     def runner(self) -> Runner | None:
