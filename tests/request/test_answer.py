@@ -279,16 +279,6 @@ def test_wrong_arguments_are_refused_before_the_first_chunk(open_model: Opened) 
         next(llm.create_completion([1] * 600, stream=True))
 
 
-def test_a_seed_is_drawn_once(open_model: Opened) -> None:
-    """The next answer without a seed is the same after a stream as after a whole one."""
-    after = []
-    for stream in (False, True):
-        llm = open_model(seed=5)
-        list(llm.create_completion(PROMPT, max_tokens=4, stream=stream))
-        after.append(llm.create_completion(PROMPT, max_tokens=12, temperature=2.0)["choices"][0]["text"])
-    assert after[0] == after[1]
-
-
 def test_a_streamed_token_takes_few_calls_of_python(open_model: Opened) -> None:
     """In the thread that reads and in the one that decodes: each call delays the next batch."""
     calls = [0]
