@@ -57,14 +57,9 @@ class NativeCalls:
         return self
 
     @held
-    def run(self, work: Callable[..., Result], *args: Any) -> Result:
-        """Run `work(*args)`, which `end` waits for. Raises ModelClosed afterwards."""
-        return work(*args)
-
-    def require_open(self) -> None:
-        """Raise ModelClosed where calls are refused."""
-        if self.closed:
-            raise ModelClosed("the model is closed")
+    def run(self, work: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
+        """Run `work(*args, **kwargs)`, which `end` waits for. Raises ModelClosed afterwards."""
+        return work(*args, **kwargs)
 
     def require_outside(self) -> None:
         """Raise RuntimeError inside a call of this thread, where finalizers may run."""

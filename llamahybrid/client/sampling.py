@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -188,7 +187,6 @@ def sampler_for(llm: Any, make: Callable[..., LlamaSampler], *args: Any, **kwarg
 
     Raises ValueError for a grammar that cannot be read, ModelClosed.
     """
-    llm._calls.require_open()
     constraint: Constraint | None = None
     if (grammar := kwargs.get("grammar")) is not None:
         if isinstance(grammar, ConstraintGrammar):  # a mask for each row instead of rules
@@ -199,20 +197,10 @@ def sampler_for(llm: Any, make: Callable[..., LlamaSampler], *args: Any, **kwarg
     given, biases = kwargs.pop("logits_processor", None), list[TokenBias]()
     if isinstance(given, list) and (biases := [each for each in given if isinstance(each, TokenBias)]):
         given = [each for each in given if not isinstance(each, TokenBias)] or None
-    made = llm._calls.run(partial(make, *args, **kwargs))
-    sampler = RowSampler.over(made, llm, grammar is not None)
+    sampler = RowSampler.over(llm._calls.run(make, *args, **kwargs), llm, grammar is not None)
     sampler.constraint = constraint
     if isinstance(given, Iterable):  # upstream's callback fails at anything else, without effect
         sampler.processors = given
     if biases:
         sampler.lead(biases, llm._n_vocab)
     return sampler
-
-
-def sampled(llm: Any, sample: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
-    """Return the token that `llm.sample` gives; drop the sampler of a call that failed."""
-    try:
-        return int(llm._calls.run(partial(sample, *args, **kwargs)))
-    except BaseException:
-        llm._sampler = None  # upstream would use it for the next call, too
-        raise
