@@ -138,6 +138,8 @@ class ThreadState(threading.local):
     """The state of the calling thread."""
 
     def __init__(self) -> None:
+        self.running: Request | None = None
+        """None: it is inside of no step; else it may be (see `Requests.inside`)."""
         self.view: View | None = None
         """The view of its last request."""
         self.last: Request | None = None

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextvars import copy_context
 from functools import partial
-from types import FrameType
 from typing import Any, TypeVar
 from weakref import ref
 
@@ -57,18 +56,19 @@ class Requests:
     @property
     def inside(self) -> Request | None:
         """The request whose step runs in the calling thread."""
-        return next(self._steps(), None)
+        return None if self._here.running is None else next(iter(self._steps()), None)
 
-    def _steps(self) -> Iterator[Request]:
+    def _steps(self) -> list[Request]:
         """The requests whose steps run in the calling thread, the innermost first.
 
         They are read from the thread's stack, where an interrupt cannot leave one that is over.
         """
-        frame: FrameType | None = sys._getframe()
+        found, frame = list[Request](), sys._getframe().f_back
         while frame is not None:
-            if frame.f_code is _STEP and (local := frame.f_locals)["self"] is self:
-                yield local["request"]
+            if frame.f_code in _STEPS and (local := frame.f_locals)["self"] is self and local["running"]:
+                found.append(local["running"])
             frame = frame.f_back
+        return found
 
     @property
     def seen(self) -> View:
@@ -115,13 +115,15 @@ class Requests:
         """Make this the view of the calling thread."""
         self._here.view = self._shown = view
 
-    def step(self, request: Request, work: Callable[..., Result], *args: Any) -> Result:
+    def step(self, running: Request, work: Callable[..., Result], *args: Any) -> Result:
         """Run `work(*args)` as a step of a request."""
+        here, outer = self._here, self._here.running
         try:
-            request.entered, request.reader = True, self._here.mark
+            here.running = running
+            running.entered, running.reader = True, here.mark
             return work(*args)
         finally:
-            request.entered = False
+            running.entered, here.running = False, outer
 
     # -- making requests ---------------------------------------------------------------------------
 
@@ -152,11 +154,12 @@ class Requests:
     ) -> Generator[Any, Any, None]:
         """Run a generator in steps of a request, which ends with it."""
         inner: Generator[Any, Any, None] | None = None
+        running: Request | None = None
         try:
             sent = None
             while True:
                 here = self._here  # whichever thread advances it
-                outer = self.inside
+                outer = here.running and self.inside
                 if outer is not None and outer is not request and outer.salt != request.salt:
                     raise LlamaHybridError("a request of one salt cannot be part of one that has another")
                 if inner is None:
@@ -165,10 +168,14 @@ class Requests:
                 if outer is None and request.progress is not None and request.view.busy:
                     here.view = self._shown = request.view
                     here.last = self._last = request
-                try:
-                    item = self.step(request, inner.send, sent)
+                try:  # a step, without a further call for each token
+                    running = here.running = request
+                    running.entered, running.reader = True, here.mark
+                    item = inner.send(sent)
                 except StopIteration:
                     return
+                finally:
+                    request.entered, running, here.running = False, None, outer
                 sent = yield item
         finally:
             try:
@@ -388,7 +395,8 @@ class Requests:
             raise LlamaHybridError("a finalizer in the decode loop's thread cannot use its model")
 
 
-_STEP = Requests.step.__code__
+_STEPS = {Requests.step.__code__, Requests.drive.__code__}
+"""The code of frames whose `running` is the request of a step."""
 
 
 def _text_of(model: Any, token: int) -> str:
