@@ -427,27 +427,6 @@ def test_a_model_that_is_closed_meanwhile(several):
         list(stream)
 
 
-def test_a_first_request_that_never_comes_in_holds_up_no_other(several):
-    """Answers whose chat handler does not ask the model for the first one."""
-    llm = several(n_parallel=2)
-    said = []
-
-    def canned(llama, messages, seed, **asked):
-        said.append(seed)
-        if seed == 40:
-            return {
-                "id": "x",
-                "created": 1,
-                "choices": [{"message": {"content": ""}, "finish_reason": "stop"}],
-            }
-        return llama.create_completion(PROMPT, seed=seed, **ASKED)
-
-    llm.chat_handler = canned
-    made = llm.create_chat_completion(MESSAGES, n=3, seed=40)
-    assert [choice["index"] for choice in made["choices"]] == [0, 1, 2]
-    assert sorted(said) == [40, 41, 42]
-
-
 def test_completion_after_the_end_of_several_answers_is_none_of_them(several, alone):
     """A chat format of one's own keeps the context of an answer, for a thread of its own, say."""
     llm, kept = several(n_parallel=2), []
