@@ -19,7 +19,7 @@ from llama_cpp.llama_speculative import LlamaDraftModel
 from llamahybrid.capi.samplers import Samplers
 from llamahybrid.client.answer import TokenBytes, completion
 from llamahybrid.client.answers import answers
-from llamahybrid.client.chat_template import let_templates_fill_lists
+from llamahybrid.client.chat_template import use_own_formatter
 from llamahybrid.client.chat_way import chat_answer
 from llamahybrid.client.completion import answer_count, arguments, decode_ahead, generate
 from llamahybrid.client.embedding import embedded_beside, embedded_one_by_one
@@ -144,7 +144,7 @@ class Llama(StatefulLlama):
         self._token_bytes = TokenBytes(self)
         self.offload.opened(self._model)
         require_adapter(self)
-        let_templates_fill_lists(self)
+        use_own_formatter(self)
 
     pooling_type = held(llama_cpp.Llama.pooling_type)
 
