@@ -6,11 +6,9 @@ import threading
 from contextlib import suppress
 
 import llama_cpp
-import numpy as np
 import pytest
 
 from llamahybrid.client.answers import RANDOM_SEED, seeds
-from llamahybrid.client.completion import answer_count
 from llamahybrid.core import scheduler
 from llamahybrid.errors import Busy, ModelClosed
 from llamahybrid.harness.counters import DecodeCounter
@@ -148,14 +146,6 @@ def test_wrong_number_of_answers_is_refused(several, n):
             create(PROMPT, n=n)
     with pytest.raises(ValueError, match="n counts answers"):
         llm.create_chat_completion(MESSAGES, n=n, stream=True)
-
-
-def test_one_answer_is_upstreams_completion(several):
-    llm = several()
-    assert [answer_count(n) for n in (None, 1, np.int64(3))] == [1, 1, 3]
-    for n in (None, 1, np.int64(1)):
-        made = llm.create_completion(PROMPT, n=n, seed=40, **ASKED)
-        assert [choice["index"] for choice in made["choices"]] == [0]
 
 
 # -- what one asks for, each gets ------------------------------------------------------------------
@@ -328,14 +318,6 @@ def test_cancelling_ends_all_with_the_text_so_far(several, alone, patient, n_par
 
 
 @pytest.mark.parametrize("n_parallel", [1, 2])
-def test_cancelling_from_another_thread_ends_a_completion(several, n_parallel):
-    llm = several(n_parallel=n_parallel)
-    processors = llama_cpp.LogitsProcessorList([lambda _, scores: (in_thread(llm.cancel), scores)[1]])
-    made = llm.create_completion(PROMPT, n=3, seed=40, logits_processor=processors, **LONG)
-    assert gathered(made)[1] == ["cancelled"] * 3
-
-
-@pytest.mark.parametrize("n_parallel", [1, 2])
 @pytest.mark.parametrize("how", ["closed", "collected", "failed"])
 def test_a_stream_that_is_given_up_ends_all(several, alone, n_parallel, how):
     llm = several(n_parallel=n_parallel)
@@ -416,15 +398,6 @@ def test_several_answers_are_refused_where_upstream_refuses_one(several):
             llm.create_completion(PROMPT, n=2, best_of=3)
         with pytest.raises(TypeError):
             llm.create_chat_completion(MESSAGES, n=2, best_of=3)
-
-
-def test_a_model_that_is_closed_meanwhile(several):
-    llm = several(n_parallel=2)
-    stream = llm.create_completion(PROMPT, n=2, seed=40, stream=True, **LONG)
-    next(stream)
-    llm.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        list(stream)
 
 
 def test_completion_after_the_end_of_several_answers_is_none_of_them(several, alone):

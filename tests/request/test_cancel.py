@@ -252,17 +252,6 @@ def test_handle_cancels_its_own_request_and_no_other(open_one, stock, slots):
     assert len(take(llm, WORDS[:30])) == 8
 
 
-@pytest.mark.parametrize("slots", [1, 2])
-def test_model_cancels_all_that_run(open_one, slots):
-    llm = open_one("qwen35", n_parallel=slots)
-    streams = [begin(llm, WORDS[i : i + 60])[0] for i in range(slots)]
-    llm.cancel()
-    for stream in streams:
-        with pytest.raises(RequestCancelled):
-            next(stream)
-    assert len(take(llm, PROMPT)) == 8
-
-
 def test_cancelled_handle_cancels_later_requests_of_its_block(open_one):
     llm = open_one("qwen35")
     with llm.request() as handle:
