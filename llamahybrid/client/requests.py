@@ -65,8 +65,8 @@ class Requests:
         """
         found, frame = list[Request](), sys._getframe().f_back
         while frame is not None:
-            if frame.f_code in _STEPS and (local := frame.f_locals)["self"] is self and local["running"]:
-                found.append(local["running"])
+            if frame.f_code in _STEPS and (local := frame.f_locals)["self"] is self:
+                found += filter(None, [local.get("running")])
             frame = frame.f_back
         return found
 
