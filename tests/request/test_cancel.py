@@ -88,6 +88,14 @@ def test_cancelled_prompt_loses_nothing_that_was_known_before_it(open_one, stock
     assert_goes_on_right(llm, stock(arch), len(PROMPT), longer)
 
 
+@pytest.mark.parametrize("arch", ["qwen35", "mamba"])
+def test_checkpoints_of_a_cancelled_prompt_serve_one_that_parts_before_its_end(open_one, arch):
+    llm = open_one(arch)
+    cancelled_at(llm, 10, WORDS)
+    take(llm, [*WORDS[:250], 5, 6, 7], 2)
+    assert 0 < llm.last_request.cached <= 250
+
+
 def test_cancelled_prompt_stores_no_checkpoint_over_lost_attention(open_one, stock, lose_cells):
     llm = open_one("qwen35")
     first, branch = WORDS, [*WORDS[:340], *WORDS[:280]]
