@@ -20,8 +20,7 @@ import xxhash
 from llamahybrid.client.salt import SHARED
 from llamahybrid.llama import Llama
 from llamahybrid.prompt_cache import LiveView, PromptCache
-from llamahybrid.prompt_cache.nodes import ID_BYTES, Node, ids_of, tokens_of
-from llamahybrid.prompt_cache.store import RamStore
+from llamahybrid.prompt_cache.nodes import ID_BYTES, ids_of, tokens_of
 
 try:
     import msgpack
@@ -34,10 +33,7 @@ logger = logging.getLogger("llamahybrid")
 
 MOST_PATHS = 4096
 """Of RAM, and of the folder's newest places the eighth part; others are not published."""
-LEAVES = 64
-"""Paths of RAM that are looked at under its lock at once."""
 
-LOOK_SECONDS = 2.0
 REST = 9
 """The pause after a message takes at least so many times as long as the message: a large cache is published
 less often. Waits for locks and folders count, too: seconds at most, `LONGEST_REST`."""
@@ -150,18 +146,13 @@ class EventPublisher(AbstractContextManager["EventPublisher"]):
 
 def in_ram(cache: PromptCache, view: LiveView) -> Iterator[bytes]:
     """Yield the deepest restorable prefix of each path in RAM. `view`: an empty context's."""
-
-    def leaves(store: RamStore) -> list[Node]:
-        return list(islice((n for n in store.tree.below(view.namespace) if not n.children), MOST_PATHS))
-
-    ahead = cache.look(leaves) or []
-    for at in range(0, len(ahead), LEAVES):
-        yield from cache.restorable(ahead[at : at + LEAVES], view)
+    for leaf in cache.look(lambda store: list(islice(store.tree.leaves(view.namespace), MOST_PATHS))):
+        yield cache.restorable(leaf, view)  # the lock is free between two
 
 
 def on_disk(cache: PromptCache, view: LiveView) -> Iterator[bytes]:
     """Yield the paths of the records that the folder got last and from which a prompt can go on."""
-    placed, _ = cache.disk.glance(LOOK_SECONDS, MOST_PATHS // 8) if cache.disk else ((), b"")
+    placed, _ = cache.disk.glance(MOST_PATHS // 8) if cache.disk else ((), b"")
     for namespace, tokens, items in placed:
         if namespace == view.namespace and any(i.is_checkpoint or view.attention_is_all for i in items):
             yield ids_of(tokens)

@@ -363,9 +363,7 @@ class Llama(StatefulLlama):
     def _end(self, slots: Slots) -> None:
         """Store what the slots hold, and free the context; the cache may be another model's, too."""
         try:
-            if self._cache_stays:
-                slots.store_live()
-            slots.store_attention()
+            slots.store(tips=self._cache_stays)
         finally:
             self._free()
 

@@ -9,7 +9,7 @@ import pytest
 from llamahybrid.assertions import assert_reuse, assert_same_answer, assert_sound
 from llamahybrid.engine.bindings import stock
 from llamahybrid.errors import EngineError
-from llamahybrid.harness import hazard_verdicts
+from llamahybrid.harness.hazards import runner
 from llamahybrid.harness.report import Report
 from tests.harness.reports import report, request, target, verdict, workload
 
@@ -118,6 +118,6 @@ def test_hazards_are_judged_as_in_reports(
 ) -> None:
     found = tuple(verdict(f"hazard:{i}", outcome, "why\nmore") for i, outcome in enumerate(outcomes))
     made = report(target("libllama", hazards=found, error=error))
-    monkeypatch.setattr(hazard_verdicts, "report", lambda probes, library: made)
+    monkeypatch.setattr(runner, "report", lambda probes, library: made)
     with pytest.raises(AssertionError, match=said) if said else nullcontext():
         assert_sound(stock())

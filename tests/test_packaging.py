@@ -22,7 +22,7 @@ PATCHES = {path.relative_to(HERE).as_posix() for path in (HERE / "patches").rglo
 PACKAGE = {
     path.relative_to(HERE).as_posix()
     for path in (HERE / "llamahybrid").rglob("*")
-    if path.suffix in (".py", ".html", ".css", ".js", ".txt") or path.name == "py.typed"
+    if path.suffix in (".py", ".html", ".css", ".js", ".md", ".txt", ".xml") or path.name == "py.typed"
 }
 
 

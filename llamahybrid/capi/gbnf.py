@@ -17,7 +17,7 @@ MOST_REPETITIONS = 2000
 """llama.cpp's MAX_REPETITION_THRESHOLD."""
 
 MOST_ELEMENTS = 1_000_000
-"""Characters and references of all rules, repetitions written out; 8 bytes each."""
+"""Most bytes of texts, and references, of all rules, repetitions written out; 8 bytes each."""
 
 DEEPEST_GROUP = 200
 
@@ -25,15 +25,34 @@ MOST_RULES = 4_000
 """Most rules, and most groups. The library reads a grammar recursively: 20,000 groups, or a chain of 100,000
 rules, end the process."""
 
-_SPACE = re.compile(rb"(?:[ \t]|#[^\r\n]*)*")
-_SPACE_OR_LINES = re.compile(rb"(?:[ \t\r\n]|#[^\r\n]*)*")
-_NAME = re.compile(rb"[a-zA-Z0-9-]+")
-_INT = re.compile(rb"[0-9]{1,18}(?![0-9])")
-_CHAR = re.compile(
-    rb"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[trn\\\"\[\]-])"
-    rb"|[\x01-\x5b\x5d-\x7f]|[\x80-\xff][\x80-\xbf]*"
-)
-_TOKEN = re.compile(rb"!?<(?:\[([0-9]{1,9})\]|[^>]*)>")
+_SPACE = rb"(?:[ \t]|#[^\r\n]*(?![^\r\n]))*"
+_LINES = rb"(?:[ \t\r\n]|#[^\r\n]*(?![^\r\n]))*"
+_NAME = rb"[a-zA-Z0-9-]+"
+_INT = rb"[0-9]{1,18}(?![0-9])"
+_ESCAPE = rb"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[trn\\\"\[\]-])"
+
+
+def _items(space: bytes) -> re.Pattern[bytes]:
+    """Return the pattern of one item of a rule, in which `space` may stand; the name of a group says which.
+
+    Nothing can be matched in two ways, so that no grammar makes it slow.
+    """
+    return re.compile(
+        rb'"(?P<text>(?:' + _ESCAPE + rb'|[^\\"])*)"'
+        rb"|\[\^?(?P<set>(?:" + _ESCAPE + rb"|[^\\\]])*)\]"
+        rb"|(?P<token>!?<(?:\[[0-9]{1,9}\]|[^>]*)>)"
+        rb"|(?P<name>" + _NAME + rb")|(?P<any>\.)|(?P<close>\))"
+        rb"|(?P<open>\()" + _LINES + rb"|(?P<or>\|)" + _LINES + rb"|(?P<repeat>[*+?]"
+        rb"|\{%b(?P<least>%b)%b(?:(?P<comma>,)%b(?:(?P<most>%b)%b)?)?\})"
+        % (space, _INT, space, space, _INT, space)
+    )
+
+
+_RULE = re.compile(b"(" + _NAME + rb")[ \t]*::=" + _LINES)
+_BETWEEN = re.compile(_LINES)
+_IN_LINE = re.compile(_SPACE), _items(_SPACE)
+_IN_GROUP = _BETWEEN, _items(_LINES)
+"""Space before an item, and the item: a group goes on in the next line."""
 
 TokenCount = Callable[[bytes], int]
 """Counts the tokens of a text, with control tokens recognized."""
@@ -66,168 +85,108 @@ class _Parser:
     def __init__(self, text: bytes, tokens: TokenCount) -> None:
         self._text = text
         self._tokens = tokens
-        self._at = 0
         self._elements = 0
         self._rules = self._groups = 0
-        self._defined: set[bytes] = set()
-        self._names: set[bytes] = {b""}
+        self._names: set[bytes] = set()
         self._generated = 0
         """Rules without a name of their own."""
 
     def parse(self) -> None:
         """Raise ValueError for a fault."""
-        if b"\0" in self._text:
-            raise self._fault("there is a NUL character", self._text.index(b"\0"))
-        self._skip(lines=True)
-        while self._at < len(self._text):
-            self._rule()
-        if b"root" not in self._defined:
-            raise ValueError("the grammar has no rule named root")
-        if missing := self._names - self._defined - {b""}:
+        text, defined = self._text, set[bytes]()
+        if b"\0" in text:
+            raise self._fault("there is a NUL character", text.index(b"\0"))
+        at = _end(_BETWEEN, text, 0)
+        while at < len(text):
+            rule = _RULE.match(text, at)
+            if rule is None:
+                raise self._fault("a rule begins with its name and ::=", at)
+            defined.add(rule[1])
+            self._names.add(rule[1])
+            self._rules = self._limited(self._rules + 1, MOST_RULES, "rules", at)
+            at = _end(_BETWEEN, text, self._body(rule.end()))
+        if missing := {b"root", *self._names} - defined:
             raise ValueError(f"the grammar has no rule named {min(missing).decode()[:100]}")
 
-    def _rule(self) -> None:
-        name = self._match(_NAME, "the name of a rule is missing")
-        self._rules += 1
-        if self._rules > MOST_RULES:
-            raise self._fault(f"the grammar has more than {MOST_RULES:,} rules")
-        self._names.add(name)
-        self._skip(lines=False)
-        self._expect(b"::=")
-        self._skip(lines=True)
-        self._alternates(0)
-        if self._at < len(self._text) and self._peek() not in b"\r\n":
-            raise self._fault("a rule ends with its line")
-        self._skip(lines=True)
-        self._defined.add(name)
+    def _body(self, at: int) -> int:
+        """Read the items of a rule from `at` on; return the end of its line."""
+        text, opened = self._text, list[int]()  # for each open group the number of rules before it
+        size, rules = 0, 1  # elements of the last item, which may be repeated, and rules that it is made of
+        while True:
+            space, items = _IN_GROUP if opened else _IN_LINE
+            at = _end(space, text, at)
+            item = items.match(text, at)
+            if item is None:
+                break
+            match item.lastgroup:
+                case "or":
+                    size, rules = 0, 1
+                case "open":
+                    opened.append(len(self._names) + self._generated)
+                    self._groups = self._limited(self._groups + 1, MOST_RULES, "groups", at)
+                    self._limited(len(opened), DEEPEST_GROUP, "groups in each other", at)
+                    self._generated += 1
+                    size, rules = 0, 1
+                case "close" if not opened:
+                    break
+                case "repeat":
+                    size, rules = self._repeated(item, size, rules)
+                case kind:
+                    size = len(item[kind]) if kind in ("text", "set") else 1
+                    rules = 1
+                    if kind == "close":
+                        rules = max(1, len(self._names) + self._generated - opened.pop())
+                    elif kind == "name":
+                        self._names.add(item[0])
+                    elif kind == "token":
+                        self._require_token(item[0], at)
+                    self._add(size, at)
+            at = item.end()
+        if opened or text[at : at + 1] not in b"\r\n":
+            raise self._fault("there is no item that can be read, or no end of a group", at)
+        return at
 
-    def _alternates(self, depth: int) -> None:
-        if depth > DEEPEST_GROUP:
-            raise self._fault(f"groups are nested deeper than {DEEPEST_GROUP}")
-        self._sequence(depth)
-        while self._peek() == b"|":
-            self._at += 1
-            self._skip(lines=True)
-            self._sequence(depth)
-
-    def _sequence(self, depth: int) -> None:
-        size, rules = 0, 1  # elements of the item that a repetition repeats, and rules that it is made of
-        while sign := self._peek():
-            if sign in b"*+?{":
-                least, most = self._repetition(sign, lines=depth > 0)
-                if not size:
-                    raise self._fault("there is nothing to repeat")
-                times = most or least or 1
-                if rules * times > MOST_REPETITIONS:
-                    raise self._fault("there are too many repetitions")
-                optional = 1 if most is None else most - least
-                self._count(size * (max(0, least - 1) + optional))
-                self._generated += optional
-                size = size * least + (optional > 0)
-                rules *= times
-                continue
-            size, rules = 1, 1
-            if sign == b'"':
-                size = self._characters(b'"')
-            elif sign == b"[":
-                if self._text[self._at + 1 : self._at + 2] == b"^":
-                    self._at += 1
-                size = self._characters(b"]")
-            elif sign in b"<!":
-                self._token()
-            elif sign == b".":
-                self._at += 1
-            elif sign == b"(":
-                self._at += 1
-                self._skip(lines=True)
-                before = len(self._names) + self._generated
-                self._generated += 1
-                self._groups += 1
-                if self._groups > MOST_RULES:
-                    raise self._fault(f"the grammar has more than {MOST_RULES:,} groups")
-                self._alternates(depth + 1)
-                rules = max(1, len(self._names) + self._generated - before)
-                self._expect(b")")
-            elif _NAME.match(sign):
-                self._names.add(self._match(_NAME, "the name of a rule is missing"))
-            else:
-                return
-            self._count(size)
-            self._skip(lines=depth > 0)
-
-    def _repetition(self, sign: bytes, lines: bool) -> tuple[int, int | None]:
-        """The least and the most times; None: no most."""
-        self._at += 1
-        self._skip(lines)
-        if sign != b"{":
-            return {b"*": (0, None), b"+": (1, None), b"?": (0, 1)}[sign]
-        least = int(self._match(_INT, "a number of repetitions is missing"))
-        most: int | None = least
-        self._skip(lines)
-        if self._peek() == b",":
-            self._at += 1
-            self._skip(lines)
+    def _repeated(self, item: re.Match[bytes], size: int, rules: int) -> tuple[int, int]:
+        """Return elements and rules of an item of that many, after its repetition."""
+        if item["least"] is None:
+            least, most = {b"*": (0, None), b"+": (1, None), b"?": (0, 1)}[item[0]]
+        else:
+            least = int(item["least"])
+            most = least if item["comma"] is None else None if item["most"] is None else int(item["most"])
+        if most is not None and most < least:
+            raise self._fault(f"{least} to {most} repetitions are none", item.start())
+        if not size:
+            raise self._fault("there is nothing to repeat", item.start())
+        if most is not None and least <= MOST_REPETITIONS < most:
             most = None
-            if self._peek().isdigit():
-                most = int(self._match(_INT, "a number of repetitions is missing"))
-                if most < least:
-                    raise self._fault(f"{least} to {most} repetitions are none")
-                self._skip(lines)
-        self._expect(b"}")
-        self._skip(lines)
-        if least > MOST_REPETITIONS:
-            raise self._fault("there are too many repetitions")
-        return least, None if most is not None and most > MOST_REPETITIONS else most
+        times = most or least or 1
+        self._limited(max(least, rules * times), MOST_REPETITIONS, "repetitions", item.start())
+        optional = 1 if most is None else most - least
+        self._add(size * (max(0, least - 1) + optional), item.start())
+        self._generated += optional
+        return size * least + (optional > 0), rules * times
 
-    def _characters(self, end: bytes) -> int:
-        """Elements up to a quote or bracket, which is passed."""
-        self._at += 1
-        count = 0
-        while self._peek() != end:
-            self._match(_CHAR, "there is an escape that is none, or no end")
-            count += 1
-            if end == b"]" and self._peek() == b"-" and self._text[self._at + 1 : self._at + 2] != end:
-                self._at += 1
-                self._match(_CHAR, "there is an escape that is none, or no end")
-                count += 1
-        self._at += 1
-        return count
+    def _require_token(self, name: bytes, at: int) -> None:
+        text = name.removeprefix(b"!")
+        if not re.fullmatch(rb"<\[[0-9]{1,9}\]>", text) and self._tokens(text) != 1:
+            raise self._fault("a name between < and > is no token", at)
 
-    def _token(self) -> None:
-        start = self._at + (self._peek() == b"!")
-        found = _TOKEN.match(self._text, self._at)
-        if found is None:
-            raise self._fault("a token is <name> or <[id]>")
-        self._at = found.end()
-        if found[1] is None and self._tokens(self._text[start : self._at]) != 1:
-            raise self._fault("a name between < and > is no token", start)
+    def _add(self, elements: int, at: int) -> None:
+        self._elements = self._limited(self._elements + elements, MOST_ELEMENTS, "elements", at)
 
-    def _count(self, elements: int) -> None:
-        self._elements += elements
-        if self._elements > MOST_ELEMENTS:
-            raise self._fault(f"the grammar has more than {MOST_ELEMENTS:,} elements")
+    def _limited(self, number: int, most: int, of: str, at: int) -> int:
+        if number > most:
+            raise self._fault(f"there are more than {most:,} {of}", at)
+        return number
 
-    def _peek(self) -> bytes:
-        return self._text[self._at : self._at + 1]
-
-    def _skip(self, lines: bool) -> None:
-        found = (_SPACE_OR_LINES if lines else _SPACE).match(self._text, self._at)
-        assert found is not None, "it matches nothing, too"
-        self._at = found.end()
-
-    def _expect(self, sign: bytes) -> None:
-        if not self._text.startswith(sign, self._at):
-            raise self._fault(f"{sign.decode()} is missing")
-        self._at += len(sign)
-
-    def _match(self, what: re.Pattern[bytes], missing: str) -> bytes:
-        found = what.match(self._text, self._at)
-        if found is None:
-            raise self._fault(missing)
-        self._at = found.end()
-        return found[0]
-
-    def _fault(self, why: str, at: int | None = None) -> ValueError:
-        before = self._text[: self._at if at is None else at]
+    def _fault(self, why: str, at: int) -> ValueError:
+        before = self._text[:at]
         line, column = before.count(b"\n") + 1, len(before) - before.rfind(b"\n")
         return ValueError(f"the grammar cannot be read: line {line}, column {column}: {why}")
+
+
+def _end(pattern: re.Pattern[bytes], text: bytes, at: int) -> int:
+    """Return the end of a pattern that matches nothing, too."""
+    found = pattern.match(text, at)
+    assert found is not None, "it matches nothing, too"
+    return found.end()

@@ -143,14 +143,13 @@ def hazards(
 
     Each probe runs in a process of its own. Ctrl-C ends the run with the report so far (exit status 130).
     """
-    from llamahybrid.harness import hazard_verdicts as harness
+    from llamahybrid.harness.hazards import runner
     from llamahybrid.harness.hazards.catalogue import PROBES, find
-    from llamahybrid.harness.hazards.runner import library
 
     with running(json) as told:
         probes = [find(name) for name in probe or ()] or PROBES
         settings = {"gpu_layers": n_gpu_layers, "rpc": rpc, "jobs": jobs, "seconds": timeout}
-        report = harness.report(probes, library(lib), told, arch=arch, **settings)
+        report = runner.report(probes, runner.library(lib), told, arch, **settings)
     finish(report, json)
 
 
@@ -174,7 +173,6 @@ def finish(report: Report, json: Path | None) -> None:
 
     An error of the file comes last: the results are printed first.
     """
-    from llamahybrid.harness.render.sentences import outcome
     from llamahybrid.harness.render.terminal import show
 
     with errors_shown(OSError):
@@ -185,13 +183,13 @@ def finish(report: Report, json: Path | None) -> None:
             show(report, Console())
     if not report.complete:
         raise typer.Exit(130)
-    if any(outcome(each) == "bad" for each in report.targets):
+    if any(each.outcome == "bad" for each in report.targets):
         raise typer.Exit(1)
 
 
 def _hazards(target: Target) -> tuple[Verdict, ...]:
     """Return the hazards of a target's libllama; servers have none here."""
-    from llamahybrid.harness.hazard_verdicts import verdicts
+    from llamahybrid.harness.hazards import runner
     from llamahybrid.harness.targets.local import LocalTarget
 
-    return verdicts(target.library) if isinstance(target, LocalTarget) and target.library else ()
+    return runner.verdicts(target.library) if isinstance(target, LocalTarget) and target.library else ()

@@ -12,22 +12,19 @@ from llamahybrid.cli.console import errors_shown
 
 def report(
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="a JSON report")],
-    html: Annotated[Path | None, typer.Option(help="write one page with plots here")] = None,
+    html: Annotated[Path | None, typer.Option(help="write one page here")] = None,
     markdown: Annotated[Path | None, typer.Option(help="write Markdown here, for a pull request")] = None,
     junit: Annotated[Path | None, typer.Option(help="write JUnit XML here, for CI")] = None,
 ) -> None:
     """Show a JSON report of the harness; with options, write it as HTML, Markdown or JUnit instead."""
     from rich.console import Console
 
-    from llamahybrid.harness.render import html as page
-    from llamahybrid.harness.render import junit as xml
-    from llamahybrid.harness.render import markdown as text
-    from llamahybrid.harness.render import terminal
+    from llamahybrid.harness.render import formats, terminal
     from llamahybrid.harness.report import Report
 
     with errors_shown(ValueError, OSError):
         found = Report.read(file)
-        for out, render in ((html, page.html), (markdown, text.markdown), (junit, xml.junit)):
+        for out, render in ((html, formats.html), (markdown, formats.markdown), (junit, formats.junit)):
             if out is not None:
                 out.write_text(render(found), encoding="utf-8")
                 typer.echo(out)

@@ -134,7 +134,7 @@ def load(llm: Any, state: llama_cpp.LlamaState, native_load: Callable[[llama_cpp
     """
     slot = llm.slots.all[0]
     runner, arrays = slot.runner, slot.view
-    runner.store_attention()
+    runner.store()
     live = runner.live
     check_state(state, live)
     state, rows = fit_scores(state, len(arrays.scores))

@@ -44,6 +44,8 @@ def answer_steps(
         feed.paused = False
         assert request.slot is not None, "a task runs in a slot"
         slot = request.slot
+        if request.parked:  # another request had its slot meanwhile
+            yield from come_back(slot)
         live = slot.live
         slot.runner.before_token(progress)
         if live.state.n >= live.capacity:
@@ -153,8 +155,8 @@ def come_back(slot: Slot) -> Steps[None]:
 
     Raises RequestSuperseded where natively decoded content is lost.
     """
-    progress = slot.active
-    if progress is None:
+    request, progress = slot.current, slot.active
+    if request is None or progress is None:
         return
     if progress.sent:
         raise RequestSuperseded("tokens were sent to this generator before another took its place")
@@ -171,3 +173,7 @@ def come_back(slot: Slot) -> Steps[None]:
         raise RequestSuperseded(f"another request took the place of this one: {error}") from error
     total = progress.plan.total
     slot.drafts.resume(progress.drafts, total, total + progress.generated)
+    request.parked = False
+    if request.known is not None and request.known.forgotten:
+        slot.runner.stop_storing()
+    request.known = None

@@ -44,27 +44,50 @@ def _told(name: str, native: Any) -> Any:
     """Return a property that reads as written, while the native field holds `native(params, value)`."""
     field = getattr(llama_cpp.llama_context_params, name)
 
-    def get(params: StreamParams) -> int:
+    def get(params: SlotParams) -> int:
         return int(params.said.get(name, field.__get__(params)))
 
-    def put(params: StreamParams, value: int) -> None:
+    def put(params: SlotParams, value: int) -> None:
         params.said[name] = value
         field.__set__(params, native(params, value))
 
     return property(get, put)
 
 
-def _of_all(params: StreamParams, tokens: int) -> int:
+def _of_all(params: SlotParams, tokens: int) -> int:
     return -(-tokens // PADDING) * PADDING * params.slots
 
 
-def _shared_out(params: StreamParams, tokens: int) -> int:
+def _shared_out(params: SlotParams, tokens: int) -> int:
     """Some graphs need the same number of tokens of each sequence (kimi-linear)."""
     return -(-tokens // params.slots) * params.slots
 
 
-class FlashParams(llama_cpp.llama_context_params):  # type: ignore[misc]
-    """`llama_context_params` with flash attention where the backend supports it, whatever upstream writes."""
+class SlotParams(llama_cpp.llama_context_params):  # type: ignore[misc]
+    """`llama_context_params` of slots, each with a KV stream if there are several.
+
+    The library divides `n_ctx` of such a context among its sequences. Upstream's code writes and reads the
+    value of one slot; the library gets the total.
+    """
+
+    slots: int
+    flash: bool
+    """Use flash attention where the backend supports it, whatever upstream writes."""
+    said: dict[str, int]
+    """Values that upstream wrote."""
+
+    @classmethod
+    def of(cls, params: llama_cpp.llama_context_params, slots: int, flash: bool) -> SlotParams:
+        """Return the same parameters for a number of slots."""
+        made: SlotParams = cls.from_buffer_copy(params)
+        made.slots, made.flash, made.said = slots, flash, {}
+        for name in ("n_ctx", "n_batch", "n_ubatch"):
+            setattr(made, name, getattr(params, name))
+        return made
+
+    n_ctx = _told("n_ctx", _of_all)
+    n_batch = _told("n_batch", _shared_out)
+    n_ubatch = _told("n_ubatch", _shared_out)
 
     @property
     def flash_attn_type(self) -> int:
@@ -73,43 +96,7 @@ class FlashParams(llama_cpp.llama_context_params):  # type: ignore[misc]
 
     @flash_attn_type.setter
     def flash_attn_type(self, kind: int) -> None:
-        _FLASH.__set__(self, self.flash_or(kind))
-
-    def flash_or(self, kind: int) -> int:
-        """Return the use of flash attention in place of `kind`."""
-        return int(llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO)
-
-
-class StreamParams(FlashParams):
-    """`llama_context_params` of several slots, each with a KV stream.
-
-    The library divides `n_ctx` of such a context among its sequences. Upstream's code writes and reads the
-    value of one slot; the library gets the total.
-    """
-
-    slots: int
-    flash: bool
-    """Use flash attention where the backend supports it."""
-    said: dict[str, int]
-    """Values that upstream wrote."""
-
-    @classmethod
-    def of(cls, params: llama_cpp.llama_context_params, slots: int, flash: bool) -> StreamParams:
-        """Return the same parameters for a number of slots."""
-        made: StreamParams = cls.from_buffer_copy(params)
-        made.slots, made.flash, made.said = slots, flash, {}
-        for name in ("n_ctx", "n_batch", "n_ubatch"):
-            setattr(made, name, getattr(params, name))
-        made.n_seq_max, made.kv_unified = slots, False
-        return made
-
-    n_ctx = _told("n_ctx", _of_all)
-    n_batch = _told("n_batch", _shared_out)
-    n_ubatch = _told("n_ubatch", _shared_out)
-
-    def flash_or(self, kind: int) -> int:
-        """Return the use of flash attention in place of `kind`."""
-        return super().flash_or(kind) if self.flash else kind
+        _FLASH.__set__(self, llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO if self.flash else kind)
 
 
 UNMERGED = {"plamo2": "0035", "rwkv6qwen2": "0035", "arwkv7": "0035"}
@@ -179,13 +166,10 @@ class ContextShape:
     def ask_for(self, params: Any) -> Any:
         """Return the `llama_context_params` of this shape, in place of `params`."""
         params.n_rs_seq = self.planes
-        if self.slots > 1:
-            return StreamParams.of(params, self.slots, self.flash)
-        if self.flash:
-            params = FlashParams.from_buffer_copy(params)
+        if self.slots > 1 or self.flash:
+            params = SlotParams.of(params, self.slots, self.flash)
         if self.sequences > 1:
-            params.n_seq_max = self.sequences
-            params.kv_unified = True
+            params.n_seq_max, params.kv_unified = self.sequences, self.slots == 1
         return params
 
 
@@ -287,7 +271,7 @@ def assemble(
     if n_parallel == 1:  # else sequence 0 belongs to a slot
         guarded.outside = OutsideTokens(guarded.live, partial(_hold, ref(llm.requests)))
     else:  # with one slot there are no other sequences
-        shared.clearing = slots.store_attention
+        shared.clearing = slots.store
     return loop
 
 

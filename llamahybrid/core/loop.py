@@ -20,7 +20,7 @@ from weakref import WeakSet
 
 from llamahybrid.core.loop_thread import LoopThread
 from llamahybrid.core.request import Reader, Reply, Request, Task
-from llamahybrid.core.scheduler import Admission, Scheduler
+from llamahybrid.core.scheduler import Scheduler
 from llamahybrid.core.slot import Slot
 from llamahybrid.core.slots import Slots
 from llamahybrid.core.tasks import Tasks
@@ -53,14 +53,13 @@ class DecodeLoop:
     ) -> None:
         """`report` is called with each finished request."""
         self.slots = slots
-        self.admission = Admission(slots)
         self.closed = False
         """New tasks are refused."""
         self._ended = False
         """All requests are over, and messages are refused."""
         self._shared = shared
         self._scheduler = scheduler
-        self._tasks = Tasks(slots, self.admission, shared, scheduler, self._cancelled, report)
+        self._tasks = Tasks(slots, shared, scheduler, self._cancelled, report)
         self._inbox: SimpleQueue[Message] = SimpleQueue()
         self._doing: Message | None = None
         """The message that is processed."""
@@ -69,9 +68,6 @@ class DecodeLoop:
         """The thread waits for a message: no operation on memory is half done."""
         self._on_end: Callable[[], None] | None = None
         """Called in the loop's thread after the last request."""
-        for slot in slots:
-            slot.runner.others_waiting = self.admission.others_waiting
-            slot.runner.is_awaited = self.admission.is_awaited
         _loops.add(self)
 
     # -- from any thread ---------------------------------------------------------------------------
@@ -214,7 +210,7 @@ class DecodeLoop:
 
     def _known(self) -> list[Request]:
         """Requests that run or wait."""
-        return [*self.slots.seated, *self.admission.waiting]
+        return [*self.slots.seated, *self.slots.waiting]
 
     # -- the thread --------------------------------------------------------------------------------
 
@@ -226,7 +222,7 @@ class DecodeLoop:
         if self.here or not self._thread.asked:
             return
         waits: list[Any] = [self._doing, *self._unread(), *self._known()]
-        self.admission.clear()
+        self.slots.clear()
         self._inbox = SimpleQueue()
         if not self._idle:
             self._shared.lose_all()
@@ -240,11 +236,13 @@ class DecodeLoop:
         wait: float | None = 0
         try:
             while self._take(wait):
-                if self.admission.waiting:
+                if self.slots.waiting:
                     self._admit()
                 if not (wanted := self.slots.wanted()):
                     wait = self._idle_seconds()
-                elif not (wait := self._scheduler.grace_seconds(self.slots, len(wanted))):
+                    continue
+                wait = self._scheduler.grace(self.slots) if len(wanted) < len(self.slots.all) else 0
+                if not wait:
                     self._tasks.decode(self._scheduler.choose(wanted))
         except BaseException:
             logger.exception("the decode loop ended")
@@ -274,11 +272,11 @@ class DecodeLoop:
     def _idle_seconds(self) -> float | None:
         """Longest wait for a message while there is nothing to decode; None: without limit."""
         if ended := [slot.runner.checkpoints.owes_since or 0.0 for slot in self.slots.owing()]:
-            rest, waits = max(ended) + REST_SECONDS - time.monotonic(), self.admission.seconds()
+            rest, waits = max(ended) + REST_SECONDS - time.monotonic(), self.slots.seconds()
             if rest > 0:
                 return rest if waits is None else min(rest, waits)
-            self.slots.store_owed(lambda: not self.admission.waiting)
-        return self.admission.seconds()
+            self.slots.store_owed()
+        return self.slots.seconds()
 
     # -- messages ----------------------------------------------------------------------------------
 
@@ -295,7 +293,7 @@ class DecodeLoop:
         if request.slot is not None:
             self._tasks.start(task, request.slot)
         else:
-            self.admission.queue(request)
+            self.slots.queue(request)
 
     def _resume(self, request: Request) -> None:
         paused = request.task
@@ -307,8 +305,8 @@ class DecodeLoop:
         request.comes()
         if request.slot is not None:
             self._tasks.advance(paused, 0)
-        elif request not in self.admission.waiting:
-            self.admission.queue(request)
+        elif request not in self.slots.waiting:
+            self.slots.queue(request)
 
     def _call(self, request: Request, work: Callable[[], Any], reply: Reply) -> bool:
         """Do work of a request; True, since a batch is next."""
@@ -321,7 +319,7 @@ class DecodeLoop:
         return True
 
     def _admit(self) -> None:
-        for request, found in self.admission.admitted():
+        for request, found in self.slots.admitted():
             task = request.task
             assert task is not None, "it waited with one"
             if isinstance(found, Slot):

@@ -110,7 +110,9 @@ class Feed(Reply):
     def publish(self, token: int, needs: int) -> None:
         """Publish a token; called by the loop alone."""
         self.needs = needs
-        self.put(token)
+        self._items.put((True, token))
+        if self._bell is not None:
+            self._bell.ring()
 
 
 T = TypeVar("T")
@@ -289,7 +291,7 @@ class Request:
 class Task:
     """Work of one request in the loop's thread."""
 
-    __slots__ = ("alone", "begin", "reply", "request", "return_steps", "steps", "wanted")
+    __slots__ = ("alone", "begin", "reply", "request", "steps", "wanted")
 
     def __init__(self, request: Request, begin: Any, reply: Reply) -> None:
         self.request = request
@@ -297,8 +299,6 @@ class Task:
         """Called in the loop's thread with its slot; gives the steps, or the result."""
         self.reply = reply
         self.steps: Any = None
-        self.return_steps: Any = None
-        """Run before `steps` after a preemption: they restore the sequence."""
         self.wanted: Wanted | None = None
         self.alone = False
         """The next batch holds no tokens of other requests, since a common one failed."""

@@ -156,32 +156,17 @@ class Runner:
 
     def share(self) -> None:
         """Store unstored attention of the live tokens, which another slot is about to load."""
-        if self.live.shared.touched_outside() or self.live.fault() is not None:
-            return
-        if self.live.profile.attention_is_all:
-            self.save_tip()
-        elif self.live.profile.keeps_chats:
-            self.checkpoints.page_out(deep=False)
+        self.store(tip=self.live.profile.attention_is_all)
 
-    def store_attention(self) -> None:
+    def store(self, *, tip: bool = False) -> None:
         """Store unstored attention that checkpoints need, before the live tokens go.
 
-        A running answer has not stored its attention, and starts again from it where buffers are zeroed for
-        another slot.
+        `tip`: also a checkpoint at the tip.
         """
-        if self.live.shared.slots > 1:
-            self.store_owed()
-
-    def store_owed(self) -> None:
-        """Store unstored attention that checkpoints need."""
         live = self.live
         if live.n and live.profile.keeps_chats and not live.shared.touched_outside():
-            self.checkpoints.page_out(deep=True)
-
-    def store_live(self) -> None:
-        """Store the live tip and its attention before the context is freed; the cache stays."""
-        if self.live.n and self.live.profile.keeps_chats and not self.live.shared.touched_outside():
-            self.save_tip()
+            if tip:
+                self.save_tip()
             self.checkpoints.page_out(deep=True)
 
     def check(self) -> None:

@@ -241,7 +241,7 @@ class Slot:
     def reset(self) -> None:
         """Forget the live sequence."""
         self.view.reset()
-        self.runner.store_attention()
+        self.runner.store()
         self.live.empty()
 
     def _decode_answer(self, work: Tokens, progress: Progress, unsure: int) -> Steps[None]:
@@ -308,7 +308,7 @@ class Slot:
         target = self.view.ids()
         n = len(target)
         if n == 0:
-            self.runner.store_attention()
+            self.runner.store()
             live.cut(0)
         elif not live.state.holds(target):
             ahead = live.n > n and live.state.starts_with(target)

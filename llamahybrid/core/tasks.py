@@ -10,8 +10,8 @@ from typing import Any
 
 from llamahybrid.capi.shim import Stop
 from llamahybrid.core.answering import come_back, end, preempt
-from llamahybrid.core.request import Decode, Reader, Reply, Request, Task
-from llamahybrid.core.scheduler import Admission, Scheduler, Waiting
+from llamahybrid.core.request import Decode, Reader, Reply, Request, Steps, Task
+from llamahybrid.core.scheduler import Scheduler, Waiting
 from llamahybrid.core.slot import SequenceChanged, Slot
 from llamahybrid.core.slots import Slots
 from llamahybrid.errors import DecodeError, ModelClosed, RequestCancelled
@@ -151,7 +151,6 @@ class Tasks:
     def __init__(
         self,
         slots: Slots,
-        admission: Admission,
         shared: SharedContext,
         scheduler: Scheduler,
         cancelled: Callable[[], BaseException],
@@ -160,7 +159,7 @@ class Tasks:
         """`cancelled()`: the error of a cancelled request; `report` is called with each finished request."""
         self.batches = StoppableBatches(slots)
         self.nested = NestedRequests(slots, self.batches, cancelled)
-        self._admission = admission
+        self._slots = slots
         self._shared = shared
         self._scheduler = scheduler
         self._cancelled = cancelled
@@ -172,49 +171,36 @@ class Tasks:
         if request.cancelled:
             self.fail(task, self._cancelled())
             return
-        self._admission.running = request
+        self._slots.running = request
         try:
-            if request.parked:
-                task.return_steps = come_back(slot)
-            elif task.steps is None:
-                task.steps = task.begin(slot)
+            if task.steps is None:
+                task.steps = self._return(task, slot) if request.parked else task.begin(slot)
         except BaseException as error:
             self.fail(task, error)
             return
-        if task.return_steps is not None or isinstance(task.steps, Generator):
+        if isinstance(task.steps, Generator):
             self.advance(task, None)
         else:
             self._finish(task, task.steps)
 
-    def _came_back(self, task: Task) -> None:
-        """Continue, or begin, the task of a preempted request whose sequence is restored."""
-        request, slot = task.request, task.request.slot
-        assert slot is not None, "it has just come back to it"
-        task.return_steps, request.parked = None, False
-        if request.known is not None and request.known.forgotten:
-            slot.runner.stop_storing()
-        request.known = None
-        self.start(task, slot) if task.steps is None else self.advance(task, None)
+    def _return(self, task: Task, slot: Slot) -> Steps[Any]:
+        """Restore the sequence of a preempted request, and begin a task of it."""
+        yield from come_back(slot)
+        steps = task.begin(slot)
+        return (yield from steps) if isinstance(steps, Generator) else steps
 
     def advance(self, task: Task, count: int | None, error: BaseException | None = None) -> None:
         """Continue a task with the number of tokens that were decoded, or with an error."""
-        steps = task.steps if task.return_steps is None else task.return_steps
-        back = result = None
-        self._admission.running = task.request
+        self._slots.running = task.request
         try:
-            task.wanted = steps.send(count) if error is None else steps.throw(error)
-            if isinstance(task.wanted, Reader):
-                task.request.asks()  # the time of its reader begins
-            return
+            task.wanted = task.steps.send(count) if error is None else task.steps.throw(error)
         except StopIteration as stop:
-            back, result = task.return_steps is not None, stop.value
+            self._finish(task, stop.value)
         except BaseException as raised:
             self.fail(task, raised)
-            return
-        if back:
-            self._came_back(task)
         else:
-            self._finish(task, result)
+            if isinstance(task.wanted, Reader):
+                task.request.asks()  # the time of its reader begins
 
     # -- decoding ----------------------------------------------------------------------------------
 
@@ -232,42 +218,40 @@ class Tasks:
             ready = False  # an advanced task may have had all buffers zeroed: choose again
         if not ready:
             return
-        clock = time.perf_counter()
-        if len(batch) == 1:
-            self._decode_alone(batch, clock)
-            return
+        clock, several = time.perf_counter(), len(batch) > 1
+        faults: list[str | None] = [None]
         try:
-            faults = self._shared.decode_parts([wanted.part for _, wanted in batch])
-        except BaseException as error:  # decoded alone, only the faulty one fails
-            logger.info("a batch of several requests failed (%s): each goes on alone", error)
-            for task, _ in batch:
-                task.alone = True
-                self.advance(task, None, SequenceChanged("a batch of several requests failed"))
+            if not several and wanted.prompt:
+                self.batches.decode(task.request, wanted)
+            else:
+                faults = self._shared.decode_parts([each.part for _, each in batch])
+        except BaseException as error:
+            self._failed(batch, error)
             return
         self._scheduler.took(batch, time.perf_counter() - clock)
         for (task, wanted), fault in zip(batch, faults, strict=True):
             state, lost = wanted.live.state, None
             if fault is not None:
-                lost = SequenceChanged(f"memory has a fault after a decode: {fault}")
-            elif state.is_invalid or state.n != wanted.position + wanted.count:
+                why = f"context memory is wrong after a decode: {fault}"
+                lost = SequenceChanged(why) if several else DecodeError(0, why)
+            elif several and (state.is_invalid or state.n != wanted.position + wanted.count):
                 # A task before it had the buffers zeroed; its next batch would begin somewhere else.
                 lost = SequenceChanged("another request had the memory zeroed")
             task.alone = fault is not None
             self.advance(task, wanted.count, lost)
 
-    def _decode_alone(self, batch: Sequence[Waiting], clock: float) -> None:
-        ((task, wanted),) = batch
-        error: BaseException | None = None
-        try:
-            self.batches.decode(task.request, wanted)
-        except BaseException as raised:
-            error = raised
-            if isinstance(raised, DecodeError) and raised.code == ABORTED and task.request.cancelled:
-                error = self._cancelled()
-        else:
-            task.alone = False
-            self._scheduler.took(batch, time.perf_counter() - clock)
-        self.advance(task, wanted.count, error)
+    def _failed(self, batch: Sequence[Waiting], error: BaseException) -> None:
+        """Continue the tasks of a failed batch; several go on alone, so that one fails at most."""
+        if len(batch) > 1:
+            logger.info("a batch of several requests failed (%s): each goes on alone", error)
+        for task, _ in batch:
+            if len(batch) > 1:
+                task.alone = True
+                self.advance(task, None, SequenceChanged("a batch of several requests failed"))
+            elif isinstance(error, DecodeError) and error.code == ABORTED and task.request.cancelled:
+                self.advance(task, None, self._cancelled())
+            else:
+                self.advance(task, None, error)
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -282,11 +266,10 @@ class Tasks:
     def drop(self, request: Request) -> None:
         """Give up the task of a request, without a reply."""
         task, request.task = request.task, None
-        for steps in () if task is None else (task.return_steps, task.steps):
-            if isinstance(steps, Generator):
-                with contextlib.suppress(Exception):
-                    steps.close()
-        self._admission.drop(request)
+        if task is not None and isinstance(task.steps, Generator):
+            with contextlib.suppress(Exception):
+                task.steps.close()
+        self._slots.drop(request)
 
     def _finish(self, task: Task, result: Any) -> None:
         self._over(task.request)
@@ -298,7 +281,7 @@ class Tasks:
         if request.whole:
             self.nested.leave()
         if request.progress is None:  # a single operation: the slot is not needed any more
-            self._admission.leave(request)
+            self._slots.leave(request)
 
     def end(self, request: Request, reply: Reply | None) -> None:
         """End a request: keep its progress, release its slot, report it."""
@@ -307,7 +290,7 @@ class Tasks:
             request.over = True
             self.drop(request)
             try:
-                self._admission.running = request
+                self._slots.running = request
                 if request.slot is not None:
                     end(request.slot, request)
             except Exception as raised:
@@ -315,8 +298,8 @@ class Tasks:
             finally:
                 if request.slot is not None:
                     request.view.keep_rows(False)
-                self._admission.leave(request)
-                self._admission.running = None
+                self._slots.leave(request)
+                self._slots.running = None
             try:
                 self._report(request)
             except BaseException as raised:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -65,29 +65,19 @@ def resolve(request: str) -> Path | None:
     Raises:
         EngineError: there is no such engine.
     """
-    return next(iter(_candidates(request)), None)
-
-
-def failures() -> dict[Path, str]:
-    """Folders that could not be loaded in this process, with the reasons."""
-    return dict(_failures)
-
-
-def _candidates(request: str) -> Sequence[Path]:
-    """The folders to load from, best first; empty: nothing was built. Raises EngineError."""
     if request == "stock":
-        return [folder] if (folder := bindings.stock()) else []
+        return bindings.stock()
     if request in ("", "patched"):
-        from llamahybrid.engine.choice import compatible_engines
+        from llamahybrid.engine.choice import best_engine
 
-        found = [engine.libraries for engine in compatible_engines()]
-        if request and not found:
+        found = best_engine()
+        if request and found is None:
             raise EngineError(
                 "LLAMAHYBRID_ENGINE=patched, but no patched engine that was built matches; run "
                 "`llamahybrid engine build` (`llamahybrid engine list` shows what there is and why it is not "
                 "taken)"
             )
-        return found
+        return None if found is None else found.libraries
     from llamahybrid.engine.installed import library
 
     folder = Path(os.path.expanduser(request)).resolve()
@@ -97,21 +87,22 @@ def _candidates(request: str) -> Sequence[Path]:
             f"LLAMAHYBRID_ENGINE={request} has no lib{' and no lib'.join(lacking)}; it takes stock, patched "
             "or a folder of libraries (`llamahybrid engine list` shows those that were built)"
         )
-    return [folder]
+    return folder
+
+
+def failures() -> dict[Path, str]:
+    """Folders that could not be loaded in this process, with the reasons."""
+    return dict(_failures)
 
 
 def _check(folder: Path) -> None:
-    """Raise EngineError for damaged libraries: loading a truncated one would end the process."""
+    """Raise EngineError for damaged libraries, which would end the process."""
     from llamahybrid.engine import installed, libraries
 
     engine = installed.owner(folder)
     if engine is None:
         for path in sorted(path for path in folder.glob("*.so") if path.is_file()):
-            try:
-                short = libraries.cut_short(path)
-            except OSError as error:
-                raise EngineError(f"{path} cannot be read: {error.strerror}") from error
-            if short:
+            if libraries.cut_short(path):
                 raise EngineError(f"{path} is cut short: copy or build it again")
         return
     if damage := engine.damage():
@@ -125,9 +116,6 @@ def _check(folder: Path) -> None:
             engine.version,
             version,
         )
-
-
-# -- loading ---------------------------------------------------------------------------------------
 
 
 def _wrap(module: ModuleType) -> None:
@@ -147,7 +135,7 @@ def _wrap(module: ModuleType) -> None:
     def load_shared_library(lib_base_name: str, base_path: Path) -> Any:
         nonlocal beside
         if lib_base_name == "llama":
-            beside, library = _load_first(load, base_path)
+            beside, library = _load_chosen(load, base_path)
             return library
         # the folder of libllama is used for libmtmd and libggml, too
         own = beside is None or lib_base_name not in ("mtmd", "ggml")
@@ -157,27 +145,20 @@ def _wrap(module: ModuleType) -> None:
     module.load_shared_library = load_shared_library  # type: ignore[attr-defined]
 
 
-def _load_first(load: Callable[[str, Path], Any], own: Path) -> tuple[Path | None, Any]:
-    """Load libllama from the first candidate that works; return its folder (None: `own`) and handle."""
-    failed = []
+def _load_chosen(load: Callable[[str, Path], Any], own: Path) -> tuple[Path | None, Any]:
+    """Load libllama from the chosen engine; return its folder (None: `own`) and handle."""
+    folder = None
     try:
-        for folder in () if _request is None else _candidates(_request):
-            try:
-                if _request not in ("", "stock", "patched"):
-                    _check(folder)
-                return folder, load("llama", folder)
-            except (OSError, RuntimeError) as error:
-                _failures[folder] = str(error)
-                failed.append(str(error))
-    except EngineError as error:
-        if _request:
+        if _request is not None and (folder := resolve(_request)) is not None:
+            if _request not in ("", "stock", "patched"):
+                _check(folder)
+            return folder, load("llama", folder)
+    except (OSError, RuntimeError) as error:  # EngineError among them
+        if folder is not None:
+            _failures[folder] = str(error)
+        if isinstance(error, EngineError) and _request:
             raise
-        failed.append(str(error))
-    reasons = "; ".join(failed)
-    if failed and _request:
-        raise EngineError(f"LLAMAHYBRID_ENGINE={_request} cannot be loaded: {reasons}")
-    if failed:
-        logger.warning(
-            "the patched engine cannot be loaded, so llama-cpp-python's own library is: %s", reasons
-        )
+        if _request:
+            raise EngineError(f"LLAMAHYBRID_ENGINE={_request} cannot be loaded: {error}") from error
+        logger.warning("the patched engine cannot be loaded, so llama-cpp-python's own library is: %s", error)
     return None, load("llama", own)

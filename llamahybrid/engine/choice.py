@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from llamahybrid.engine import bindings, installed, libraries, series
 from llamahybrid.engine.installed import Engine
 from llamahybrid.engine.recipe import CMAKE_ARGS, Recipe
-from llamahybrid.engine.trust import untrusted
 
 logger = logging.getLogger("llamahybrid")
 
@@ -35,23 +34,23 @@ def mismatch(engine: Engine, site: InstalledBindings) -> str:
     An engine without a backend of the installed wheel is never used: a CUDA wheel stays until a CUDA engine
     is built.
     """
-    return _incompatible(engine, site) or _unsafe(engine) or _lacks(engine, site)
+    return _unfit(engine, site) or engine.unsafe() or _lacks(engine, site)
 
 
-def compatible_engines() -> list[Engine]:
-    """The engines that replace stock, latest first; a damaged or foreign one is logged."""
+def best_engine() -> Engine | None:
+    """The latest engine that replaces stock; one that is damaged or could be another user's is logged."""
     engines = installed.engines()
     if not engines:  # usual; looking at the installed package takes time
-        return []
-    site, found = InstalledBindings.here(), list[Engine]()
+        return None
+    site = InstalledBindings.here()
     for engine in engines:
-        if _incompatible(engine, site):
+        if _unfit(engine, site):
             continue
-        if problem := _unsafe(engine):
+        if problem := engine.unsafe():
             logger.warning("a patched engine is not loaded: %s", problem)
         elif not _lacks(engine, site):
-            found.append(engine)
-    return found
+            return engine
+    return None
 
 
 def build_warning(site: InstalledBindings) -> str:
@@ -74,7 +73,7 @@ def build_warning(site: InstalledBindings) -> str:
     return ""
 
 
-def _incompatible(engine: Engine, site: InstalledBindings) -> str:
+def _unfit(engine: Engine, site: InstalledBindings) -> str:
     if engine.source:
         return f"built from {engine.source}: choose it with LLAMAHYBRID_ENGINE={engine.libraries}"
     if engine.version != bindings.release(site.version):
@@ -82,27 +81,15 @@ def _incompatible(engine: Engine, site: InstalledBindings) -> str:
     known = (series.patches(engine.version, chosen) for chosen in (series.REUSE, series.HARDENING))
     if dict(engine.patches) not in known:
         return "the patches have changed since"
-    if not engine.recipe.runs_here():
-        return "built for another machine"
-    return ""
-
-
-def _unsafe(engine: Engine) -> str:
-    if problem := untrusted(engine.folder):
-        return f"somebody else could have written it: {problem}"
-    if damage := engine.damage():
-        return f"{damage}: run `llamahybrid engine build` again"
-    return ""
+    return "" if engine.recipe.runs_here() else "built for another machine"
 
 
 def _lacks(engine: Engine, site: InstalledBindings) -> str:
     own = f"LLAMAHYBRID_ENGINE={engine.libraries} takes it all the same"
     if site.backends is None:
         return f"which backends (CUDA, ...) the installed llama-cpp-python has cannot be told; {own}"
-    if missing := site.backends - (libraries.backends(engine.libraries) or frozenset()):
-        names = ", ".join(sorted(missing))
-        return (
-            f"the installed llama-cpp-python has {names} and this has not: "
-            f"{libraries.how_to_build(site.backends)} makes one that has; {own}"
-        )
-    return ""
+    if not (missing := site.backends - (libraries.backends(engine.libraries) or frozenset())):
+        return ""
+    how = libraries.how_to_build(site.backends)
+    lacks = f"the installed llama-cpp-python has {', '.join(sorted(missing))} and this has not"
+    return f"{lacks}: {how} makes one that has; {own}"

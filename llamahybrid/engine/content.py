@@ -16,7 +16,7 @@ import xxhash
 
 from llamahybrid.engine.sdist import cache_dir
 from llamahybrid.errors import EngineError
-from llamahybrid.files import write_whole
+from llamahybrid.files import writable_by_others, write_whole
 
 logger = logging.getLogger("llamahybrid")
 
@@ -136,13 +136,8 @@ def _load() -> dict[str, str]:
         return {}
     try:
         with path.open("rb") as file:
-            if hasattr(os, "geteuid"):
-                status = os.fstat(file.fileno())
-                if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                    return {}
-            content = json.loads(file.read())
-        entries: dict[str, str] = content["files"]
-        return entries if content["checksum"] == _checksum(entries) else {}
+            entries = {} if writable_by_others(file.fileno()) else json.loads(file.read())["files"]
+        return {str(key): bytes.fromhex(name).hex() for key, name in entries.items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return {}
 
@@ -156,14 +151,10 @@ def _keep(key: str, name: str) -> None:
     entries = dict([*entries.items(), (key, name)][-MOST_KEPT:])
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps({"files": entries, "checksum": _checksum(entries)}, indent=1).encode())
+        write_whole(path, json.dumps({"files": entries}, indent=1).encode())
     except OSError as error:
         logger.info("the digest of a large file cannot be kept in %s: %s", path, error)
 
 
 def _key(signature: Signature) -> str:
     return ":".join(map(str, signature))
-
-
-def _checksum(entries: dict[str, str]) -> str:
-    return xxhash.xxh3_64_hexdigest(json.dumps(entries, sort_keys=True).encode())

@@ -94,18 +94,17 @@ def _load_advice(error: Exception) -> str:
 
 
 def _engine(folder: Path | None, engine: Engine | None, site: InstalledBindings) -> Finding:
-    if engine is not None:
-        kind = f"from {engine.source}" if engine.source else "patched"
-        advice = ""
-        if engine.version != bindings.release(site.version):
-            cure = choice.build_warning(site) or "run `llamahybrid engine build`"
-            advice = f"it was made for llama-cpp-python {engine.version}: {cure}"
-        elif damage := engine.damage(thorough=True):
-            advice = f"{damage}: run `llamahybrid engine build`"
-        return Finding("engine", f"{kind}, {folder}", advice)
-    if folder == bindings.stock():
-        return Finding("engine", f"stock, {folder}")
-    return Finding("engine", f"another's, {folder}", "make sure it fits this llama-cpp-python")
+    if engine is None:
+        if folder == bindings.stock():
+            return Finding("engine", f"stock, {folder}")
+        return Finding("engine", f"another's, {folder}", "make sure it fits this llama-cpp-python")
+    kind, advice = f"from {engine.source}" if engine.source else "patched", ""
+    if engine.version != bindings.release(site.version):
+        cure = choice.build_warning(site) or "run `llamahybrid engine build`"
+        advice = f"it was made for llama-cpp-python {engine.version}: {cure}"
+    elif damage := engine.damage(thorough=True):
+        advice = f"{damage}: run `llamahybrid engine build`"
+    return Finding("engine", f"{kind}, {folder}", advice)
 
 
 def _foreign_libraries(folder: Path | None) -> list[Finding]:
@@ -133,27 +132,21 @@ def _mtmd(folder: Path | None) -> Finding:
 
 
 def _built(loaded: Engine | None, site: InstalledBindings) -> Finding:
-    engines = installed.engines()
-    reasons = [choice.mismatch(engine, site) for engine in engines]
-    usable = [engine for engine, reason in zip(engines, reasons, strict=True) if not reason]
-    failed = activation.failures()
-    if loaded is not None and loaded in usable:
-        return Finding("patched engine", "in use")
-    if broken := next((engine for engine in usable if engine.libraries in failed), None):
+    engines, topic = installed.engines(), "patched engine"
+    reasons = {engine.folder: choice.mismatch(engine, site) for engine in engines}
+    best = next((engine for engine in engines if not reasons[engine.folder]), None)
+    if best is None:
+        text = "; ".join([*reasons.values(), *installed.unreadable()])
+        advice = choice.build_warning(site) or "`llamahybrid engine build`"
         return Finding(
-            "patched engine",
-            f"built, and cannot be loaded: {failed[broken.libraries]}",
-            "run `llamahybrid engine build --force`",
+            topic, f"none that matches ({text})" if text else "none was built", f"optional: {advice}"
         )
-    if usable:
-        return Finding(
-            "patched engine", "built, not in use", "unset LLAMAHYBRID_ENGINE and LLAMA_CPP_LIB_PATH"
-        )
-    text = "; ".join([*reasons, *installed.unreadable()])
-    advice = choice.build_warning(site) or "`llamahybrid engine build`"
-    return Finding(
-        "patched engine", f"none that matches ({text})" if text else "none was built", f"optional: {advice}"
-    )
+    if loaded is not None and not reasons.get(loaded.folder, "another"):
+        return Finding(topic, "in use")
+    if failed := activation.failures().get(best.libraries):
+        text = f"built, and cannot be loaded: {failed}"
+        return Finding(topic, text, "run `llamahybrid engine build --force`")
+    return Finding(topic, "built, not in use", "unset LLAMAHYBRID_ENGINE and LLAMA_CPP_LIB_PATH")
 
 
 def _private_names() -> list[Finding]:

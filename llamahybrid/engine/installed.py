@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from llamahybrid.engine import sdist, series
 from llamahybrid.engine.recipe import Recipe
+from llamahybrid.files import writable_by_others
 
 _PREFIX = "" if sys.platform == "win32" else "lib"
 SUFFIXES = {"win32": (".dll",), "darwin": (".dylib", ".so")}.get(sys.platform, (".so",))
@@ -64,6 +65,14 @@ class Engine:
                 return f"{path} cannot be read: {error.strerror}"
         return ""
 
+    def unsafe(self) -> str:
+        """Return the reason why its libraries must not be loaded; empty: they may be."""
+        for path in (self.folder, *self.folder.rglob("*")):
+            if writable_by_others(path):
+                return f"somebody else could have written it: {path} belongs to or can be written by others"
+        damage = self.damage()
+        return damage and f"{damage}: run `llamahybrid engine build` again"
+
     def write(self) -> None:
         """Write the manifest into the folder."""
         content = asdict(self)
@@ -93,9 +102,8 @@ def read(folder: Path) -> Engine:
     """
     try:
         content: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
-        recipe = content["recipe"]
-        for pairs in ("options", "compilers"):
-            recipe[pairs] = tuple((name, value) for name, value in recipe[pairs])
+        recipe = {each.name: content["recipe"][each.name] for each in fields(Recipe)}
+        recipe["options"] = tuple((name, value) for name, value in recipe["options"])
         texts = {name: content[name] for name in ("version", "source", "built")}
         if odd := [name for name, text in texts.items() if not isinstance(text, str)]:
             raise TypeError(f"{', '.join(odd)}: no text")

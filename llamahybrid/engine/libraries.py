@@ -1,12 +1,11 @@
 """Inspect a folder of libraries: its ggml backends, and whether it can be loaded.
 
 A CUDA library cannot be loaded without a driver (``libcuda.so.1``), and many build machines have none, so
-backends are found by names of files, and of functions inside them.
+backends are found by names of files: llama-cpp-python builds each as a library of its own.
 """
 
 from __future__ import annotations
 
-import mmap
 import re
 import struct
 import subprocess
@@ -20,7 +19,6 @@ from llamahybrid.errors import EngineError
 # Tools that make wheels portable put copies beside the package, with a hash in their names.
 _SHARED = re.compile(r"(?:lib)?ggml-([a-z0-9_-]+?)(?:-[0-9a-f]{8,})?\.")
 _COPIES = ("../../llama_cpp_python.libs", "../.dylibs")
-_NAMES = {"vk": "vulkan"}
 # The loader's words for a library that is not on this machine; not one of the build's own.
 _ABSENT = re.compile(r"\b(?!lib(?:llama|ggml|mtmd)\b)lib[\w+-]+\.so[.\d]*: cannot open shared object file")
 # In a process of its own: loading may end the process, and a loaded library stays. On Windows the toolkits'
@@ -40,23 +38,13 @@ except OSError as error:
 
 
 def backends(folder: Path | None) -> frozenset[str] | None:
-    """Names such as ``cpu`` and ``cuda``; None: unknown, as for libraries in another folder.
-
-    In a shared build each backend is a file (``libggml-cuda.so``); in a static build each has a function that
-    registers it (``ggml_backend_cuda_reg``).
-    """
+    """Names such as ``cpu`` and ``cuda``; None: unknown, as for libraries in another folder."""
     if folder is None:
         return None
     files = [*_files(folder), *(file for name in _COPIES for file in _files(folder / name))]
     shared = {found.group(1) for file in files if (found := _SHARED.match(file.name))} - {"base"}
-    if any(_is_cpu(name) for name in shared):
-        return frozenset("cpu" if _is_cpu(name) else name for name in shared)
-    inside: set[str] = set()
-    for file in files:
-        if re.match(r"(lib)?(llama|ggml)\b", file.name):
-            inside |= _names(file, rb"ggml_backend_([a-z0-9]+)_reg")
-    named = frozenset({*shared, *(_NAMES.get(name, name) for name in inside)})
-    return named if "cpu" in inside else None
+    names = frozenset("cpu" if name.startswith("cpu-") else name for name in shared)  # cpu-haswell, cpu-zen4
+    return names if "cpu" in names else None
 
 
 def how_to_build(names: Iterable[str]) -> str:
@@ -84,7 +72,7 @@ def require_loadable(folder: Path) -> None:
     if run.returncode == 0 or _ABSENT.search(run.stderr):
         return
     reason = run.stderr.strip() or f"it ended its process ({run.returncode})"
-    raise EngineError(f"what was built cannot be loaded: {reason}")
+    raise EngineError(f"the libllama in {folder} cannot be loaded: {reason}")
 
 
 def cut_short(path: Path) -> bool:
@@ -102,21 +90,8 @@ def cut_short(path: Path) -> bool:
     return bool(path.stat().st_size < start + size * count)
 
 
-def _names(path: Path, pattern: bytes) -> set[str]:
-    """Names in a library's table of symbols, each ended by a zero; empty if it is unreadable."""
-    try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return {found.decode() for found in re.findall(pattern + rb"\0", data)}
-    except (OSError, ValueError):  # ValueError: it is empty
-        return set()
-
-
 def _files(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())
     except OSError:
         return []
-
-
-def _is_cpu(name: str) -> bool:
-    return name == "cpu" or name.startswith("cpu-")  # all variants: cpu-haswell, cpu-zen4, ...

@@ -6,18 +6,17 @@ are medians over rounds. Token counts do not depend on the machine.
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from llamahybrid.harness.figures import judged, workload_figures
 from llamahybrid.harness.plan import Plan, cost_of
+from llamahybrid.harness.play import played
 from llamahybrid.harness.report import Times, WorkloadFigures
-from llamahybrid.harness.runner import WorkloadRunner, unsuited
+from llamahybrid.harness.runner import unsuited
 from llamahybrid.harness.steps import Run, Say, Step
 from llamahybrid.harness.targets.base import Session, Shape
 from llamahybrid.harness.workloads.multi_user import four_users
@@ -53,47 +52,6 @@ def together(clients: int) -> Workload:
 
 
 @dataclass
-class _Measured:
-    """Measurements of a workload on a target, over rounds."""
-
-    ttfts: list[float] = field(default_factory=list)
-    rates: list[float] = field(default_factory=list)
-    grown: list[int] = field(default_factory=list)
-    first: WorkloadFigures | None = None
-    """Requests and token counts of the first round."""
-
-    def play(self, workload: Workload, session: Session, plan: Plan, say: Say) -> WorkloadFigures:
-        """Measure another round; return the token counts of the first one, and the medians so far.
-
-        Raises TargetError.
-        """
-        before = session.resident()
-        session.decoded()
-        began = time.perf_counter()
-        played = WorkloadRunner(session, until=plan.until).converse(workload, plan.scale)
-        seconds = time.perf_counter() - began
-        decoded, after = session.decoded(), session.resident()
-        counted = [each for each in played if each.number >= workload.measured_from]
-        self.ttfts += [each.reply.ttft for each in counted if each.reply.ttft is not None]
-        if made := sum(len(each.reply.tokens or ()) for each in played):
-            self.rates.append(made / seconds)
-        if before is not None and after is not None:
-            self.grown.append(max(0, after - before) // max(1, len({each.chat for each in played})))
-        if self.first is None:
-            found = judged(session, workload.name, played, compare=False)
-            figures = workload_figures(
-                workload.name, found, decoded, measured_from=workload.measured_from, scale=plan.scale
-            )
-            self.first = replace(figures, verdicts=())
-        times = Times(
-            median(self.ttfts) if self.ttfts else None,
-            median(self.rates) if self.rates else None,
-            max(self.grown, default=None),
-        )
-        return replace(self.first, times=times)
-
-
-@dataclass
 class Bench(Run):
     """Measurements of a model on targets."""
 
@@ -112,15 +70,15 @@ class Bench(Run):
         """Return one part, in which targets alternate."""
         workloads = (*self.alone, *map(together, self.clients))
         shortest = min(workloads, key=lambda each: cost_of(each, 1.0).prompt)
-        every: dict[tuple[str, str], _Measured] = defaultdict(_Measured)
+        rounds: dict[tuple[str, str], list[WorkloadFigures]] = defaultdict(list)
         steps = [
             Step(
                 target,
                 model,
                 each.name,
                 Shape(each.n_ctx, each.clients),
-                partial(every[each.name, target.name].play, each),
-                cost=partial(cost_of, each),
+                partial(_round, each, rounds[each.name, target.name]),
+                cost=partial(cost_of, each, compared=False),
                 unsuited=partial(unsuited, workload=each),
                 place=each.name,
                 always=each is shortest and not number,
@@ -130,3 +88,19 @@ class Bench(Run):
             for target, model in self.pairs()
         ]
         return [steps]
+
+
+def _round(
+    workload: Workload, rounds: list[WorkloadFigures], session: Session, plan: Plan, say: Say
+) -> WorkloadFigures:
+    """Play another round; return the token counts of the first one, and the times of all."""
+    figures = played(session, plan, say, workload, compare=False)
+    rounds.append(replace(figures, bound=None, verdicts=()))
+
+    def over_rounds(name: str, pick: Any = median) -> Any:
+        values = [getattr(each.times, name) for each in rounds]
+        known = [value for value in values if value is not None]
+        return pick(known) if known else None
+
+    times = Times(over_rounds("ttft"), over_rounds("tokens_per_second"), over_rounds("resident", max))
+    return replace(rounds[0], times=times)

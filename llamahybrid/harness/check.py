@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -14,10 +14,10 @@ from typing import Any
 
 from llamahybrid.files import distinct_names
 from llamahybrid.harness import directed
-from llamahybrid.harness.figures import judged, workload_figures
-from llamahybrid.harness.plan import COMPARED, Plan, cost_of
+from llamahybrid.harness.plan import Plan, cost_of
+from llamahybrid.harness.play import played
 from llamahybrid.harness.report import Verdict, WorkloadFigures
-from llamahybrid.harness.runner import RequestResult, WorkloadRunner, unsuited
+from llamahybrid.harness.runner import unsuited
 from llamahybrid.harness.steps import Run, Say, Step
 from llamahybrid.harness.targets.base import ModelFile, Session, Shape, Target
 from llamahybrid.harness.workloads.chats import CHAT_AGENTS, CHAT_WORKLOADS
@@ -32,13 +32,30 @@ PARALLEL = (
     Workload("4 clients: four users each", four_users, bound=PARALLEL_BOUND, clients=4),
 )
 
-WORKLOADS: tuple[Workload, ...] = (
-    *(w for w in TOKEN_WORKLOADS if w.start is not long_prompt),
-    *CROWDS,
-    Workload("sub-agents", sub_agents),
-    *CHAT_WORKLOADS,
-    *CHAT_AGENTS,
-    *PARALLEL,
+FIRST = (
+    "thinking stripped",
+    "chat: thinking stripped",
+    "agent loop",
+    "edit a middle message",
+    "4 clients: thinking stripped",
+    "chat: tools and pages",
+    "four users",
+    "mid-generation",
+)
+"""Workloads that differ most; they come first, because a limited time may end before the others."""
+
+WORKLOADS: tuple[Workload, ...] = tuple(
+    sorted(
+        (
+            *(w for w in TOKEN_WORKLOADS if w.start is not long_prompt),
+            *CROWDS,
+            Workload("sub-agents", sub_agents),
+            *CHAT_WORKLOADS,
+            *CHAT_AGENTS,
+            *PARALLEL,
+        ),
+        key=lambda each: FIRST.index(each.name) if each.name in FIRST else len(FIRST),
+    )
 )
 
 
@@ -129,10 +146,6 @@ def model_file(name: str, path: Path, gpu_layers: int = 0, threads: int | None =
     return ModelFile(name, path, threads_too, ["-t", str(n), *server])
 
 
-MEMORY_SHARE = 0.1
-"""Of a target's time, for the requests between which its memory is measured."""
-
-
 @dataclass
 class Check(Run):
     """A run of directed probes and workloads on targets and models."""
@@ -176,8 +189,8 @@ class Check(Run):
                 yield step(
                     each.name,
                     Shape(each.n_ctx, each.clients),
-                    partial(_played, workload=each, bad=bad),
-                    cost=partial(cost_of, each, times=COMPARED),
+                    partial(played, workload=each, bad=bad),
+                    cost=partial(cost_of, each),
                     unsuited=partial(self._unsuited, each),
                     always=not (self.probes or number),
                     bound=each.bound,
@@ -196,30 +209,4 @@ def _probed(session: Session, plan: Plan, say: Say, probe: directed.Probe, bad: 
 
 
 def _memory(session: Session, plan: Plan, say: Say) -> WorkloadFigures:
-    return directed.memory(session, plan.share(directed.memory_cost(1.0, 1.0), MEMORY_SHARE))
-
-
-def _played(session: Session, plan: Plan, say: Say, workload: Workload, bad: Set[str]) -> WorkloadFigures:
-    """Play a workload and compare its answers; `bad`: verdicts of the directed probes."""
-    asked = 0
-
-    def told(_: RequestResult) -> None:
-        nonlocal asked
-        asked += 1
-        say(f"{workload.name}, request {asked} done")
-
-    session.decoded()
-    player = WorkloadRunner(session, told, plan.until)
-    played = player.converse(workload, plan.scale)
-    decoded = session.decoded()
-    say(f"{workload.name}, comparing answers")
-    found = judged(session, workload.name, played, until=plan.compare_until, sound=not bad)
-    return workload_figures(
-        workload.name,
-        found,
-        decoded,
-        measured_from=workload.measured_from,
-        bound=workload.bound,
-        scale=plan.scale,
-        cut_short=player.cut_short,
-    )
+    return directed.memory(session, plan.scale)

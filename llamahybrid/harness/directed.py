@@ -8,14 +8,14 @@ from __future__ import annotations
 import statistics
 import uuid
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TypeAlias
 
 from llamahybrid.harness import figures
 from llamahybrid.harness.conversation import Conversation, Request
 from llamahybrid.harness.figures import UNKNOWN_BEFORE, Judged
-from llamahybrid.harness.plan import COMPARED, Cost, cost_of
+from llamahybrid.harness.plan import Cost, cost_of
 from llamahybrid.harness.report import PROBE, Outcome, Verdict, WorkloadFigures
 from llamahybrid.harness.runner import NO_TOKENS, WorkloadRunner
 from llamahybrid.harness.targets.base import Session, Shape
@@ -52,7 +52,7 @@ class Probe:
 
     def cost(self, scale: float) -> Cost:
         """Return its cost in workloads of this length."""
-        return cost_of(self.workload, max(SHORTEST_SCRIPT, scale), COMPARED)
+        return replace(cost_of(self.workload, max(SHORTEST_SCRIPT, scale)), least=1.0)
 
 
 def hits(speech: Speech) -> Conversation:
@@ -120,7 +120,7 @@ def _exact(right: str, blamed: str = "") -> Judge:
             if blamed in bad:
                 return "cannot tell", f"{blamed!r} is bad, which shows here, too; {wrong}"
             return "bad", wrong
-        if unknown := first.get("unknown"):
+        if unknown := first.get("unknown") or first.get("not compared"):
             return "cannot tell", unknown
         return "ok", right
 
@@ -207,23 +207,16 @@ def run(
 
     Raises TargetError.
     """
-    found: Sequence[Judged] = ()
-    scale = max(SHORTEST_SCRIPT, scale)
-    name, judgement = probe.workload.name, _unsuited(session, probe)
-    if judgement is None:
-        played = WorkloadRunner(session).converse(probe.workload, scale)
-        found = figures.judged(session, name, played, until=until)
-        judgement = probe.judge(found, bad)
-    requests = tuple(each.figures for each in found)
-    return WorkloadFigures(name, requests, verdicts=(Verdict(probe.name, *judgement),), scale=scale)
-
-
-def _unsuited(session: Session, probe: Probe) -> Judgement | None:
-    if probe.ids and not session.takes_tokens:
-        return "cannot tell", NO_TOKENS
-    if probe.script is salted and session.salts is False:
-        return "cannot tell", "the target has no salts"
-    return None
+    scale, name = max(SHORTEST_SCRIPT, scale), probe.workload.name
+    lacks = NO_TOKENS if probe.ids and not session.takes_tokens else ""
+    lacks = "the target has no salts" if probe.script is salted and session.salts is False else lacks
+    if lacks:
+        return WorkloadFigures(name, verdicts=(Verdict(probe.name, "cannot tell", lacks),), scale=scale)
+    found = figures.judged(
+        session, name, WorkloadRunner(session).converse(probe.workload, scale), until=until
+    )
+    requests, verdict = tuple(each.figures for each in found), Verdict(probe.name, *probe.judge(found, bad))
+    return WorkloadFigures(name, requests, verdicts=(verdict,), scale=scale)
 
 
 MEMORY = f"{PROBE}the same two prompts, over and over"
@@ -235,26 +228,32 @@ LEAST_WARM, LEAST_SCALE = 4, 0.25
 """The shortest measurement."""
 
 
-def memory_cost(scale: float, share: float = 0.0) -> Cost:
-    """Return the cost of a share of these requests, at any scale of workloads, where nothing is reused."""
-    requests = max((1 + ROUNDS) * LEAST_WARM, share * (WARM + ROUNDS * COUNTED))
-    return Cost(round(requests * MEMORY_PROMPT * max(LEAST_SCALE, share)), round(2 * requests))
+def _memory_requests(scale: float) -> tuple[int, int]:
+    """Return the requests before memory is measured, and between two measurements."""
+    return max(LEAST_WARM, round(WARM * scale)), max(LEAST_WARM, round(COUNTED * scale))
 
 
-def memory(session: Session, share: float = 1.0) -> WorkloadFigures:
+def memory_cost(scale: float) -> Cost:
+    """Return the cost of these requests, in workloads of this length, where nothing is reused."""
+    warm, counted = _memory_requests(scale)
+    requests = warm + ROUNDS * counted
+    return Cost(round(requests * MEMORY_PROMPT * max(LEAST_SCALE, scale)), 2 * requests, compared=False)
+
+
+def memory(session: Session, scale: float = 1.0) -> WorkloadFigures:
     """Measure memory during two prompts in turn, which give it no reason to grow.
 
-    The median of several measurements counts, because an allocator takes pages by chance.
-    `share` of the requests are made, and of the prompts' length. Raises TargetError.
+    The median of several measurements counts, because an allocator takes pages by chance. `scale`: of the
+    number of requests, and of the prompts' length. Raises TargetError.
     """
     name, vocabulary = "memory-flat", session.vocabulary
     first, state = session.resident(), session.state_bytes
     if first is None or state is None or vocabulary is None:
         untold = Verdict(name, "cannot tell", "its memory, or a state's size, is not told")
         return WorkloadFigures(MEMORY, verdicts=(untold,))
-    speech = Speech(vocabulary, scale=max(LEAST_SCALE, share))
+    speech = Speech(vocabulary, scale=max(LEAST_SCALE, scale))
     prompts = speech.words(MEMORY_PROMPT), speech.words(MEMORY_PROMPT)
-    warm, counted = (max(LEAST_WARM, round(n * share)) for n in (WARM, COUNTED))
+    warm, counted = _memory_requests(scale)
 
     def say(count: int) -> None:
         for number in range(count):

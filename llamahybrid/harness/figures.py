@@ -66,13 +66,14 @@ def judged(
     that disturb its cache. With `compare` False no answer is compared. `sound`: as of `explain`.
     """
     compared: list[tuple[Sameness, str]] = []
-    for each in played:
+    for each in played if until is None else reversed(played):  # the last ones reuse most
         late = until is not None and time.monotonic() > until
         if late or not compare:
-            why = "the time was over before it was compared (see --minutes)" if late else ""
-            compared.append(("unknown", why))
+            compared.append(("not compared", "the time was over (see --minutes)"))
         else:
             compared.append(session.sameness(each.request, each.reply))
+    if until is not None:
+        compared.reverse()
     texts = [_in_characters(each) for each in played]
     found = []
     for index, (each, (same, said)) in enumerate(zip(played, compared, strict=True)):
@@ -81,22 +82,18 @@ def judged(
             history = list(played[:index])
             if session.parallel > 1:  # a later request may have been served first
                 history += [one for one in played[index + 1 :] if one.sent < each.sent + reply.seconds]
-            parted = parting(each.prompt, history, each.request.salt)
-            matched = parted.at if parted else 0
+            matched, _ = parting(each.prompt, history, each.request.salt)
             miss = explain(each, history, session.spell, sound)
         else:
             miss = explain_text(texts[index], texts[:index])
-        cached, decoded = reply.cached, reply.decoded
-        if decoded is None and reply.worked is not None and reply.tokens is not None:
-            decoded = reply.worked + max(0, len(reply.tokens) - 1)
         figures = RequestFigures(
             workload=name,
             chat=each.chat,
             turn=each.turn,
             total=reply.total,
             matched=matched,
-            cached=cached,
-            decoded=decoded,
+            cached=reply.cached,
+            decoded=reply.all_decoded,
             ttft=reply.ttft,
             seconds=reply.seconds,
             answer=same,
@@ -187,9 +184,13 @@ def exact_verdict(found: Sequence[Judged]) -> Verdict:
         return Verdict("exact", "bad", f"{many}; {place(wrong[0].played)}: {wrong[0].said}")
     if unknown:
         return Verdict("exact", "cannot tell", f"{len(unknown)} of {len(found)} answers: {unknown[0]}")
-    ties = sum(each.same == "tie" for each in found)
+    told = [each.same for each in found if each.same != "not compared"]
+    late = "" if len(told) == len(found) else f"; the time was over before the other {len(found) - len(told)}"
+    if not told:
+        return Verdict("exact", "cannot tell", "the time was over before an answer was compared")
+    ties = told.count("tie")
     tied = f", {ties} tie{'' if ties == 1 else 's'}" if ties else ""
-    return Verdict("exact", "ok", f"{len(found)} answers as without reuse{tied}")
+    return Verdict("exact", "ok", f"{len(told)} answers as without reuse{tied}{late}")
 
 
 def reports_verdict(found: Sequence[Judged]) -> Verdict:

@@ -21,13 +21,16 @@ from llamahybrid.files import write_json
 FORMAT = 5
 """Of the JSON; a reader takes no other."""
 
-Sameness: TypeAlias = Literal["same", "tie", "different", "unknown"]
+Sameness: TypeAlias = Literal["same", "tie", "different", "unknown", "not compared"]
 """Comparison of an answer with one that reused nothing; a tie parted where two tokens were as likely."""
 
 Outcome: TypeAlias = Literal["ok", "bad", "cannot tell"]
 
 PROBE = "probe: "
 """In the names of directed probes, which measure nothing."""
+
+HAZARD = "hazard:"
+"""Prefix of the names of verdicts on native hazards."""
 
 NOT_RUN = "it did not run: "
 """Prefix of the detail of a workload that did not run."""
@@ -44,6 +47,12 @@ class Verdict:
     """The same in every run: "reuse", "exact", "memory-flat", "hazard:<probe>" and so on."""
     outcome: Outcome
     detail: str
+
+
+def overall(found: Iterable[Verdict]) -> Outcome:
+    """Return bad if one verdict is; ok if none is and one is ok."""
+    outcomes = {verdict.outcome for verdict in found}
+    return "bad" if "bad" in outcomes else "ok" if "ok" in outcomes else "cannot tell"
 
 
 @dataclass(frozen=True)
@@ -74,11 +83,11 @@ class RequestFigures:
 
 @dataclass(frozen=True)
 class Times:
-    """Measurements of `llamahybrid bench`, over its rounds."""
+    """Times and memory of a workload; of `llamahybrid bench` over its rounds."""
 
     __pydantic_config__: ClassVar = _STRICT
     ttft: float | None = None
-    """Seconds to the first token, median over requests and rounds."""
+    """Seconds to the first token, median over the counted requests, and over rounds."""
     tokens_per_second: float | None = None
     """Answers' tokens of all clients over wall time, median over rounds."""
     resident: int | None = None
@@ -110,6 +119,11 @@ class WorkloadFigures:
         """False: it did not run, for the reason in its verdict."""
         return not any(verdict.name == "runs" for verdict in self.verdicts)
 
+    @property
+    def outcome(self) -> Outcome:
+        """Of all verdicts."""
+        return overall(self.verdicts)
+
 
 @dataclass(frozen=True)
 class TargetFigures:
@@ -124,6 +138,16 @@ class TargetFigures:
     hazards: tuple[Verdict, ...] = ()
     error: str | None = None
     """The reason why the target did not run to its end."""
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """All verdicts: workload by workload, then hazards."""
+        return [*(verdict for w in self.workloads for verdict in w.verdicts), *self.hazards]
+
+    @property
+    def outcome(self) -> Outcome:
+        """Of all verdicts; bad if the target did not run to its end."""
+        return "bad" if self.error is not None else overall(self.verdicts)
 
 
 @dataclass(frozen=True)

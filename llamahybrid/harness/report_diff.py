@@ -6,13 +6,12 @@ Verdicts and token counts are exact: each change of a verdict counts, and each c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypeVar
 
 from llamahybrid.harness.report import (
     PROBE,
-    Outcome,
     Report,
     RequestFigures,
     TargetFigures,
@@ -22,10 +21,7 @@ from llamahybrid.harness.report import (
 )
 
 Kind: TypeAlias = Literal["worse", "better", "note"]
-_Said: TypeAlias = tuple[Kind, str]
 _T = TypeVar("_T")
-
-_GOOD = ("same", "tie")
 
 GRAIN = 0.01
 """A change of a token count has to exceed this share of the least possible count."""
@@ -49,49 +45,40 @@ def changes(old: Report, new: Report, *, strict: bool = False) -> list[Change]:
 
     With `strict`, results that NEW lacks are worse, otherwise a note.
     """
-    return list(_changes(old, new, "worse" if strict else "note"))
-
-
-def _changes(old: Report, new: Report, missing: Kind) -> Iterator[Change]:
+    missing: Kind = "worse" if strict else "note"
+    found: list[Change] = []
     if old.models != new.models:
-        yield Change("note", "models", f"{', '.join(old.models)} before, {', '.join(new.models)} now")
+        text = f"{', '.join(old.models)} before, {', '.join(new.models)} now"
+        found.append(Change("note", "models", text))
     for name, report in (("OLD", old), ("NEW", new)):
         if not report.complete:
-            yield Change("note", name, "was stopped before its end")
-    names = [{target.name: target for target in report.targets} for report in (old, new)]
-    for name, was, now in _paired(*names):
-        if was is None or now is None:
-            yield _unpaired(name, was is None, missing)
-            continue
-        yield from _at(name, _target(was, now))
+            found.append(Change("note", name, "was stopped before its end"))
+    targets = [{target.name: target for target in report.targets} for report in (old, new)]
+    for name, was, now in _paired(found, missing, "", *targets):
+        found += (Change(kind, name, text) for kind, text in _target(was, now))
         workloads = [{w.workload: w for w in target.workloads} for target in (was, now)]
-        for workload, before, after in _paired(*workloads):
-            where = f"{name}, {workload}"
-            if before is None or after is None:
-                yield _unpaired(where, before is None, missing)
-            else:
-                yield from _at(where, _workload(before, after, missing))
-        yield from _at(name, _verdicts(was.hazards, now.hazards, missing))
+        for where, before, after in _paired(found, missing, f"{name}, ", *workloads):
+            verdicts = _verdicts(before.verdicts, after.verdicts, missing)
+            found += (Change(kind, where, text) for kind, text in (*verdicts, *_workload(before, after)))
+        verdicts = _verdicts(was.hazards, now.hazards, missing)
+        found += (Change(kind, name, text) for kind, text in verdicts)
+    return found
 
 
-def _paired(old: Mapping[str, _T], new: Mapping[str, _T]) -> Iterator[tuple[str, _T | None, _T | None]]:
-    """Yield name, old and new value of each name, the new names first; None: there is no such value."""
+def _paired(
+    found: list[Change], missing: Kind, prefix: str, old: Mapping[str, _T], new: Mapping[str, _T]
+) -> Iterator[tuple[str, _T, _T]]:
+    """Yield place, old and new value of each name, the new names first; report those without a pair."""
     for name in dict.fromkeys((*new, *old)):
-        yield name, old.get(name), new.get(name)
+        if name not in old:
+            found.append(Change("note", prefix + name, "is new: there is nothing to compare it with"))
+        elif name not in new:
+            found.append(Change(missing, prefix + name, "was left out"))
+        else:
+            yield prefix + name, old[name], new[name]
 
 
-def _unpaired(where: str, is_new: bool, missing: Kind) -> Change:
-    if is_new:
-        return Change("note", where, "is new: there is nothing to compare it with")
-    return Change(missing, where, "was left out")
-
-
-def _at(where: str, found: Iterable[_Said]) -> Iterator[Change]:
-    for kind, text in found:
-        yield Change(kind, where, text)
-
-
-def _target(old: TargetFigures, new: TargetFigures) -> Iterator[_Said]:
+def _target(old: TargetFigures, new: TargetFigures) -> Iterator[tuple[Kind, str]]:
     if new.error is not None and old.error is None:
         yield "worse", f"ran to its end, and now stopped: {new.error}"
     elif old.error is not None and new.error is None:
@@ -102,110 +89,85 @@ def _target(old: TargetFigures, new: TargetFigures) -> Iterator[_Said]:
             yield "note", f"{name}: {was} before, {now} now"
 
 
-def _workload(old: WorkloadFigures, new: WorkloadFigures, missing: Kind) -> Iterator[_Said]:
-    yield from _verdicts(old.verdicts, new.verdicts, missing)
+def _verdicts(old: Sequence[Verdict], new: Sequence[Verdict], missing: Kind) -> Iterator[tuple[Kind, str]]:
+    """Yield changed verdicts; a change to "cannot tell" is worse."""
+    before, after = ({verdict.name: verdict for verdict in each} for each in (old, new))
+    for name, verdict in after.items():
+        detail = f": {verdict.detail}".partition("\n")[0] if verdict.detail else ""
+        was = before[name].outcome if name in before else None
+        if was is None:
+            yield "note", f"{name} is {verdict.outcome}, and was not looked at before{detail}"
+        elif was != verdict.outcome:
+            kind: Kind = "better" if verdict.outcome == "ok" else "worse"
+            yield kind, f"{name} was {was}, is {verdict.outcome}{detail}"
+    for name in before.keys() - after.keys():
+        yield missing, f"no verdict any more on {name}"
+
+
+def _workload(old: WorkloadFigures, new: WorkloadFigures) -> Iterator[tuple[Kind, str]]:
     yield from _answers(old.requests, new.requests)
     if PROBE in new.workload:
         return  # its verdict is enough: reuse of odd prompts depends on measured times
-    if _same_prompts(old, new):
-        least = max(old.least or 0, new.least or 0)
-        grain = max(GRAIN * least, GRAIN_TOKENS * len(new.requests))
-        yield from _count("tokens decoded", old.decoded, new.decoded, grain, _most(old, new))
+    first, second = (sorted((r.chat, r.turn, r.total or 0) for r in w.requests) for w in (old, new))
+    if first == second and old.least == new.least:
+        grain = max(GRAIN * (new.least or 0), GRAIN_TOKENS * len(new.requests))
+        yield from _number("tokens decoded", old.decoded, new.decoded, grain, _most(old, new))
         was, now = _reused(old.requests), _reused(new.requests)
-        yield from _count("tokens reported as reused", was, now, grain, more_is_better=True)
+        yield from _number("tokens reported as reused", was, now, grain, sign=-1)
         return
     if not any(request.answer == "tie" for request in (*old.requests, *new.requests)):
-        yield (
-            "note",
-            "other prompts than before (another model, length, vocabulary or answers): ratios are compared",
-        )
+        why = "another model, length, vocabulary or answers"
+        yield "note", f"other prompts than before ({why}): ratios are compared"
     # else a tied answer went the other way, and is part of the prompts that follow
-    if old.ratio is None or new.ratio is None:
-        if old.ratio is not None:
-            yield "worse", f"decoded {old.ratio:.2f} times the least before; now it cannot be told"
-    elif abs(new.ratio - old.ratio) > GRAIN * max(1.0, old.ratio):
-        kind: Kind = "worse" if new.ratio > old.ratio else "better"
-        yield kind, f"decoded {old.ratio:.2f} times the least before, {new.ratio:.2f} times now"
+    yield from _number("decoded over the least", old.ratio, new.ratio, GRAIN * max(1.0, old.ratio or 0.0))
 
 
-def _verdicts(old: Sequence[Verdict], new: Sequence[Verdict], missing: Kind) -> Iterator[_Said]:
-    before = {verdict.name: verdict for verdict in old}
-    after = {verdict.name: verdict for verdict in new}
-    for name, verdict in after.items():
-        detail = f": {verdict.detail}".partition("\n")[0] if verdict.detail else ""
-        if name not in before:
-            if verdict.outcome == "bad":
-                yield "note", f"{name} is bad, and was not looked at before{detail}"
-        elif (kind := _change(before[name].outcome, verdict.outcome)) is not None:
-            yield kind, f"{name} was {before[name].outcome}, is {verdict.outcome}{detail}"
-    if fresh := sorted(name for name in after.keys() - before.keys() if after[name].outcome != "bad"):
-        yield "note", f"verdicts on {_some(fresh)} are new: there is nothing to compare them with"
-    if gone := sorted(before.keys() - after.keys()):
-        yield missing, f"no verdict any more on {_some(gone)}"
-
-
-def _change(old: Outcome, new: Outcome) -> Kind | None:
-    """Return the kind of change of a verdict. A change to "cannot tell" is worse."""
-    if old == new:
-        return None
-    return "better" if new == "ok" or (old, new) == ("cannot tell", "ok") else "worse"
-
-
-def _answers(old: Sequence[RequestFigures], new: Sequence[RequestFigures]) -> Iterator[_Said]:
+def _answers(old: Sequence[RequestFigures], new: Sequence[RequestFigures]) -> Iterator[tuple[Kind, str]]:
     """Yield changes of answers: differing now, no longer differing, no longer comparable."""
     before = {(request.chat, request.turn): request.answer for request in old}
-    pairs = [(before[r.chat, r.turn], r.answer, r) for r in new if (r.chat, r.turn) in before]
+    pairs = [(before.get((r.chat, r.turn), r.answer), r.answer, r) for r in new]
+    untold = ("unknown", "not compared")
     groups: tuple[tuple[Kind, str, list[RequestFigures]], ...] = (
         ("worse", "differ", [r for was, now, r in pairs if now == "different" != was]),
-        ("better", "no longer differ", [r for was, now, r in pairs if was == "different" and now in _GOOD]),
-        ("worse", "cannot be compared any more", [r for was, now, r in pairs if now == "unknown" != was]),
+        (
+            "better",
+            "no longer differ",
+            [r for was, now, r in pairs if was == "different" and now in ("same", "tie")],
+        ),
+        (
+            "worse",
+            "cannot be compared any more",
+            [r for was, now, r in pairs if now == "unknown" and was not in untold],
+        ),
     )
     for kind, text, found in groups:
         if found:
-            first = place(found[0])
-            yield kind, f"{len(found)} answers {text}, the first of them of {first}"
+            yield kind, f"{len(found)} answers {text}, the first of them of {place(found[0])}"
 
 
-def _count(
-    name: str,
-    old: int | None,
-    new: int | None,
-    grain: float,
-    more: str = "",
-    *,
-    more_is_better: bool = False,
-) -> Iterator[_Said]:
+def _number(
+    name: str, old: float | None, new: float | None, grain: float, more: str = "", sign: int = 1
+) -> Iterator[tuple[Kind, str]]:
+    """Yield a change beyond `grain`; `sign`: 1: more is worse, -1: less is; `more`: added to a worse one."""
     if old is None:
         return
+    was = f"{old:,}" if isinstance(old, int) else f"{old:.2f}"
     if new is None:
-        yield "worse", f"{name}: {old:,} before, now it cannot be told"
+        yield "worse", f"{name}: {was} before, now it cannot be told"
     elif abs(new - old) > grain:
-        kind: Kind = "better" if (new > old) is more_is_better else "worse"
-        yield kind, f"{name}: {old:,} before, {new:,} now{more if kind == 'worse' else ''}"
+        now = f"{new:,}" if isinstance(new, int) else f"{new:.2f}"
+        worse = sign * (new - old) > 0
+        yield "worse" if worse else "better", f"{name}: {was} before, {now} now{more if worse else ''}"
 
 
 def _most(old: WorkloadFigures, new: WorkloadFigures) -> str:
     """Return the request that grew most, in words."""
-    before = {(request.chat, request.turn): request.decoded for request in old.requests}
-    pairs = [(before.get((request.chat, request.turn)), request) for request in new.requests]
-    grown = [(b.decoded - a, b) for a, b in pairs if a is not None and b.decoded is not None]
-    if not grown:
-        return ""
-    by, request = max(grown, key=lambda each: each[0])
+    before = {(request.chat, request.turn): request.decoded or 0 for request in old.requests}
+    grown = [((r.decoded or 0) - before[r.chat, r.turn], r) for r in new.requests]
+    by, request = max(grown, key=lambda each: each[0], default=(0, None))
     return f", most of it at {place(request)} ({by:+,})" if by > 0 else ""
-
-
-def _same_prompts(old: WorkloadFigures, new: WorkloadFigures) -> bool:
-    """Tell whether the requests are the same and of the same lengths, so that counts are comparable."""
-    first, second = (sorted((r.chat, r.turn, r.total or 0) for r in w.requests) for w in (old, new))
-    return first == second and old.least == new.least
 
 
 def _reused(requests: Sequence[RequestFigures]) -> int | None:
     known = [request.cached for request in requests if request.cached is not None]
     return sum(known) if len(known) == len(requests) else None
-
-
-def _some(names: Sequence[str], most: int = 5) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{', '.join(names[:most])}{more}"

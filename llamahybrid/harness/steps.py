@@ -15,14 +15,12 @@ from typing import ClassVar, TypeAlias
 
 from llamahybrid.engine.process import Progress
 from llamahybrid.errors import LlamaHybridError
-from llamahybrid.harness.plan import MEASURING, Cost, Plan, Speed, fitting, measured
+from llamahybrid.harness.plan import LATE, MEASURING, Cost, Plan, Speed, fitting, measured
 from llamahybrid.harness.report import NOT_RUN, Report, TargetFigures, Verdict, WorkloadFigures
 from llamahybrid.harness.targets.base import ModelFile, Session, Shape, Target
 
 QUICKLY = 1.0
 """Seconds that processes have to end after Ctrl-C."""
-
-LATE = "the time was over (see --minutes)"
 
 MEASURED_WITH = Shape(512)
 
@@ -187,9 +185,8 @@ class Run(ABC):
         if plan.seconds is not None and plan.speed is None:
             self._measure(step, part, plan)
         cost, target = step.cost(plan.scale), step.target
-        if not (step.always or plan.fits(cost)):
-            needed = f"it needs about {plan.needed(cost):.0f} s, more than is left (see --minutes)"
-            self._put(step, left_out(step.name, LATE if plan.over else needed, step.bound))
+        if (why := plan.begin(cost)) and not step.always:
+            self._put(step, left_out(step.name, why, step.bound))
             return
         self._say(step, step.about or step.name)
         target.until = None if step.always else plan.gives_up
@@ -197,19 +194,20 @@ class Run(ABC):
         try:
             with target.open(step.model, step.shape) as session:
                 opened = time.monotonic()
-                if (why := step.unsuited(session)) is not None:
-                    if why:
-                        self._put(step, left_out(step.name, why, step.bound))
+                plan.opening = opened - began
+                if (unfit := step.unsuited(session)) is not None:
+                    if unfit:
+                        self._put(step, left_out(step.name, unfit, step.bound))
                     return
                 self._put(step, step.play(session, plan, lambda text: self._say(step, text)))
+                if plan.ask_until == plan.until:  # it was not cut short
+                    plan.took(time.monotonic() - opened, cost)
         except LlamaHybridError as error:
             if target.until is None or time.monotonic() < target.until:
                 raise
             self._put(step, left_out(step.name, f"{LATE}: {error}", step.bound))
-            return
         finally:
             target.until = None
-        plan.took(opened - began, time.monotonic() - opened, cost)
 
     def _measure(self, step: Step, part: Sequence[Step], plan: Plan) -> None:
         """Set the speed and the scale of a plan; the first target of a model decides. Raises TargetError."""
@@ -222,7 +220,8 @@ class Run(ABC):
             try:
                 with step.target.open(step.model, MEASURED_WITH) as session:
                     plan.opening = time.monotonic() - began
-                    speed = measured(session, MEASURING * plan.seconds)
+                    compared = any(each.cost(1.0).compared for each in part)
+                    speed = measured(session, MEASURING * plan.seconds, compared)
                     suited = [each for each in part if each.unsuited(session) is None]
             finally:
                 step.target.until = None

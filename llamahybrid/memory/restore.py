@@ -145,16 +145,8 @@ def adopt_native(live: LiveSequence, n: int) -> bool:
         return False
     if not state.n <= live.native.positions()[1] < n:
         return False
-    for i in range(state.n, n):
-        state.ids[i] = next(unknown_ids)
-    state.lag = n - 1 - live.native.positions()[1]
-    state.n = n
-    live.planes.invalidate()
-    state.row_covers_tip = False
-    state.grown = False
-    state.extra_bytes = live.extra_bytes(n)
-    state.tip_logits = False
-    live.shared.recount()
+    native = [next(unknown_ids) for _ in range(state.n, n)]
+    _take_over(live, np.concatenate([state.tokens, np.array(native, dtype=np.int32)]))
     return True
 
 
@@ -164,21 +156,25 @@ def adopt_tokens(live: LiveSequence, ids: npt.NDArray[np.integer], *, foreign: b
     Ids below zero stand for opaque content, with any number of cells. `foreign`: the origin of the state is
     unknown.
     """
-    state = live.state
-    state.replace_tokens(ids)
-    live.planes.invalidate()
-    state.grown, state.foreign = False, foreign
-    state.extra_bytes = 0
-    state.lag = 0
-    if state.opaque:
-        state.lag = _lag(state.tokens, live.native.positions()[1])
-        state.extra_bytes = live.extra_bytes(state.n)
-    state.tip_logits = False
-    live.shared.recount()
+    _take_over(live, ids)
+    live.state.foreign = foreign
     fault = live.fault()
     if fault:
         live.empty()
     return fault
+
+
+def _take_over(live: LiveSequence, ids: npt.NDArray[np.integer]) -> None:
+    """Make `ids` the tokens of content that other code decoded or loaded."""
+    state = live.state
+    state.replace_tokens(ids)
+    live.planes.invalidate()
+    state.grown = state.tip_logits = False
+    state.lag = state.extra_bytes = 0
+    if state.opaque:
+        state.lag = _lag(state.tokens, live.native.positions()[1])
+        state.extra_bytes = live.extra_bytes(state.n)
+    live.shared.recount()
 
 
 def _lag(tokens: Tokens, last: int) -> int:

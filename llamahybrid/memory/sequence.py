@@ -178,7 +178,8 @@ class LiveSequence:
         state = self.state
         end = state.n + len(tokens)
         state.tip_logits = state.row_covers_tip = False
-        self.planes.wrote(len(tokens))
+        if self.planes.count:
+            self.planes.wrote(len(tokens))
         state.lag = 0
         state.ids[state.n : end] = tokens
         state.n = end

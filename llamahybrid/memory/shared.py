@@ -127,14 +127,11 @@ class SharedContext:
 
     def overwrite_rows(self, lives: Sequence[Member]) -> None:
         """Copy the output rows of all sequences but these, whose batch overwrites them."""
-        for member in self._members:
-            live = member()
-            if live is None:
-                continue
-            if live in lives:
-                live.row.leave()
-            else:
+        for live in self.members if len(self._members) > len(lives) else ():
+            if live not in lives:
                 live.row.keep()
+        for live in lives:
+            live.row.leave()
 
     def decode_parts(
         self, parts: Sequence[tuple[Member, Sequence[int] | Tokens, Outputs]]

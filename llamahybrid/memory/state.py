@@ -185,8 +185,7 @@ class OutputRow:
 
     def leave(self) -> None:
         """Drop it before a batch that continues the sequence."""
-        self._state.forget_row()
-        self._copied = False
+        self._state.tip_logits = self._state.row_covers_tip = self._copied = False
         self._index = None
 
     def _row(self) -> Logits | None:

@@ -221,9 +221,9 @@ class Reason:
     """A repeated prompt samples from stored logits, not from the context's own."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Plan:
-    """The start of a request. Entries that it names stay pinned until `release`."""
+    """The start of a request. Its checkpoint stays until `release`, or until the plan is collected."""
 
     total: int
     matched: int

@@ -19,6 +19,7 @@ from llamahybrid.prompt_cache.blocks import (
     Item,
     Node,
     Prefix,
+    Seen,
     Why,
     chain,
     digest_of,
@@ -27,7 +28,6 @@ from llamahybrid.prompt_cache.blocks import (
 )
 from llamahybrid.prompt_cache.envelope import Record
 from llamahybrid.prompt_cache.nodes import ID_BYTES, ids_of, token_at
-from llamahybrid.prompt_cache.seen import Seen
 
 MOST_FOLLOWERS = 2
 BATCH = 500

@@ -25,7 +25,6 @@ from llamahybrid.prompt_cache.base import (
 )
 from llamahybrid.prompt_cache.disk import DiskRows
 from llamahybrid.prompt_cache.eviction import Eviction
-from llamahybrid.prompt_cache.promotion import promote
 from llamahybrid.prompt_cache.ram import default_ram_bytes
 from llamahybrid.prompt_cache.store import RamStore
 from llamahybrid.prompt_cache.tier import Tier
@@ -144,7 +143,7 @@ class PromptCache(RamStore):
         """
         if view.needs_checkpoints or view.attention_is_all:
             for tier in self.outside:
-                promote(tier, self, tokens, view, costs)
+                tier.promote(tokens, view, costs)
         return super().plan(tokens, view, boundaries, costs)
 
     def queue_writes(self, view: LiveView) -> None:

@@ -180,21 +180,10 @@ class DiskRows(Rows):
                 yield from cache._sql(query, some)
 
     def keys(self, kind: bytes) -> Iterator[bytes]:
-        """See `Rows.keys`."""
-        for (key,) in self._select("key", kind):
-            yield bytes(key)
-
-    def rows(self, kind: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """See `Rows.rows`."""
-        for key, mode, value in self._select("key, mode, value", kind):
-            if mode == MODE_RAW and isinstance(value, bytes):
-                yield key[1:], value
-
-    def _select(self, columns: str, kind: bytes) -> Iterator[tuple[Any, ...]]:
-        """Columns of a kind of rows, the newest first; row by row, diskcache takes fifty times as long."""
-        query = f"SELECT {columns} FROM Cache WHERE key >= ? AND key < ? ORDER BY rowid DESC"
+        """See `Rows.keys`; key by key, diskcache takes fifty times as long."""
+        query = "SELECT key FROM Cache WHERE key >= ? AND key < ? ORDER BY rowid DESC"
         with self._cache(change=True) as cache:
-            yield from cache._sql(query, (kind, bytes([kind[0] + 1])))
+            yield from (bytes(key) for (key,) in cache._sql(query, (kind, bytes([kind[0] + 1]))))
 
     def last_used(self, keys: Sequence[bytes]) -> dict[bytes, float]:
         """See `Rows.last_used`."""
@@ -214,7 +203,7 @@ class DiskRows(Rows):
             if path is None:
                 raise RecordGone("the record is gone")
             try:
-                with opened(path, buffered=False) as file:
+                with opened(path) as file:
                     status = os.fstat(file.fileno())
                     if not stat.S_ISREG(status.st_mode):
                         raise RecordError("a record is no file")

@@ -51,11 +51,6 @@ class Header:
     payload_bytes: int
     payload_digest: int
 
-    @property
-    def is_snapshot(self) -> bool:
-        """True for the state at one position, not attention of a range."""
-        return self.start == self.end
-
     def is_of(self, namespace: str, tokens: Tokens, start: int) -> bool:
         """Return whether it belongs to these tokens, the prefix up to its end. `start`: of a segment."""
         range_ = (self.start, self.end) == (start, len(tokens))
@@ -181,18 +176,9 @@ def _read_envelope(file: BinaryIO, most: int) -> tuple[Header, Bytes]:
             raise RecordError("a record is truncated")
         envelope = new_buffer(HEADER_BYTES + header.payload_bytes)
         envelope[:HEADER_BYTES] = np.frombuffer(head, np.uint8)
-        _fill(file, envelope[HEADER_BYTES:])
+        if file.readinto(envelope[HEADER_BYTES:].data) != header.payload_bytes:  # type: ignore[attr-defined]
+            raise RecordError("a record is truncated")
         header.check(envelope[HEADER_BYTES:])
     except SnapshotError as error:
         raise RecordError(str(error)) from None
     return header, envelope
-
-
-def _fill(file: BinaryIO, buffer: Bytes) -> None:
-    """Fill a buffer from a file. Raises RecordError where there are fewer."""
-    view = buffer.data
-    while len(view):
-        count = file.readinto(view)  # type: ignore[attr-defined]
-        if not count:
-            raise RecordError("a record is truncated")
-        view = view[count:]

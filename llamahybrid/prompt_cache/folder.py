@@ -40,11 +40,10 @@ LOCAL_SYSTEMS = ("fuse.fuse-overlayfs",)
 _told: set[Path] = set()
 
 
-def opened(path: Path | str, *, buffered: bool = True) -> BinaryIO:
+def opened(path: Path | str) -> BinaryIO:
     """A file to read: what is a link is not followed, and a pipe does not wait for who writes to it."""
     careful = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    buffering = -1 if buffered else 0
-    return open(path, "rb", buffering, opener=lambda name, flags: os.open(name, flags | careful))
+    return open(path, "rb", opener=lambda name, flags: os.open(name, flags | careful))
 
 
 def claim(folder: str | os.PathLike[str]) -> Path:

@@ -1,67 +1,119 @@
-"""The ladder: cuts whose distance from a prompt's end grows by a ratio, so that a loss is bounded by it.
+"""The ladder: cuts at growing distances from a prompt's end, for histories that part anywhere.
 
-No length of a question is the usual one: how far before the end the next history parts is taken to be
-log-uniform. Rungs a `ratio` apart then lose the least for their number, in the mean and at worst: a history
-that parts d tokens before the end decodes at most (ratio - 1) * d + `GRAIN` known tokens again.
+No length of a question is the usual one: the distance d from the end at which the next history parts is
+taken to be log-uniform. Such a history resumes from the nearest cut that is at least d from the end, and
+decodes the tokens between again. A ladder loses the least of that in the mean, relative to d, for its number
+of cuts.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
 
 MIN_SPACING = 8
 """Cuts nearer than this to one another, or to the restore point, save less than their small batch costs."""
 
-GRAIN = 3 * MIN_SPACING
-"""Most tokens that grid and spacing add to a loss."""
+NEAREST = 8
+"""Shortest distance at which histories are taken to part: nearer ones lose few tokens."""
 
-NEAREST = 4
-"""Tokens before the end where the ladder begins: what asks for an answer is a few tokens long, and the next
-history often differs there."""
+COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
+"""Numbers of cuts of a ladder: few, so that costs measured a little differently make the same one."""
 
 RATIOS = (1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0)
-"""Few and far between, so that costs that were measured a little differently make the same cuts."""
+"""Distances of batch boundaries that are kept, in times of one another."""
 
 MARKED = 4.0
-"""The finest ratio where message starts are known: most histories part there, and each rung takes bytes."""
+"""The finest ladder where message starts are known, as a ratio of distances: most histories part at message
+starts, and each cut takes bytes."""
 
 MARKED_ENDS = 2.0
 """Likewise for batch boundaries."""
 
+PER_OCTAVE = 4
+"""Places between a distance and twice that."""
 
+
+@lru_cache(maxsize=64)
 def ladder(
-    total: int, cached: int, most: int, taken: Sequence[int] = (), finest: float = RATIOS[0]
+    total: int, cached: int, most: int, taken: tuple[int, ...] = (), finest: float = 1.0
 ) -> tuple[int, ...]:
-    """At most `most` cuts of tokens [cached, total) that make, with those `taken`, the finest ladder."""
-    if most <= 0:
-        return ()
-    ladders = (rungs(total, cached, ratio, taken) for ratio in RATIOS if ratio >= finest)
-    return next((r for r in ladders if len(r) <= most), rungs(total, cached, RATIOS[-1], taken)[:most])
+    """Return at most `most` cuts of tokens [cached, total) that lose least beside those `taken`; descending.
 
-
-def rungs(total: int, cached: int, ratio: float, taken: Sequence[int] = ()) -> tuple[int, ...]:
-    """Cuts that, with those `taken`, lie at most `ratio` apart; the nearest to the end first.
-
-    Each is as far from the end as it may be, on a grid of a power of two, so that prompts of almost the same
-    length are cut alike.
+    They are no more than make a ladder of the ratio `finest`.
     """
-    distances = sorted(total - t for t in taken)
+    far = total - cached
+    if finest > 1:
+        most = min(most, math.ceil(math.log(max(far / NEAREST, 1)) / math.log(finest)))
+    most = max((count for count in COUNTS if count <= most), default=0)
+    free = sorted({total - t for t in taken if NEAREST < total - t < far})
+    places = [d for d in _places(total, cached) if all(abs(total - d - t) >= MIN_SPACING for t in taken)]
+    if not most or not places:
+        return ()
+    distances = sorted((*free, *places, far))
+    loss = _losses(np.array([NEAREST, *distances], np.float64))
+    for number, distance in enumerate(distances, 1):
+        if distance in free:  # a history in front of it resumes there
+            loss[:number, number + 1 :] = np.inf
+    paid = np.isin(distances, places)
+    return tuple(total - distances[number - 1] for number in _least(loss, paid, most))
+
+
+def _places(total: int, cached: int) -> list[int]:
+    """Distances of possible cuts, on a grid of a power of two, so that prompts of almost the same length are
+    cut alike."""
     found: list[int] = []
-    last = 0
-    while True:
-        reach = max(int(last * ratio), last + 2 * MIN_SPACING - 1) if last else NEAREST + MIN_SPACING - 1
-        if reach > total - cached - MIN_SPACING:
-            return tuple(found)
-        there = [d for d in distances if last < d <= reach]
-        if there:
-            last = there[-1]
-            continue
-        grid = max(MIN_SPACING, 1 << (((reach - last) // 2).bit_length() - 1))
-        position = -(-(total - reach) // grid) * grid
-        beside = [d for d in distances if abs(d - (total - position)) < MIN_SPACING]
-        last = max(*beside, total - position) if beside else total - position
-        if not beside:
-            found.append(position)
+    position = (total - NEAREST - 1) // MIN_SPACING * MIN_SPACING
+    while position >= cached + MIN_SPACING:
+        distance = total - position
+        found.append(distance)
+        grid = max(MIN_SPACING, 1 << (distance // PER_OCTAVE).bit_length() - 1)
+        position = (position - 1) // grid * grid
+    return found
+
+
+def _losses(distances: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the loss between each two distances a < b, with no cut between, shape (n, n); inf elsewhere.
+
+    It is the integral of (b - d) / d over log d from a to b: b / a - 1 - log(b / a).
+    """
+    ratio = distances[np.newaxis] / distances[:, np.newaxis]
+    near = distances[np.newaxis] - distances[:, np.newaxis] < MIN_SPACING
+    near[0] = near[:, -1] = False
+    loss: NDArray[np.float64] = np.where(
+        np.tri(len(distances), dtype=bool) | near, np.inf, ratio - 1 - np.log(ratio)
+    )
+    return loss
+
+
+def _least(loss: NDArray[np.float64], paid: NDArray[np.bool_], most: int) -> list[int]:
+    """Return the `paid` places on the path of least loss from the first place to the last, at most `most`.
+
+    By dynamic programming over places and numbers of cuts.
+    """
+    places = len(loss)
+    best = np.full((most + 1, places), np.inf)  # [cuts so far, place]
+    best[:, 0] = 0.0
+    before = np.zeros((most + 1, places), np.intp)
+    for place in range(1, places):
+        reached = best[:, :place] + loss[:place, place]
+        nearest = reached.argmin(1)
+        value = np.take_along_axis(reached, nearest[:, np.newaxis], 1)[:, 0]
+        cost = int(place < places - 1 and paid[place - 1])
+        best[cost:, place], before[cost:, place] = value[: most + 1 - cost], nearest[: most + 1 - cost]
+    path: list[int] = []
+    cuts, place = most, int(before[most, -1])
+    while place:
+        came = int(before[cuts, place])
+        if paid[place - 1]:
+            path.append(place)
+            cuts -= 1
+        place = came
+    return path[::-1]
 
 
 def batch_ends(

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from llamahybrid.errors import RecordError, RecordGone
 from llamahybrid.prompt_cache.base import NOTHING, Loaded, Outside, Segment, Splitter, Tokens, part_of
 from llamahybrid.prompt_cache.block_store import BlockStore
-from llamahybrid.prompt_cache.blocks import Item
+from llamahybrid.prompt_cache.blocks import Item, Offer
 from llamahybrid.prompt_cache.envelope import Record
-from llamahybrid.prompt_cache.seen import Offer
 
 logger = logging.getLogger("llamahybrid")
 

@@ -70,12 +70,6 @@ class Entry:
     """The node whose edge covers the position; None once it was taken out of the tree."""
     marked: bool = False
     """A message, or a marked part of one, starts here."""
-    in_use: bool = False
-    """A plan names it, or its bytes are being read."""
-    recycled: bool = True
-    """Its buffer may be used again when it goes."""
-    user_pinned: bool = False
-    """The user pinned its path."""
     read_from: Outside | None = None
     """The tier from which it was read for a plan that is not made yet."""
     last_used: int = 0

@@ -119,7 +119,7 @@ def prefill_cuts(outline: Outline, costs: Costs) -> tuple[int, ...]:
     taken = known + starts
     if grows(outline, costs) or (outline.boundaries and scarce):
         return tuple(sorted(taken))
-    finest, apart = (MARKED, MARKED_ENDS) if outline.boundaries else (RATIOS[0], RATIOS[0])
+    finest, apart = (MARKED, MARKED_ENDS) if outline.boundaries else (1.0, RATIOS[0])
     taken += batch_ends(total, cached, costs.batch_tokens, (room - len(taken)) // 2, taken, apart)
     paid = min(count - len(starts), room - len(taken))
     return tuple(sorted(taken + ladder(total, cached, paid, taken, finest)))

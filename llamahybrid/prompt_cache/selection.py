@@ -282,8 +282,3 @@ def plan_request(
         segments=attention.up_to(cached) if choice.loads(live_lcp, view) else (),
         live_kept=attention.live_kept,
     )
-
-
-def unplanned(total: int) -> Plan:
-    """The plan of a prompt that is decoded from its first token on."""
-    return Plan(total=total, matched=0, cached=0, source="none", checkpoint=None, logits=None)

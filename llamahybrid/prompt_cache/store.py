@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
+from weakref import ref
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from llamahybrid.prompt_cache.base import (
     Tokens,
 )
 from llamahybrid.prompt_cache.eviction import Eviction
-from llamahybrid.prompt_cache.guard import Pause, guarded
+from llamahybrid.prompt_cache.guard import guarded
 from llamahybrid.prompt_cache.nodes import (
     ENTRY_BYTES,
     ID_BYTES,
@@ -40,15 +40,15 @@ from llamahybrid.prompt_cache.nodes import (
     pinned_before,
 )
 from llamahybrid.prompt_cache.ram import Expected, owned
-from llamahybrid.prompt_cache.room import More, Room, User
+from llamahybrid.prompt_cache.room import Room, User
 from llamahybrid.prompt_cache.selection import (
     UNMEASURED,
     Habits,
     Known,
     plan_request,
     restore_point,
-    unplanned,
 )
+from llamahybrid.prompt_cache.tree import Cut
 from llamahybrid.prompt_cache.write_policy import Point, restart_points
 
 MOST_NAMES = 64
@@ -63,7 +63,7 @@ class RamStore(Room):
     def __init__(self, limit: int, eviction: Eviction) -> None:
         """`limit`: bytes."""
         super().__init__(limit, eviction)
-        self._followed: list[weakref.ref[LiveState]] = []
+        self._followed: list[ref[LiveState]] = []
         """Contexts that `forget` has to reach."""
         self.forgets = 0
 
@@ -72,18 +72,14 @@ class RamStore(Room):
         self.habits = defaultdict[str, Habits](Habits)
         """By namespace."""
 
-    def look(self, see: Callable[[RamStore], Found]) -> Found | None:
-        """Return `see(self)`, which changes nothing; None from inside."""
-        found: Found | None = self._look(see)
-        return found
-
     @guarded(changes=False)
-    def _look(self, see: Callable[[RamStore], object]) -> Any:
+    def look(self, see: Callable[[RamStore], Found]) -> Found:
+        """Return `see(self)`, which changes nothing."""
         return see(self)
 
     # -- a request's start -------------------------------------------------------------------------
 
-    @guarded(True, changes=False)
+    @guarded(changes=False)
     def follow(self, state: LiveState, prompt: Tokens) -> bool:
         """Begin a request for `prompt` on a context, which `forget` is to reach from now on.
 
@@ -91,25 +87,22 @@ class RamStore(Room):
         """
         if state.forgotten and len(state.tokens()):
             return False
-        others = [ref for ref in self._followed if ref() is not None and ref() is not state]
-        self._followed = [*others, weakref.ref(state)]
+        others = [other for other in self._followed if other() not in (None, state)]
+        self._followed = [*others, ref(state)]
         state.prompt = prompt  # before the mark goes: `forget` may be next
         state.forgotten = False
         return True
 
-    @guarded(lambda tokens, *_: unplanned(len(tokens)))
-    def plan(self, tokens: Tokens, view: LiveView, boundaries: Sequence[int], costs: Costs) -> Plan | Pause:
+    @guarded()
+    def plan(self, tokens: Tokens, view: LiveView, boundaries: Sequence[int], costs: Costs) -> Plan:
         """See `PromptCache.plan`; a plan pins one checkpoint at most."""
-        self.drop_users()
         if view.split is not None:
             self.tree.splitters[view.namespace] = view.split
         match, live_lcp = self.tree.match(view.namespace, tokens), common_prefix(tokens, view.tokens)
         entries = match.entries()
         start = choice, _ = restore_point(match, entries, len(tokens), live_lcp, view, costs)
         if choice.loads(live_lcp, view):
-            cut = self.tree.crossing(view.namespace, match, choice.position)
-            if cut is not None:
-                return cut
+            self.tree.require_cut(view.namespace, match, choice.position)
         habits = self.habits[view.namespace]
         if boundaries:
             habits.boundaries = frozenset(boundaries)
@@ -125,7 +118,7 @@ class RamStore(Room):
         if entry is not None:
             entry.read_from = None
             self.tree.touch_entry(entry)
-            self.use(plan, entry)
+            self.users.append((ref(plan), entry))
         self.make_room(0)  # a segment in two parts takes a little more
         self.counts.hits += plan.cached > 0
         self.counts.misses += plan.cached == 0
@@ -149,6 +142,11 @@ class RamStore(Room):
 
     # -- storing -----------------------------------------------------------------------------------
 
+    @guarded()
+    def exchange_parts(self, cut: Cut, parts: Sequence[Segment]) -> None:
+        """Replace a segment by its parts, see `Tree.exchange`."""
+        self.tree.exchange(cut, parts)
+
     def admit(self, view: LiveView, position: int, snapshot: Bytes, logits: Logits | None = None) -> bool:
         """Keep the checkpoint at `view.tokens[:position]`, evicting to stay in budget; False if refused.
 
@@ -161,26 +159,26 @@ class RamStore(Room):
         record = owned(snapshot)
         return self._admit(view, position, snapshot, record, row)
 
-    @guarded(False)
+    @guarded()
     def _admit(
         self, view: LiveView, position: int, given: Bytes, snapshot: Bytes, logits: Logits | None
-    ) -> bool | Pause:
+    ) -> bool:
         """`given`: the buffer, which may be counted already; `snapshot`: the same, or a copy of its own."""
         if not view.storable:  # under the lock: `forget` may come at any time
             return False
         path = view.tokens[:position]
         match = self.tree.match(view.namespace, path)
-        if (cut := self.tree.branch_cut(view.namespace, match, position)) is not None:
-            return cut
+        self.tree.require_branch(view.namespace, match, position)
         old = next((e for e in match.entries()[-1:] if e.position == position), None)
         if logits is None and old is not None:
             logits = old.checkpoint.logits
         need = snapshot.nbytes + (0 if logits is None else logits.nbytes) + ENTRY_BYTES
-        need += match.growth(position - match.length)
-        fits = self._room_for(need - self.account.reserved(given), match, old)
-        if fits is not True:
-            self.counts.refused += not isinstance(fits, More)
-            return fits
+        need += match.growth(position - match.length) - self.account.reserved(given)
+        if old is not None:
+            need -= ENTRY_BYTES + (0 if self.in_use(old) else old.nbytes)
+        if not self.make_room(need, match, replaces=old, sliced=True):
+            self.counts.refused += 1
+            return False
         if old is not None:
             self.remove(old, replaced=True)
         self.account.unreserve(given)
@@ -202,7 +200,7 @@ class RamStore(Room):
         self._keep(entry, lies_on(path, self.prefixes))
         return entry
 
-    @guarded(lambda *_: [], changes=False)
+    @guarded(changes=False)
     def missing(self, view: LiveView) -> list[Range]:
         """Return ranges of the live path, ascending, whose attention a restore needs and is not stored."""
         match = self.tree.match(view.namespace, view.tokens)
@@ -210,7 +208,7 @@ class RamStore(Room):
         wanted = entries and view.split is not None and view.storable
         return match.missing(entries[-1].position) if wanted else []
 
-    @guarded(0, changes=False)
+    @guarded(changes=False)
     def unstored(self, view: LiveView) -> int:
         """Return the number of live tokens behind the deepest checkpoint on their path."""
         if not view.storable:
@@ -218,16 +216,14 @@ class RamStore(Room):
         entries = self.tree.match(view.namespace, view.tokens).entries()
         return len(view.tokens) - (entries[-1].position if entries else 0)
 
-    @guarded(False)
-    def store_segment(self, view: LiveView, segment: Segment) -> bool | Pause:
+    @guarded()
+    def store_segment(self, view: LiveView, segment: Segment) -> bool:
         """Keep a segment of the live path; False if refused or not missing. Evicts as `segment_buffer`."""
         if not view.storable:
             return False
         match = self.tree.match(view.namespace, view.tokens)
         counted, keep = self.account.reserved(segment.record), match.entries()
         fits = self.make_room(segment.nbytes - counted, match, keep=keep, sliced=True)
-        if isinstance(fits, More):
-            return fits
         match = self.tree.match(view.namespace, view.tokens)
         needed = any(e.position > segment.start for e in match.entries())
         stored = fits and needed and match.length >= segment.end and self.tree.store(match, segment)
@@ -238,47 +234,39 @@ class RamStore(Room):
     @guarded()
     def remember(
         self, namespace: str, tokens: Tokens, state: LiveState | None = None, forgets: int | None = None
-    ) -> Pause | None:
+    ) -> None:
         """Note that these tokens were evaluated (no state): `matched` and branch points rest on it.
 
         `state`: their context; nothing is noted once it was forgotten. `forgets`: `Known.forgets`; nothing
         is noted if anything was forgotten since. Never at the price of a checkpoint on the path itself.
         """
         if (state is not None and state.forgotten) or forgets not in (None, self.forgets):
-            return None
+            return
         match = self.tree.match(namespace, tokens)
-        if (cut := self.tree.branch_cut(namespace, match, len(tokens))) is not None:
-            return cut
+        self.tree.require_branch(namespace, match, len(tokens))
         need, keep = match.growth(len(tokens) - match.length), match.entries()
-        fits = self.make_room(need, match, keep=keep, sliced=True)
-        if isinstance(fits, More):
-            return fits
-        if fits:
+        if self.make_room(need, match, keep=keep, sliced=True):
             match = self.tree.insert(namespace, tokens)
             match.end_prompt(0 if state is None else state.prompt_end(tokens))
             self.make_room(0)
-        return None
 
     # -- forgetting --------------------------------------------------------------------------------
 
-    @guarded(later=True)
+    @guarded()
     def clear(self) -> None:
         """See `PromptCache.clear`; a checkpoint in use goes with its last user."""
         self.forgets += 1
-        for entry in list(self.tree.entries()):
-            self.remove(entry)
-        self.tree = self.tree.emptied()
-        self.account.free_all()
         self.prefixes = {}
+        self.restart()
 
-    @guarded(0, later=True)
+    @guarded()
     def forget(self, tokens: Tokens) -> int:
         """See `PromptCache.forget`. Pins of it go; pins of its beginning stay."""
         if not len(tokens):
             return 0
         self.forgets += 1
-        for ref in self._followed:
-            if (state := ref()) is not None:
+        for followed in self._followed:
+            if (state := followed()) is not None:
                 state.forget(tokens)
         before = self.used() - self.account.idle_bytes
         stays = pinned_before(self.pinned, tokens)
@@ -288,15 +276,13 @@ class RamStore(Room):
             if top is not None:
                 self.tree.divide(name, match, stays)
                 self.remove_below(top, stays)
-        for entry in self.doomed:  # in use: their bytes go back to the system afterwards
-            entry.recycled = False
         self._unpin(tokens, lambda ids: ids.startswith(ids_of(tokens)))
         self.account.free_all()  # idle buffers may hold forgotten state
         freed = before - self.used()
         self.make_room(0)
         return freed
 
-    @guarded(later=True)
+    @guarded()
     def drop(self, checkpoint: Checkpoint) -> Tokens | None:
         """Remove a damaged checkpoint; return the tokens before it, None if it is not here."""
         entry = self.tree.find(checkpoint)
@@ -306,28 +292,26 @@ class RamStore(Room):
         self.remove(entry)
         return path
 
-    @guarded(later=True)
+    @guarded()
     def drop_segment(self, segment: Segment) -> None:
         """Remove a damaged segment; the checkpoints behind it stay."""
         self.tree.damaged += self.tree.remove_segment(segment)
 
     # -- for the tiers outside ---------------------------------------------------------------------
 
-    @guarded(lambda *_: set(), changes=False)
-    def restorable(self, leaves: Sequence[Node], view: LiveView) -> set[bytes]:
-        """Return the deepest restorable prefixes of the paths to leaves that are still there, see `ids_of`.
+    @guarded(changes=False)
+    def restorable(self, leaf: Node, view: LiveView) -> bytes:
+        """Return the deepest restorable prefix of the path to a leaf, see `ids_of`; b"" if the leaf is gone.
 
         `view`: an empty context's.
         """
-        found = set[bytes]()
-        for leaf in (leaf for leaf in leaves if leaf in self.tree):
-            match = Match(leaf.end, tuple(leaf.path())[::-1])
-            choice, _ = restore_point(match, match.entries(), leaf.end + 1, 0, view, UNMEASURED)
-            edges = (node.edge for node in match.path if node.start < choice.position)
-            found.add(b"".join(edges)[: ID_BYTES * choice.position])
-        return found
+        if leaf not in self.tree:
+            return b""
+        match = Match(leaf.end, tuple(leaf.path())[::-1])
+        choice, _ = restore_point(match, match.entries(), leaf.end + 1, 0, view, UNMEASURED)
+        return b"".join(node.edge for node in match.path)[: ID_BYTES * choice.position]
 
-    @guarded(lambda *_: Known(), changes=False)
+    @guarded(changes=False)
     def known(self, tokens: Tokens, view: LiveView, costs: Costs) -> Known:
         """Return what RAM knows of a prompt."""
         match = self.tree.match(view.namespace, tokens)
@@ -348,23 +332,21 @@ class RamStore(Room):
         expected: Expected,
         forgets: int,
         source: Outside,
-    ) -> Pause | None:
+    ) -> None:
         """Add what was read, where it is missing here, unless anything was forgotten since."""
         match = self.tree.match(view.namespace, path)
-        if (cut := self.tree.branch_cut(view.namespace, match, len(path))) is not None:
-            return cut
+        self.tree.require_branch(view.namespace, match, len(path))
         self.account.unreserve(expected)
         if forgets != self.forgets:
-            return None
+            return
         match = self.tree.insert(view.namespace, path)
         if not any(e.position == len(path) for e in match.entries()):
             loaded.snapshot.flags.writeable = False
             checkpoint = Checkpoint(view.namespace, len(path), loaded.snapshot, loaded.logits)
             self._put(match, checkpoint, path).read_from = source
         self.tree.fill(match, path, loaded.segments, view.split)
-        return None
 
-    @guarded(lambda *_: [], changes=False)
+    @guarded(changes=False)
     def restart_points(self, namespace: str, path: Tokens) -> list[Point]:
         """Return the checkpoints of a path that are worth writing, see `write_policy.restart_points`."""
         return restart_points(self.tree.match(namespace, path))
@@ -383,10 +365,10 @@ class RamStore(Room):
         entries = self.tree.match(namespace, path).entries()
         if not entries or entries[-1].position != len(path):
             return None
-        self.use(user, entries[-1])
+        self.users.append((ref(user), entries[-1]))
         return entries[-1].checkpoint
 
-    @guarded(lambda *_: [], changes=False)
+    @guarded(changes=False)
     def attention(self, namespace: str, path: Tokens, start: int, end: int) -> list[Segment]:
         """Return the segments of [start, end) of a path, as they are cut now."""
         match = self.tree.match(namespace, path)

@@ -20,14 +20,16 @@ from contextlib import suppress
 from itertools import islice
 from typing import ParamSpec, TypeAlias, TypeVar
 
-from llamahybrid.prompt_cache.base import Loaded, Outside, Splitter, Tokens
+import numpy as np
+
+from llamahybrid.prompt_cache.base import Costs, LiveView, Loaded, Outside, Splitter, Tokens
 from llamahybrid.prompt_cache.block_store import BlockStore, Busy, Rows
-from llamahybrid.prompt_cache.blocks import Item, digest_at
+from llamahybrid.prompt_cache.blocks import Item, Offer, Seen, digest_at
 from llamahybrid.prompt_cache.breaker import Breaker, ReadCosts
 from llamahybrid.prompt_cache.disk import LOCK_SECONDS
+from llamahybrid.prompt_cache.ladder import MIN_SPACING
 from llamahybrid.prompt_cache.loading import Counts, Loader
-from llamahybrid.prompt_cache.nodes import ids_of, pinned_before, tokens_of
-from llamahybrid.prompt_cache.seen import Offer, Seen
+from llamahybrid.prompt_cache.nodes import common_prefix, ids_of, pinned_before, tokens_of
 from llamahybrid.prompt_cache.store import RamStore
 from llamahybrid.prompt_cache.worker import Late, Worker
 from llamahybrid.prompt_cache.write_policy import DEFAULT_WRITE_BYTES, QUIET_SECONDS
@@ -68,7 +70,7 @@ class Tier:
         self,
         rows: Rows,
         limit: int,
-        source: RamStore,
+        ram: RamStore,
         hourly: int | None = None,
         name: Outside = "disk",
         quiet_seconds: float = QUIET_SECONDS,
@@ -78,6 +80,7 @@ class Tier:
 
         Raises OSError when it cannot be used.
         """
+        self.ram = ram
         self.rows = rows
         self.store = BlockStore(rows)
         self.limit = limit
@@ -87,8 +90,7 @@ class Tier:
         self.writing = Breaker(f"writing to the {name} cache")
         self.costs = ReadCosts()
         self.reader = Worker(f"llamahybrid-{name}-read", rows.release)
-        self.viewer = Worker(f"llamahybrid-{name}-view", rows.release)  # a view of all may take long
-        self.writer = Writer(self, source, DEFAULT_WRITE_BYTES if hourly is None else hourly, quiet_seconds)
+        self.writer = Writer(self, ram, DEFAULT_WRITE_BYTES if hourly is None else hourly, quiet_seconds)
         self.loader = Loader(self.store, self.counts, name, self._remove_later)
         self._uncleared = False  # a clear has failed: no look-up until one succeeds
         _tiers.add(self)
@@ -99,6 +101,55 @@ class Tier:
             self.reading.warn(error)
 
     # -- reading -----------------------------------------------------------------------------------
+
+    def promote(self, tokens: Tokens, view: LiveView, costs: Costs) -> None:
+        """Take the best restore point into RAM, if there is one that is deeper and comes cheaper.
+
+        RAM knows then what the store knows of the prompt's path, too: where to cut depends on it.
+        """
+        ram, cached = self.ram, self.ram.known(tokens, view, costs).cached
+        seen = self.look(view.namespace, tokens, (len(tokens) - cached) * costs.prefill_seconds)
+        if seen is None or not seen.length:
+            return
+        self._take(seen, tokens, view, costs)
+        known = ram.known(tokens, view, costs)
+        parts = seen.length == known.length and len(seen.followers) > 1 and not known.branches
+        if seen.length > known.length or parts:
+            path = tokens[: seen.length].astype(np.int32)
+            for longer in [np.append(path, np.int32(token)) for token in seen.followers] or [path]:
+                ram.remember(view.namespace, longer, view.state, known.forgets)
+
+    def _take(self, seen: Seen, tokens: Tokens, view: LiveView, costs: Costs) -> None:
+        ram, total, anywhere = self.ram, len(tokens), view.attention_is_all
+        limit = total if view.reuse_limit is None else min(total, view.reuse_limit)
+        if anywhere:
+            limit = min(limit, total - 1)  # no logits lie there
+        if view.needs_attention and view.split is None:
+            limit = min(limit, common_prefix(tokens, view.tokens))  # no other attention can be put back
+        while True:
+            known, left_alone = ram.known(tokens, view, costs), self.loader.left_alone()
+            offer = seen.offer(known.cached, limit, known.missing, anywhere=anywhere, without=left_alone)
+            if offer is None:
+                return
+            saved = (offer.position - known.cached) * costs.prefill_seconds
+            few = offer.position - known.cached < min(MIN_SPACING, total - offer.position)
+            if few or (saved and self.costs.seconds(offer.nbytes) > saved):
+                return
+            path = tokens[: offer.position]
+            expected = ram.expect(view.namespace, path, offer.nbytes)
+            if expected is None and anywhere:
+                limit = offer.attention[-1].start  # a chat's beginning is of use, too
+                continue
+            if expected is not None:
+                failed = self.counts.late + self.counts.errors
+                loaded = self.load(view.namespace, tokens, offer, view.split, saved)
+                if loaded is not None:
+                    ram.insert_loaded(view, path, loaded, expected, known.forgets, self.name)
+                    return
+                if self.counts.late + self.counts.errors > failed:  # another look would be as late
+                    return
+                del expected
+            limit = offer.position - 1  # never the same again, whatever the store says
 
     def look(self, namespace: str, tokens: Tokens, within: float | None = None) -> Seen | None:
         """Look a prompt up; None where the store cannot tell now. `within`: seconds that a hit saves."""
@@ -185,8 +236,8 @@ class Tier:
         done, told, self.writer.closed = self.flush(seconds), self.writer.closed, True
         if len(self.writer) and not told:
             logger.warning("%d states were not written to the %s cache", len(self.writer), self.name)
-        for worker in (self.writer.worker, self.reader, self.viewer):
-            worker.stop()
+        self.writer.worker.stop()
+        self.reader.stop()
         return done
 
     # -- forgetting --------------------------------------------------------------------------------
@@ -206,7 +257,7 @@ class Tier:
         something; `forget` may be called again.
         Records that end within a beginning which the user pinned stay.
         """
-        stays = pinned_before(self.writer.source.pinned, tokens)
+        stays = pinned_before(self.ram.pinned, tokens)
         return self._change("forget", seconds, self._forgot, tokens, stays)
 
     def clear(self, seconds: float = CANCEL_SECONDS) -> bool:
@@ -232,7 +283,7 @@ class Tier:
         done = False
         try:
             future = self.writer.worker.post(changed)
-            if self.writer.source.guard.inside():
+            if self.ram.guard.inside():
                 return False
             done = future.result(seconds)
         except (Late, NotYet, CancelledError):  # it is made later
@@ -261,13 +312,13 @@ class Tier:
             self.rows.clear()
             self._uncleared = False
         finally:
-            RamStore.clear(self.writer.source)  # records that another thread has read from here since
+            RamStore.clear(self.ram)  # records that another thread has read from here since
         return True
 
     def _forgot(self, tokens: Tokens, stays: int) -> bool:
         keys = self.opened(self.store.unneeded, tokens, stays)
         done = all([self._remove(key) for key in keys if not key.startswith(b"n")])
-        RamStore.forget(self.writer.source, tokens)  # records that another thread has read from here since
+        RamStore.forget(self.ram, tokens)  # records that another thread has read from here since
         self.store.remove_rows(keys)
         self.rows.forgotten()
         return done
@@ -279,22 +330,20 @@ class Tier:
         self.counts.errors += 1
         breaker.failed(error)
 
-    def glance(self, seconds: float, most: int) -> tuple[list[Placed], bytes]:
+    def glance(self, most: int) -> tuple[list[Placed], bytes]:
         """The newest checkpoints, at most `most`, and the key of the record that goes next, if these are all;
-        nothing where the look takes longer than `seconds`."""
+        nothing where the store is not open. On the calling thread: it may take long."""
         try:
-            return self.viewer.call(seconds, lambda: self.opened(self._glanced, most))
+            stored = list(islice(self.store.newest(), most))
+            sizes = self.rows.sizes(list({key for one in stored for key in one.keys}))
+            used = self.rows.last_used(list(sizes)) if len(stored) < most else {}
         except Exception as error:  # a view is worth neither a pause of reading nor an error
             logger.debug("the %s cache was not looked at: %s", self.name, error)
             return [], b""
-
-    def _glanced(self, most: int) -> tuple[list[Placed], bytes]:
-        stored = list(islice(self.store.newest(), most))
-        sizes = self.rows.sizes(list({key for one in stored for key in one.keys}))
+        finally:
+            self.rows.release()
         found = [(one.namespace, tokens_of(one.ids), one.items(sizes)) for one in stored]
-        used = self.rows.last_used(list(sizes)) if len(stored) < most else {}
-        going = min(used, key=lambda key: used[key], default=b"")
-        return [one for one in found if one[-1]], going
+        return [one for one in found if one[-1]], min(used, key=lambda key: used[key], default=b"")
 
     def stats(self) -> dict[str, int]:
         """Records, bytes and counts (`Counts`), for `PromptCache.stats`."""
@@ -306,7 +355,6 @@ class Tier:
         """In a process that was forked."""
         self.rows.fork()
         self.reader.fork()
-        self.viewer.fork()
         self.writer.fork()
 
 

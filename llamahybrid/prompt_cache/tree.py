@@ -36,9 +36,9 @@ from llamahybrid.prompt_cache.nodes import (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Cut(Pause):
-    """A segment that is to be cut in two; its bytes are copied without the lock of a store."""
+    """A segment is cut in two first: its bytes are copied."""
 
     namespace: str
     segment: Segment
@@ -270,9 +270,15 @@ class Tree:
         path = tokens_to(node)[: segment.end]
         return Cut(namespace, segment, path, position, self.splitters.get(namespace))
 
-    def branch_cut(self, namespace: str, match: Match, total: int) -> Cut | None:
-        """Return the cut where a path of `total` tokens leaves what is known of it; None without one."""
-        return self.crossing(namespace, match, match.length) if match.length < total else None
+    def require_cut(self, namespace: str, match: Match, position: int) -> None:
+        """Raise Cut where a segment of a path crosses a position of it."""
+        if (cut := self.crossing(namespace, match, position)) is not None:
+            raise cut
+
+    def require_branch(self, namespace: str, match: Match, total: int) -> None:
+        """Raise Cut where a path of `total` tokens leaves what is known of it inside a segment."""
+        if match.length < total:
+            self.require_cut(namespace, match, match.length)
 
     def exchange(self, cut: Cut, parts: Sequence[Segment]) -> None:
         """Replace a segment by its parts, as far as a checkpoint needs them; harmless if it is gone."""
@@ -293,12 +299,14 @@ class Tree:
         """Return the namespaces that have any path."""
         return list(self._roots)
 
-    def below(self, namespace: str) -> Iterator[Node]:
-        """Yield all nodes of a namespace but its root."""
-        ahead = list(self._roots[namespace].children.values()) if namespace in self._roots else []
+    def leaves(self, namespace: str) -> Iterator[Node]:
+        """Yield the ends of the paths of a namespace."""
+        ahead = [self._roots[namespace]] if namespace in self._roots else []
         while ahead:
-            yield (node := ahead.pop())
+            node = ahead.pop()
             ahead += node.children.values()
+            if not node.children:
+                yield node
 
     def root(self, namespace: str) -> Node:
         """Return the root of a namespace. Raises KeyError for one without paths."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future
-from concurrent.futures import TimeoutError as NotYet
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
@@ -71,11 +70,10 @@ class Worker:
         self._late_work = None
         future = self.post(work, *args, **kwargs)
         try:
-            return future.result(seconds)
-        except (NotYet, CancelledError) as error:
-            if future.done() and not future.cancelled():
-                return future.result()  # it ended just then, or raises such an error itself
-            raise Late(f"it took longer than {seconds:.3f} s") from error
+            wait([future], seconds)
+            if not future.done():
+                raise Late(f"it took longer than {seconds:.3f} s")
+            return future.result()
         finally:
             if not (future.done() or future.cancel()):  # also where the wait was interrupted
                 self._late_work = future
@@ -134,18 +132,18 @@ class Worker:
 
     def _step(self) -> float | None:
         """Do one thing, or wait for one; return the seconds until work is due, 0 after work."""
-        wait = self._tick() if self._inbox.empty() else 0.0
+        left = self._tick() if self._inbox.empty() else 0.0
         longest = 0.0 if self._stopping else IDLE_SECONDS
         try:
-            do = self._inbox.get(timeout=longest if wait is None else min(wait, longest))
+            do = self._inbox.get(timeout=longest if left is None else min(left, longest))
         except queue.Empty:
-            return wait
+            return left
         do()
         return 0.0
 
-    def _may_end(self, wait: float | None) -> bool:
+    def _may_end(self, left: float | None) -> bool:
         """Return whether the thread is to end, as nothing waits, and note it."""
-        if wait == 0.0 or (wait is not None and not self._stopping):
+        if left == 0.0 or (left is not None and not self._stopping):
             return False
         with self._lock:
             ends = self._inbox.empty()

@@ -11,10 +11,9 @@ from typing import Any
 
 from llamahybrid.errors import SnapshotError
 from llamahybrid.prompt_cache.base import NOTHING, Bytes, Logits, Range, Segment, Tokens, clipped
-from llamahybrid.prompt_cache.blocks import Item, chain, digest_at, spans
+from llamahybrid.prompt_cache.blocks import Item, Seen, chain, digest_at, spans
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES, header_of, pack, sealed
 from llamahybrid.prompt_cache.nodes import common_prefix, ids_of
-from llamahybrid.prompt_cache.seen import Seen
 from llamahybrid.prompt_cache.store import RamStore
 from llamahybrid.prompt_cache.worker import Late, Worker
 from llamahybrid.prompt_cache.write_policy import MOST_SECONDS, QUIET_SECONDS, Point, WriteBudget

@@ -71,7 +71,7 @@ async def data(
 ) -> Response:
     """Return the contents of the page.
 
-    `text`: with texts that the viewer may read. `most`: branches of each tier.
+    `text`: with texts that the viewer may read. `most`: branches.
 
     `model`: an alias; None for the open model that was used last.
     """

@@ -37,19 +37,15 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
         """Of the running request."""
         self._live = live
         self._n_batch = n_batch
-        self._start = self._known = self._pending = self._longest = 0
-        self._guess = NOTHING
-        self._guessed_at = 0
-        """Tokens there were when the first of `_guess` was the next."""
+        self._known = self._pending = self._longest = 0
         self._salt = live.identity.salt
 
     def begin(self, prompt: int) -> DraftCounts:
         """Start a request with a prompt of `prompt` tokens; return the counts of its drafts."""
         self.counts = DraftCounts()
         self._pending = 0
-        self._guess = NOTHING
         self.undo.drop()
-        self._start = self._known = self._guessed_at = prompt
+        self._known = prompt
         self._serve(self._live.identity.salt)
         self.policy.begin()
         return self.counts
@@ -66,56 +62,39 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
         """Continue a request after another one had its place: `known` tokens are certain."""
         self.begin(prompt)
         self.counts = counts
-        self._known = self._guessed_at = known
+        self._known = known
 
     # -- for generate() --------------------------------------------------------------------------
 
     def __call__(self, input_ids: npt.NDArray[np.intc], /, **kwargs: object) -> npt.NDArray[np.intc]:
-        """Guess what follows `input_ids`, shape (n,), whose last is still to be decoded; shape (k,).
-
-        A guess that is not worth decoding is still compared with the answer, token by token: that costs
-        nothing and tells when guesses are right again.
-        """
+        """Guess what follows `input_ids`, shape (n,), whose last is still to be decoded; shape (k,)."""
         clock = time.perf_counter()
         live, n = self._live, len(input_ids)
         self.confirm(n)
-        self._compare(input_ids)
         at = live.n if live.n < n else self.undo.position  # a rejected draft is still there, to be undone
         owed = 0 if at is None else n - 1 - at
         room = min(live.capacity - n, self._n_batch - 1 - owed, self._limit, self._safe)
-        if (
-            room < 1 or owed > self._limit
-        ):  # wrong again and again: what is certain comes first, or it only grows
+        # After many wrong guesses the certain tokens come first: else their number only grows.
+        if room < 1 or owed > self._limit or not (length := self.policy.length(room)):
             return NOTHING
-        length = self.policy.length(room)
-        if len(self._guess) < max(1, length) and (wanted := length or self.policy.watch(n - self._start)):
-            behind = self.model.behind(input_ids) if isinstance(self.model, ModelDraft) else 0
-            self._ask(input_ids, wanted, kwargs)
-            self.policy.asked(time.perf_counter() - clock, behind)
-        self._pending = min(length, len(self._guess))
+        behind = self.model.behind(input_ids) if isinstance(self.model, ModelDraft) else 0
+        guess = self._ask(input_ids, length, kwargs)
+        self.policy.asked(time.perf_counter() - clock, behind)
+        self._pending = len(guess)
         self.counts.drafted += self._pending
-        return self._guess[: self._pending]
+        return guess
 
-    def _ask(self, ids: npt.NDArray[np.intc], wanted: int, options: dict[str, object]) -> None:
-        """Take the draft model's guess, up to the first id that is none."""
+    def _ask(
+        self, ids: npt.NDArray[np.intc], length: int, options: dict[str, object]
+    ) -> npt.NDArray[np.intc]:
+        """Return the draft model's guess, at most `length` tokens, up to the first id that is none."""
         assert self.model is not None, "generate() asks only where there is one"
         if isinstance(self.model, ModelDraft):
-            self.model.at_most = wanted
+            self.model.at_most = length
         guess = np.asarray(self.model(ids, **options), dtype=np.int64).reshape(-1)
         self._longest = max(self._longest, len(guess))
         wrong = np.flatnonzero((guess < 0) | (guess >= self._live.n_vocab))
-        self._guess = guess[: wrong[0] if wrong.size else len(guess)].astype(np.intc)
-        self._guessed_at = len(ids)
-
-    def _compare(self, ids: npt.NDArray[np.intc]) -> None:
-        """Compare the guess with the tokens since; the rest of a guess that was right so far stays."""
-        for token in ids[self._guessed_at :]:
-            if not len(self._guess):
-                break
-            right = bool(self._guess[0] == token)
-            self.policy.chance.saw(right)
-            self._guess = self._guess[1:] if right else NOTHING
-        self._guessed_at = len(ids)
+        return guess[: min(length, wrong[0] if wrong.size else length)].astype(np.intc)
 
     @property
     def _limit(self) -> int:
@@ -175,7 +154,7 @@ class Drafts(LlamaDraftModel):  # type: ignore[misc]
         self.counts.accepted += accepted
         if pending and not over and accepted < pending and self._live.n == known - 1:
             self._count("planes" if self._live.planes.pending else "cut")
-        self.policy.account(gained)
+        self.policy.account(gained, accepted if over else pending)
         self._known, self._pending = known, 0
 
     def end(self) -> None:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from llamahybrid.cli.main import app
 from llamahybrid.engine.process import Progress
 from llamahybrid.harness import check as whole
-from llamahybrid.harness import hazard_verdicts
+from llamahybrid.harness.hazards import runner
 from llamahybrid.harness.report import Report, Verdict
 from llamahybrid.harness.targets.choice import target as target_of
 from llamahybrid.harness.targets.local import LocalTarget
@@ -90,7 +90,7 @@ def test_hazards_are_run_on_the_loaded_library_on_request(
     def verdicts(path: str) -> tuple[Verdict, ...]:
         return (verdict("hazard:x", detail=path),)
 
-    monkeypatch.setattr(hazard_verdicts, "verdicts", verdicts)
+    monkeypatch.setattr(runner, "verdicts", verdicts)
     stock = target_of("stock")
     assert isinstance(stock, LocalTarget)
     stock.library = "/a/libllama.so"

@@ -43,7 +43,7 @@ def test_program_is_recorded_and_replayed(hashed: bool, model: Path, tmp_path: P
     command = [sys.executable, "-m", "llamahybrid", "record", "--out", str(trace)]
     command += [*(["--hash"] if hashed else []), "--", str(program), str(model)]
     subprocess.run(command, check=True, timeout=300)
-    entries = read(trace).entries
+    entries = read(trace)
     assert len(entries) == 3
     assert entries[1].cached == entries[1].total, "the same prompt came again"
     assert ("Seagull" in trace.read_text()) is not hashed

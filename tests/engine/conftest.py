@@ -64,6 +64,9 @@ def built(cache: Path) -> Build:
         }
         engine = Engine(folder=installed.home() / name, **{**facts, **changes})  # type: ignore[arg-type]
         engine.write()
+        for path in engine.folder.rglob("*"):  # as a build does, under any umask
+            if not path.is_symlink():
+                path.chmod(path.stat().st_mode & ~0o022)
         return engine
 
     return build

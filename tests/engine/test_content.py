@@ -87,7 +87,7 @@ def test_edit_with_restored_mtime_is_detected(file: Path) -> None:
     [
         lambda memory: memory.write_text(memory.read_text()[:-20]),
         lambda memory: memory.write_text(memory.read_text().replace("files", "fails")),
-        lambda memory: memory.write_text(memory.read_text().replace('": "', '": "0')),
+        lambda memory: memory.write_text(memory.read_text().replace('": "', '": "x')),
         lambda memory: memory.chmod(0o666),
     ],
     ids=["cut off", "another form", "another name", "others can write it"],

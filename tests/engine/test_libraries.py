@@ -39,12 +39,6 @@ def test_a_build_that_lacks_a_part_of_itself_is_refused(tmp_path: Path, part: st
         libraries.require_loadable(tmp_path / "lib")
 
 
-def test_backends_of_a_static_build_are_read_from_its_names(tmp_path: Path) -> None:
-    names = b"".join(b"ggml_backend_%s_reg\0" % name for name in (b"cpu", b"cuda", b"vk"))
-    (tmp_path / "libllama.so").write_bytes(b"\x7fELF\0" + names)
-    assert libraries.backends(tmp_path) == {"cpu", "cuda", "vulkan"}
-
-
 @pytest.mark.parametrize("content", [b"\x7fELF\x02\x01", b"\x7fELF\x02\x01" + bytes(50)])
 def test_a_header_alone_is_cut_short(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "libx.so").write_bytes(content)

@@ -111,6 +111,8 @@ def test_answers_are_compared_one_by_one() -> None:
     same = answers("same", "same", "same", "same")
     assert kinds(between(same, answers("unknown", "same", "same", "same"))) == ["worse"]
     assert between(answers("unknown", "same", "same", "same"), same) == []
+    late = answers("not compared", "same", "same", "same")
+    assert between(same, late) == between(late, same) == [], "a lack of time is no change"
 
 
 def test_missing_parts_are_worse_when_strict() -> None:

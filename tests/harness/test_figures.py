@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from llamahybrid.harness import figures
@@ -97,6 +99,24 @@ def test_one_wrong_answer_is_bad_beside_unknown_ones() -> None:
     assert _verdict(_figures(Told(*told, same=("different", "unknown"))), "exact").outcome == "bad"
     tied = _verdict(_figures(Told(*told, same=("tie", "same"))), "exact")
     assert (tied.outcome, tied.detail.endswith(", 1 tie")) == ("ok", True)
+
+
+def test_answers_that_no_time_was_left_for_are_counted_apart() -> None:
+    now = time.monotonic()
+    for until, outcome, said in (
+        (now + 1e9, "ok", "2 answers as without reuse"),
+        (now, "cannot tell", "time"),
+    ):
+        session = Told({"decoded": 41}, {"decoded": 22})
+        played = WorkloadRunner(session).converse(PLAYED)
+        found = figures.exact_verdict(figures.judged(session, "it", played, until=until))
+        assert (found.outcome, said in found.detail) == (outcome, True)
+    session = Told({"decoded": 41}, {"decoded": 22})
+    one, two = figures.judged(session, "it", WorkloadRunner(session).converse(PLAYED))
+    late = replace(one, figures=replace(one.figures, answer="not compared"))
+    found = figures.exact_verdict([late, two])
+    said = "1 answers as without reuse; the time was over before the other 1"
+    assert (found.outcome, found.detail) == ("ok", said)
 
 
 def _salted(session: Session) -> WorkloadFigures:

@@ -108,7 +108,7 @@ def test_miss_names_another_salt() -> None:
     said = explain(past(HEAD, salt="b", cached=0), [past(HEAD, salt="a", cached=0)], spell)
     assert said is not None
     assert "another salt" in said
-    assert parting(past(HEAD).prompt, [past(HEAD, salt="a")], "b") is None
+    assert parting(past(HEAD).prompt, [past(HEAD, salt="a")], "b") == (0, None)
     assert explain(past(HEAD, salt="b", cached=len(HEAD)), [past(HEAD, salt="a", cached=0)], spell) is None
 
 

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import builtins
 import io
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
-from typing import Any
 
-import pytest
 from rich.console import Console
 
-from llamahybrid.errors import ReportError
 from llamahybrid.harness.check import WORKLOADS
-from llamahybrid.harness.render.html import html
-from llamahybrid.harness.render.junit import junit
-from llamahybrid.harness.render.markdown import markdown
+from llamahybrid.harness.render.formats import html, junit, markdown
 from llamahybrid.harness.render.terminal import show
 from llamahybrid.harness.report import Report
 from tests.harness.reports import report, request, target, verdict, workload
@@ -56,10 +50,8 @@ def hostile_report() -> Report:
 def test_page_loads_nothing_and_runs_nothing_of_what_was_said() -> None:
     page = Elements(html(hostile_report()))
     assert not {"script", "link", "iframe", "object"} & set(page.tags)
-    pictures = [value for name, value in page.attributes if name == "src"]
-    assert len(pictures) == page.tags.count("img") > 0
-    assert all(str(picture).startswith("data:image/png;base64,") for picture in pictures)
-    assert not {"href", "xlink:href", "style"} & {name for name, _ in page.attributes}
+    assert page.tags.count("svg") == 2 + 4 + 4, "a bar for each request whose tokens are known"
+    assert not {"href", "src", "xlink:href", "style"} & {name for name, _ in page.attributes}
     assert not [name for name, _ in page.attributes if name.startswith("on")]
 
 
@@ -67,30 +59,16 @@ def test_page_begins_with_the_verdicts_and_names_faults() -> None:
     text = " ".join(Elements(html(hostile_report())).text.split())
     order = [
         "1 of 3 targets without a fault; 1 with faults; 1 did not run to the end.",
-        "answers differ from a context that reused nothing",
-        "1 of 2 hazards of the native memory hit it: x.",
+        "not so: answers as a context that reused nothing",
+        "not so: safe from the hazards of the native memory in 1 of 2 hazards. There: x:",
         "Faults (2)",
         "none",
-        "beside ours",
+        "Side by side",
         "Turn by turn",
     ]
     places = [text.index(part) for part in order]
     assert places == sorted(places)
     assert text.count(HOSTILE) >= 6
-
-
-@pytest.mark.parametrize("gone", ["matplotlib", "jinja2"])
-def test_page_without_the_extra_names_what_to_install(monkeypatch: pytest.MonkeyPatch, gone: str) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *rest: Any, **more: Any) -> Any:
-        if name.split(".")[0] == gone:
-            raise ImportError(f"No module named {gone!r}")
-        return real(name, *rest, **more)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ReportError, match=rf"{gone}.*llamahybrid\[report\]"):
-        html(report())
 
 
 def test_junit_has_a_case_for_each_verdict() -> None:
@@ -120,7 +98,7 @@ def test_markdown_has_a_table_and_keeps_hostile_text_as_text() -> None:
     text = markdown(
         report(target("ours", workload("a | b", 5, requests=requests, ratio=1.234), error="died"))
     )
-    assert "| a \\| b | 300 | 300 | 1.23 | same | ✅ |" in text
+    assert "|---|---:|---:|---:|---|---|\n| a \\| b | 300 | 300 | 1.23 | same | ✅ |\n" in text
     assert "\n- 5 requests alike, the first of them chat, chat 0, turn 1: reason 0\n" in text
     text = markdown(report(target(said, workload(said, requests=(request(miss=said, chat=said),)))))
     assert "<img" not in text.replace("\\<img", "")

@@ -48,18 +48,14 @@ def _changed(change: Any) -> object:
     [
         (lambda d, r: d.update(format=1), "format 1"),
         (lambda d, r: d.update(format=True), "format"),
-        (lambda d, r: d.pop("format"), "format None"),
         (lambda d, r: d.pop("machine"), "machine"),
         (lambda d, r: d.update(more=1), "more"),
         (lambda d, r: r.update(total="120"), "requests.0.total"),
         (lambda d, r: r.update(total=True), "total"),
-        (lambda d, r: r.update(total=1.5), "total"),
-        (lambda d, r: r.update(seconds=None), "seconds"),
         (lambda d, r: r.update(seconds=float("nan")), "seconds"),
         (lambda d, r: r.update(seconds=10**400), "seconds|large"),
         (lambda d, r: r.update(answer="perhaps"), "answer"),
         (lambda d, r: d.update(targets={}), "targets"),
-        (lambda d, r: d["machine"].update(cores=2), "machine"),
     ],
 )
 def test_malformed_reports_are_refused(change: Any, said: str, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from llamahybrid.harness.conversation import Answer, Conversation, Request
 from llamahybrid.harness.oracle import common_prefix
 from llamahybrid.harness.targets.child import WORDS
-from llamahybrid.harness.workloads import chats, tokens
+from llamahybrid.harness.workloads import tokens
 from llamahybrid.harness.workloads.speech import Speech, Vocabulary
 from tests.conftest import TinyModel
 from tests.lab.in_process import played
@@ -49,18 +49,6 @@ def test_stripped_history_drops_the_thinking_of_each_answer() -> None:
         assert after[kept : kept + len(answer[60:])] == answer[60:]
 
 
-def test_appended_history_begins_with_all_that_was_said() -> None:
-    for (before, answer), (after, _) in pairwise(prompts(tokens.exact_append)):
-        assert after[: len(before) + len(answer)] == before + answer
-
-
-def test_regenerated_answers_have_one_prompt_and_other_seeds() -> None:
-    for start in (tokens.regenerate, chats.regenerated_chat):
-        asked = [request for request, _ in requests(start)]
-        assert [request.seed for request in asked] == list(range(7))
-        assert len({(tuple(request.tokens), json.dumps(request.messages)) for request in asked}) == 1
-
-
 def test_published_prompts_have_their_lengths() -> None:
     assert tuple(len(prompt) for prompt, _ in prompts(tokens.five_turns)) == tokens.FIVE_TURNS
     (first, answer), (second, _) = prompts(tokens.long_then_followup)
@@ -69,14 +57,6 @@ def test_published_prompts_have_their_lengths() -> None:
     assert one == two
     assert len(one) == len(three) == tokens.LONG_PROMPT
     assert 24_000 < common_prefix(one, three) < 26_000
-
-
-def test_reminder_stands_before_the_last_question_alone() -> None:
-    for (before, answer), (after, _) in pairwise(requests(chats.reminded_chat)):
-        *history, reminder, question = before.messages
-        assert after.messages[-2] == reminder
-        said = {"role": "assistant", "content": answer.text()}
-        assert after.messages[:-2] == (*history, question, said)
 
 
 @pytest.mark.parametrize("vocab", ["tiny", "llama-spm"])

@@ -27,7 +27,7 @@ import typer
 
 from llamahybrid import Llama, PromptCache, tiny
 from llamahybrid.harness.hazards.process import peak_memory
-from llamahybrid.harness.targets.child import resident
+from llamahybrid.harness.targets.base import resident
 from llamahybrid.harness.workloads.speech import Speech
 from tests.lab.campaign import silence
 from tests.lab.integrity import check_integrity

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from llamahybrid import tiny
 from llamahybrid.harness.hazards.process import peak_memory
-from llamahybrid.harness.targets.child import resident
+from llamahybrid.harness.targets.base import resident
 from llamahybrid.llama import Llama
 from tests.lab.campaign import main
 from tests.lab.differential import Mismatch, Runner, Verdict, check

@@ -8,7 +8,7 @@ from typing import Any
 
 def set_patience(llm: Any, seconds: float) -> None:
     """Set the seconds after which a stream that is not advanced makes room for others."""
-    llm.requests.loop.admission.patience = seconds
+    llm.slots.patience = seconds
 
 
 def set_wait(llm: Any, wait: bool | float) -> None:
@@ -18,7 +18,7 @@ def set_wait(llm: Any, wait: bool | float) -> None:
 
 def waiting(llm: Any) -> int:
     """Requests that wait for a slot."""
-    return len(llm.requests.loop.admission.waiting)
+    return len(llm.requests.loop.slots.waiting)
 
 
 def posted(llm: Any) -> int:

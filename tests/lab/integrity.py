@@ -45,20 +45,16 @@ def check_ram(store: RamStore) -> None:
     """Raise AssertionError if anything that a cache has in RAM is not as it says."""
     check_integrity(store.tree)
     check_integrity(store.account)
-    held = {e for e in store.tree.entries() if e.in_use} | store.doomed
-    assert held == store.in_use(), "users and checkpoints disagree"
-    assert all(e.node is None for e in store.doomed), "a doomed checkpoint is still in the tree"
+    assert all(e in store.tree.entries() for e in store.held()), "what is gone is still held"
     assert not any(n.bare() for n in store.tree.oldest_nodes()), "a segment that no checkpoint needs"
-    stored = [*store.tree.entries(), *store.doomed]
-    snapshots = [e.checkpoint.snapshot for e in stored]
+    snapshots = [e.checkpoint.snapshot for e in store.tree.entries()]
     assert not any(s.flags.writeable for s in snapshots), "a stored snapshot can be written to"
     idle = {id(b) for stack in store.account._idle.values() for b in stack}
     assert not any(id(s) in idle for s in snapshots), "a stored snapshot lies in the pool"
-    pinned = {e for e in store.tree.entries() if e.user_pinned}
+    pinned = {e for e in store.tree.entries() if lies_on(store.tree.path_of(e), store.prefixes)}
     assert store.kept == pinned, "what the user pinned is miscounted"
-    assert all(lies_on(store.tree.path_of(e), store.prefixes) for e in pinned), "pinned by nobody"
-    own = store.kept or store.prefixes
-    assert store.used() <= store.account.limit or held or own or store.account.reserved_bytes(), "over budget"
+    held = store.held() or store.prefixes or store.account.reserved_bytes()
+    assert store.used() <= store.account.limit or held, "over budget"
 
 
 @check_integrity.register

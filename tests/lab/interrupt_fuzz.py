@@ -38,7 +38,7 @@ from tests.lab.integrity import check_integrity
 
 ROOT = str(Path(prompt_cache.__file__).parent)
 FILES = (
-    *("base", "cache", "eviction", "guard", "nodes", "pins", "placement", "promotion", "ram"),
+    *("base", "cache", "eviction", "nodes", "placement", "ram"),
     *("room", "selection", "store", "tree", "value"),
 )
 """Modules whose lines are interrupted: what happens in RAM."""
@@ -136,7 +136,7 @@ def verdict(cache: PromptCache, seconds: float = STUCK_SECONDS) -> str | None:
             check_integrity(cache)
             cache.flush(seconds)  # what is being written is in use
             gc.collect()
-            pinned, lent = len(cache.in_use()), cache.account.reserved_bytes()
+            pinned, lent = len(cache.held() - cache.kept), cache.account.reserved_bytes()
             if pinned or lent:
                 return f"{pinned} checkpoints pinned and {lent} bytes lent for nobody"
             requests(cache, LATER)

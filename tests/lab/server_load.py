@@ -27,7 +27,7 @@ import typer
 from rich.console import Console
 
 from llamahybrid import tiny
-from llamahybrid.harness.targets.child import resident
+from llamahybrid.harness.targets.base import resident
 from tests.lab.campaign import reported, silence
 from tests.lab.differential import Mismatch, shortfall
 from tests.lab.in_process import heard

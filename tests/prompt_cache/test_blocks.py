@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from llamahybrid.errors import RecordGone
 from llamahybrid.prompt_cache.base import Tokens
 from llamahybrid.prompt_cache.block_store import BlockStore, Rows, Values
-from llamahybrid.prompt_cache.blocks import BLOCK, MOST_NEXT, Item, Node, Why, chain, spans
+from llamahybrid.prompt_cache.blocks import BLOCK, MOST_NEXT, Item, Node, Why, chain, cover, spans
 from llamahybrid.prompt_cache.envelope import Record
 from llamahybrid.prompt_cache.nodes import ids_of
-from llamahybrid.prompt_cache.seen import cover
 
 
 class DictRows(Rows):

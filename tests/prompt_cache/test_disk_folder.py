@@ -26,12 +26,11 @@ import pytest
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache import folder as folders
 from llamahybrid.prompt_cache.base import Segment, Tokens
-from llamahybrid.prompt_cache.blocks import BLOCK, FORMAT, Node, spans
+from llamahybrid.prompt_cache.blocks import BLOCK, FORMAT, Node, Offer, spans
 from llamahybrid.prompt_cache.disk import DiskRows
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES, header_of
 from llamahybrid.prompt_cache.folder import FOLDER, FOREIGN, MARK
 from llamahybrid.prompt_cache.outline import outline
-from llamahybrid.prompt_cache.seen import Offer
 from llamahybrid.prompt_cache.tier import Tier
 from llamahybrid.prompt_cache.worker import Late
 from llamahybrid.prompt_cache.writer import Job
@@ -390,7 +389,7 @@ def test_a_long_view_of_all_records_delays_no_look_up(folder: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DiskRows, "rows", slowly)
-        viewer = threading.Thread(target=tier.glance, args=(DEADLINE, 10))
+        viewer = threading.Thread(target=tier.glance, args=(10,))
         viewer.start()
         assert begun.wait(DEADLINE)
         seen = tier.look(FakeEngine(cache).view().namespace, np.array(A, np.int32))

@@ -66,7 +66,7 @@ def test_all_checkpoints_are_looked_at_before_none_may_go() -> None:
     long = [*range(1000)]
     keep = [put(tree, long, position) for position in range(5, 885, 5)]
     others = [put(tree, [2000 + number] * 20, 20) for number in range(16)]
-    victim = order.victim(tree, None, keep)
+    victim = order.victim(tree, None, (), keep)
     assert victim in (*keep, *others), "one may go, so the tree was seen whole"
 
 
@@ -90,8 +90,10 @@ class Lru(Eviction):
     def learn(self, tree: Tree, match: Match, entries: Sequence[Entry]) -> None:
         """Nothing is learned; the tree keeps the order of use."""
 
-    def victim(self, tree: Tree, path: Match | None, keep: Collection[Entry]) -> Victim | None:
-        free = (e for e in tree.entries() if not e.in_use and not e.user_pinned and e not in keep)
+    def victim(
+        self, tree: Tree, path: Match | None, held: Collection[Entry], keep: Collection[Entry] = ()
+    ) -> Victim | None:
+        free = (e for e in tree.entries() if e not in held and e not in keep)
         entry = next(free, None)
         return bare_leaf(tree, path, entry) or entry
 

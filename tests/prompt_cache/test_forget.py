@@ -167,8 +167,7 @@ def test_forgotten_bytes_do_not_lie_idle() -> None:
     cache.forget(SECRET)
     assert cache.stats().extra["idle_bytes"] == 0
     assert taken.checkpoint.snapshot.tobytes() == before, "who reads it may go on"
-    cache.release(plan)
-    cache.release(taken)
+    del plan, taken
     assert (cache.stats().bytes_ram, cache.stats().extra["idle_bytes"]) == (0, 0)
 
 
@@ -180,7 +179,20 @@ def test_a_replaced_checkpoint_in_use_does_not_lie_idle_later() -> None:
     engine.checkpoint()
     cache.forget(SECRET)
     cache.release(plan)
+    del plan
     assert cache.stats().bytes_ram == 0
+
+
+def test_a_path_that_was_looked_up_before_it_was_forgotten_is_not_restorable() -> None:
+    cache = PromptCache(AMPLE)
+    for end in (SECRET[60:], OTHER):
+        FakeEngine(cache, "recurrent").prefill([*SECRET[:60], *end])
+    view = FakeEngine(cache, "recurrent").view()
+    leaves = list(cache.tree.leaves(view.namespace))
+    assert all(cache.restorable(leaf, view) for leaf in leaves)
+    cache.forget([*SECRET[:60], *OTHER])  # the other path's edges are joined
+    cache.forget(SECRET)
+    assert not any(cache.restorable(leaf, view) for leaf in leaves)
 
 
 def test_forgetting_while_a_checkpoint_is_admitted_keeps_it_out() -> None:

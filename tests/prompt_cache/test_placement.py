@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from llamahybrid.memory.costs import CostMeter
 from llamahybrid.prompt_cache import Costs
 from llamahybrid.prompt_cache.base import Outline
-from llamahybrid.prompt_cache.ladder import MIN_SPACING, RATIOS, rungs
+from llamahybrid.prompt_cache.ladder import MIN_SPACING
 from llamahybrid.prompt_cache.placement import (
     ONE_CUT,
     SCARCE,
@@ -82,15 +82,6 @@ def test_every_cut_is_the_branch_a_boundary_or_on_a_grid(prompt: tuple[int, int,
         assert cut in boundaries or cut == matched or cut % MIN_SPACING == 0
 
 
-@given(st.integers(64, 40_000))
-def test_a_prompt_is_cut_at_the_same_places_whatever_came_before(total: int) -> None:
-    """Cold or warm, cuts come from the same ladder, so that equal prompts get equal bits."""
-    cold = cuts_of(total, 0, 0, [], UNMEASURED)
-    for cached in (0, *cold):
-        for ratio in RATIOS:
-            assert set(rungs(total, cached, ratio)) <= set(rungs(total, 0, ratio))
-
-
 @given(prompts(), st.sampled_from([CHEAP_CUTS, DEAR_CUTS]), st.data())
 def test_late_decisions_are_those_of_somebody_who_knew(
     prompt: tuple[int, int, int, list[int]], costs: Costs, data: st.DataObject
@@ -149,7 +140,7 @@ def test_a_short_turn_cuts_before_the_thinking_mark() -> None:
 
 
 def test_a_short_turn_without_boundaries_cuts_near_its_end_on_the_grid() -> None:
-    assert cuts_of(221, 100, 101, [], UNMEASURED) == (216,)
+    assert cuts_of(221, 100, 101, [], UNMEASURED) == (192,)
 
 
 def test_a_short_turn_of_a_history_that_only_grew_is_not_cut() -> None:
@@ -223,7 +214,7 @@ def test_decisions_do_not_swing_with_the_clock(
         assert decisions() == first
 
 
-@pytest.mark.parametrize(("waiting", "most"), [(0, 9), (1, 5), (2, 3), (3, 2), (7, 1)])
+@pytest.mark.parametrize(("waiting", "most"), [(0, 10), (1, 5), (2, 3), (3, 2), (7, 1)])
 def test_a_cut_is_paid_for_by_all_whom_it_keeps_waiting(waiting: int, most: int) -> None:
     """A cut takes as long as 4 tokens of 2,000."""
     costs = Costs(token_seconds=1e-2, prefill_seconds=1e-3, batch_seconds=3e-3, snapshot_seconds=1e-3)

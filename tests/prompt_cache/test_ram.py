@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llamahybrid.harness.targets import child
+from llamahybrid.harness.targets import base
 from llamahybrid.prompt_cache import PromptCache, ram
 
 MIB = 1 << 20
 
 
 def resident() -> int:
-    return child.resident(os.getpid()) or 0
+    return base.resident(os.getpid()) or 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="resident memory as Linux tells it")

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from llamahybrid.prompt_cache import Checkpoint, value
+from llamahybrid.prompt_cache import Checkpoint, eviction
 from llamahybrid.prompt_cache.base import Segment
+from llamahybrid.prompt_cache.eviction import ReturnRates, ReuseValue, freed
 from llamahybrid.prompt_cache.nodes import Entry
 from llamahybrid.prompt_cache.tree import Tree
-from llamahybrid.prompt_cache.value import ReturnRates, ReuseValue, freed
 
 from .test_budget import SIZE
 
@@ -118,13 +118,13 @@ def test_a_place_known_well_goes_by_its_own_history() -> None:
         ends, passes = (1, 2) if turn < 20 else (2, 1)
         ask(tree, learned, *[ends] * 10, 100 + turn)
         ask(tree, learned, *[passes] * 20, 100 + turn)
-    assert value.kind(often) == value.kind(seldom)
+    assert eviction.kind(often) == eviction.kind(seldom)
     assert learned.chance(often) > 0.7
     assert learned.chance(seldom) < 0.3
 
 
 def test_old_counts_fade(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(value, "FADE_AFTER", 50)
+    monkeypatch.setattr(eviction, "FADE_AFTER", 50)
     tree, learned = Tree(), ReuseValue()
     for turn in range(49):
         ask(tree, learned, turn, 0)

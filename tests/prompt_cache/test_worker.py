@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as NotYet
-from typing import Any
+from concurrent.futures import wait
 
 import pytest
 
@@ -28,15 +26,8 @@ def made(ended: threading.Event) -> Worker:
 def test_work_that_ends_as_the_wait_ends_has_its_result(
     made: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class EndsThen(Future[Any]):
-        def result(self, timeout: float | None = None) -> Any:
-            found = super().result()
-            if timeout is not None:
-                raise NotYet
-            return found
-
-    monkeypatch.setattr(worker, "Future", EndsThen)
-    assert made.call(DEADLINE, lambda: 5) == 5
+    monkeypatch.setattr(worker, "wait", lambda futures, _: wait(futures))
+    assert made.call(0.0, lambda: 5) == 5
 
 
 def test_calls_behind_an_interrupted_wait_are_late_at_once(
@@ -48,13 +39,12 @@ def test_calls_behind_an_interrupted_wait_are_late_at_once(
         runs.set()
         go_on.wait(DEADLINE)
 
-    class Interrupted(Future[Any]):
-        def result(self, timeout: float | None = None) -> Any:
-            assert runs.wait(DEADLINE)
-            raise KeyboardInterrupt
+    def interrupted(*_: object) -> None:
+        assert runs.wait(DEADLINE)
+        raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(worker, "Future", Interrupted)
+        patch.setattr(worker, "wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
             made.call(DEADLINE, work)
     with pytest.raises(Late, match="still runs"):

@@ -11,7 +11,7 @@ import llama_cpp
 import pytest
 
 from llamahybrid import Llama
-from llamahybrid.core import scheduler
+from llamahybrid.core import slots
 from tests.lab.gguf_edits import with_template
 from tests.request.asking import Stock
 
@@ -55,15 +55,15 @@ def stock(opened: Callable[..., Any]) -> Callable[..., Stock]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream that nobody advances makes room at once, not after a second."""
-    monkeypatch.setattr(scheduler, "LONG_PATIENCE", 0.01)
-    monkeypatch.setattr(scheduler, "PATIENCE", 0.01)
+    monkeypatch.setattr(slots, "LONG_PATIENCE", 0.01)
+    monkeypatch.setattr(slots, "PATIENCE", 0.01)
 
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream that nobody advances keeps its place, however slow this machine is."""
-    monkeypatch.setattr(scheduler, "LONG_PATIENCE", 600.0)
-    monkeypatch.setattr(scheduler, "PATIENCE", 600.0)
+    monkeypatch.setattr(slots, "LONG_PATIENCE", 600.0)
+    monkeypatch.setattr(slots, "PATIENCE", 600.0)
 
 
 @pytest.fixture

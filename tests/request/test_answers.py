@@ -9,7 +9,7 @@ import llama_cpp
 import pytest
 
 from llamahybrid.client.answers import RANDOM_SEED, seeds
-from llamahybrid.core import scheduler
+from llamahybrid.core import slots
 from llamahybrid.errors import Busy, ModelClosed
 from llamahybrid.harness.counters import DecodeCounter
 from tests.lab.waiting import wait_until
@@ -373,7 +373,7 @@ def test_error_of_one_answer_ends_all(several, alone, n_parallel, stream):
 @pytest.mark.parametrize("arch", ["qwen35", "llama"])
 def test_an_answer_that_loses_its_slot_before_its_first_token(several, alone, patient, monkeypatch, arch):
     """Its prompt is decoded, and the thread that would read it is busy with the answer before it."""
-    monkeypatch.setattr(scheduler, "PATIENCE", 0.01)  # the answer in its processor keeps its slot
+    monkeypatch.setattr(slots, "PATIENCE", 0.01)  # the answer in its processor keeps its slot
     llm, others = several(arch, n_parallel=2), []
 
     def another_asks(_, scores):

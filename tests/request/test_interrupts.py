@@ -16,7 +16,7 @@ from llamahybrid import PromptCache
 from llamahybrid.capi import shim
 from llamahybrid.capi.calls import NativeContext
 from llamahybrid.client import answers, completion, handle, requests
-from llamahybrid.core import loop, scheduler
+from llamahybrid.core import loop, scheduler, slots
 from tests.request.asking import ARCHS, WORDS, Batches, begin, in_thread, take
 
 pytestmark = [
@@ -156,7 +156,7 @@ def test_interrupt_costs_idle_slots_nothing(opened, stock):
 
 
 PACKAGE = (str(Path(llamahybrid.__file__).parent),)
-TURN = tuple(str(module.__file__) for module in (completion, requests, loop, scheduler))
+TURN = tuple(str(module.__file__) for module in (completion, requests, loop, scheduler, slots))
 """Modules through which a request takes its turn."""
 SEVERAL = tuple(str(module.__file__) for module in (answers, handle))
 """Modules of several answers to one prompt."""

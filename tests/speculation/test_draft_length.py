@@ -45,27 +45,21 @@ def answer(
     """Say `tokens` tokens as `Drafts` would, behind `prompt` tokens of a prompt: seconds, and batches."""
     policy.begin()
     policy.prefilled(prompt * world.more * TOKEN)
-    right: list[bool] = []
-    """The rest of the guess: whether each token will prove right."""
-    said = gained = pending = owed = batches = 0
+    said = gained = pending = batches = 0
     seconds = 0.0
     while True:
         said += 1 + gained
-        policy.account(1 + gained)
+        policy.account(1 + gained, pending)
         if said >= tokens:
             return seconds, batches
-        for _ in range(1 + gained):
-            if right:
-                policy.chance.saw(right[0])
-                right = right[1:] if right[0] else []
         back = pending > gained and pending > world.planes
         owed = gained + 1 if back else 0
         spent, length = 0.0, policy.length(world.offers)
-        if len(right) < max(1, length) and (wanted := length or policy.watch(said)):
-            right = [world.right(rng, said + i) for i in range(wanted if world.each else world.offers)]
-            spent = (world.ask + len(right) * world.each) * TOKEN
-            policy.asked(spent)
-        pending = min(length, len(right))
+        right = [world.right(rng, said + i) for i in range(length)]
+        if length:
+            spent = (world.ask + length * world.each) * TOKEN
+            policy.asked(spent, 0)
+        pending = length
         gained = next((i for i in range(pending) if not right[i]), pending)
         if back:
             policy.undone(world.load * TOKEN)

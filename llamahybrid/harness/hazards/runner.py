@@ -1,4 +1,4 @@
-"""Runs each probe in a process of its own."""
+"""Runs each probe in a process of its own, and reports the hazards of a libllama."""
 
 from __future__ import annotations
 
@@ -7,18 +7,24 @@ import os
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from llamahybrid import tiny
 from llamahybrid.children import ending, python
 from llamahybrid.engine import installed, sdist, series
+from llamahybrid.engine.process import Progress
 from llamahybrid.errors import EngineError
+from llamahybrid.files import without_home
 from llamahybrid.harness.hazards.case import Probe
+from llamahybrid.harness.hazards.catalogue import PROBES
 from llamahybrid.harness.hazards.effect import Behaviour, Effect
+from llamahybrid.harness.report import HAZARD, Outcome, Report, TargetFigures, Verdict
 
 _CHILD = python("llamahybrid.harness.hazards.child")
 _running: set[subprocess.Popen[str]] = set()
@@ -33,20 +39,32 @@ class Result:
     """The name of a tiny model: an architecture, and a window, as in known.txt."""
     effect: Effect
 
+    def verdict(self, patches: frozenset[str] | None) -> Verdict:
+        """Return the verdict "hazard:<probe>" on a library; `patches`: its own, see `Library`.
 
-def expected(result: Result, patches: frozenset[str] | None) -> bool:
-    """Tell whether our engine was built without the patches for this and therefore behaves as stock."""
-    known = result.probe.known.get(result.model)
-    if known is None or patches is None or patches.issuperset(known.patches):
-        return False
-    return result.effect.behaviour is known.stock
-
-
-def cure(patches: Sequence[str]) -> str:
-    """Return the set of patches that has all of these; `stock`: it needs none."""
-    known = series.sets(sdist.PIN.version)
-    found = {known[number] for number in patches}
-    return next((name for name in ("hardening", "server", "reuse") if name in found), "stock")
+        The detail has the outcome in its first line, then the steps, the function of llama.cpp and the
+        outcome with our patches. A hazard that the library's patches do not cure is "cannot tell", because
+        that is their known limit.
+        """
+        probe, found = self.probe, self.effect
+        here = probe.known.get(self.model)
+        known, sound = here or probe.known[probe.model], found.behaviour.sound
+        lacking = here and patches is not None and not patches.issuperset(here.patches)
+        unknown = found.behaviour in (Behaviour.NOT_APPLICABLE, Behaviour.FAILED)
+        unknown |= bool(lacking) and found.behaviour is known.stock
+        outcome: Outcome = "cannot tell" if unknown else "ok" if sound else "bad"
+        said = [f"{probe.title}: {found.behaviour.value}"]
+        if found.detail:
+            said.append(f"{self.model}: {found.detail}")
+        if found.difference and not sound:
+            said.append(f"logits off by {found.difference:.2g}")
+        if known.patches and not sound:
+            sets = series.sets(sdist.PIN.version)
+            cure = max((sets[number] for number in known.patches), key=("reuse", "server", "hardening").index)
+            said.append(f"cured by the set {cure} ({' '.join(known.patches)})")
+        patched = f"With our patches: {known.patched.value}, {known.says}."
+        detail = f"{'; '.join(said)}\n{probe.done} (llama.cpp: {probe.site}) {patched}"
+        return Verdict(f"{HAZARD}{probe.id}", outcome, detail)
 
 
 @dataclass(frozen=True)
@@ -137,41 +155,28 @@ def run_on(
 
 
 def run(
-    probes: Iterable[Probe],
+    cases: Sequence[tuple[Probe, str]],
     under_test: Library,
     *,
-    arch: str | None = None,
-    known: bool = False,
-    gpu_layers: int = 0,
-    rpc: str = "",
     jobs: int = 2,
-    seconds: float = 60.0,
     done: Callable[[Result], Any] = lambda result: None,
+    **options: Any,
 ) -> list[Result]:
-    """Run `probes` against a library, `jobs` at a time, each for `seconds` at most; results in their order.
+    """Run probes on tiny models of these names, `jobs` at a time; return the results in the same order.
 
-    `arch` replaces the model that each probe names; with `known` it runs on every model that it knows
-    (`Probe.known`), not on its first one only. `rpc`: RPC servers that layers go to. `done` is
-    called with each result as it comes.
+    `done` is called with each result as it comes; `options`: as of `run_on`.
 
     Raises:
-        UnknownArchitecture: `tiny` cannot make `arch`.
+        UnknownArchitecture: `tiny` cannot make a model.
     """
     with tempfile.TemporaryDirectory(prefix="llamahybrid-hazards-") as folder:
-        chosen = [
-            (probe, _with_arch(model, arch) if arch else model)
-            for probe in probes
-            for model in (probe.known if known else (probe.model,))
-        ]
-        files = {model: _make(model, Path(folder)) for model in dict.fromkeys(model for _, model in chosen)}
+        files = {model: _make(model, Path(folder)) for model in dict.fromkeys(model for _, model in cases)}
         # a probe that dies leaves its files behind
         library_here = replace(under_test, environment={**under_test.environment, "TMPDIR": folder})
-
         ended = threading.Event()
 
-        def run_one(pair: tuple[Probe, str]) -> Result:
-            probe, model = pair
-            options: dict[str, Any] = {"gpu_layers": gpu_layers, "rpc": rpc, "seconds": seconds}
+        def run_one(case: tuple[Probe, str]) -> Result:
+            probe, model = case
             result = Result(probe, model, run_on(files[model], probe, library_here, **options))
             if not ended.is_set():  # else this child was killed
                 done(result)
@@ -179,7 +184,7 @@ def run(
 
         with ThreadPoolExecutor(max(1, jobs)) as pool:
             try:
-                return list(pool.map(run_one, chosen))
+                return list(pool.map(run_one, cases))
             except BaseException:  # Ctrl-C does not wait for a probe that hangs
                 ended.set()
                 pool.shutdown(wait=False, cancel_futures=True)
@@ -188,10 +193,50 @@ def run(
                 raise
 
 
-def _with_arch(model: str, arch: str) -> str:
-    """Return the name of a model of another architecture, with the same window."""
-    _, mark, window = model.partition("-window")
-    return f"{arch}{mark}{window}"
+@cache
+def verdicts(path: str) -> tuple[Verdict, ...]:
+    """Return the verdicts of all probes on the libllama at `path`. Raises EngineError."""
+    under_test = library(Path(path) if path else None)
+    results = run([(probe, probe.model) for probe in PROBES], under_test)
+    return tuple(result.verdict(under_test.patches) for result in results)
+
+
+def report(
+    probes: Sequence[Probe],
+    under_test: Library,
+    progress: Progress = lambda text, done, of: None,
+    arch: str | None = None,
+    **options: Any,
+) -> Report:
+    """Run probes on a library, each on its default model or one of `arch`; `options`: as of `run`.
+
+    Failed probes, and a lack of any that applies, are the library's error in the report. KeyboardInterrupt
+    and SystemExit end the run: the report is not `complete`.
+
+    Raises UnknownArchitecture if there is no tiny model of `arch`.
+    """
+    results: list[Result] = []
+
+    def add(result: Result) -> None:
+        results.append(result)
+        progress(result.probe.id, len(results) - 1, len(probes))
+
+    models = [
+        f"{arch}{''.join(each.model.partition('-window')[1:])}" if arch else each.model for each in probes
+    ]
+    with suppress(KeyboardInterrupt, SystemExit):
+        run([*zip(probes, models, strict=True)], under_test, done=add, **options)
+    results.sort(key=lambda each: probes.index(each.probe))
+    failed = [result.probe.id for result in results if result.effect.behaviour is Behaviour.FAILED]
+    error = f"{len(failed)} probes failed: {', '.join(failed)}" if failed else None
+    if results and all(result.effect.behaviour is Behaviour.NOT_APPLICABLE for result in results):
+        error = "no hazard applies to this library and model: nothing is known"
+    path = without_home(under_test.path)
+    found = tuple(result.verdict(under_test.patches) for result in results)
+    versions = {"library": path, "system": under_test.system}
+    target = TargetFigures("libllama", "libllama", versions, hazards=found, error=error)
+    complete, used = len(results) == len(probes), dict.fromkeys(result.model for result in results)
+    return Report.now([target], used, complete, {"library": path})
 
 
 def _make(model: str, folder: Path) -> Path:

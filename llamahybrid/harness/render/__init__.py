@@ -1,1 +1,1 @@
-"""A report for people and machines: terminal, Markdown, JUnit XML, and one page of HTML with plots."""
+"""A report for people and machines: terminal, Markdown, JUnit XML, and one page of HTML."""

@@ -1,27 +1,24 @@
-"""A report as sections of sentences, tables and lists, which each format renders in its own way."""
+"""A report as sections of findings, tables and lists, which each format renders in its own way."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from llamahybrid.harness.render.sentences import (
-    HAZARD,
-    Sentence,
-    of_target,
-    outcome,
-    overall,
-    tabled,
-    verdicts,
-)
 from llamahybrid.harness.report import (
+    HAZARD,
+    NOT_RUN,
+    PROBE,
     Outcome,
     Report,
     RequestFigures,
     TargetFigures,
+    Times,
+    Verdict,
     WorkloadFigures,
+    overall,
     place,
 )
 
@@ -33,9 +30,34 @@ TEXTS = frozenset(("workload", "target", "answers", "verdict", "hazard", "what h
 
 FAULTS, MISSES = "Faults", "Why tokens were not reused"
 
+PROPERTIES: Mapping[str, str] = {
+    "reuse": "decodes no known token again",
+    "exact": "answers as a context that reused nothing",
+    "reports-what-it-reused": "reports reused tokens correctly",
+    "memory-flat": "memory does not grow from request to request",
+    "hits": "reuses a prompt that goes on",
+    "restores-a-prefix": "restores prefixes of the prompt only",
+    "cuts-the-tail": "answers correctly after a long cut",
+    "rolls-back-to-its-position": "rolls the last tokens back",
+    "own-attention": "keeps conversations at equal positions apart",
+    "salt-kept-apart": "keeps users with different salts apart",
+    HAZARD: "safe from the hazards of the native memory",
+}
+"""The property behind the name of a verdict."""
+
+_WORST_FIRST: Sequence[Outcome] = ("bad", "cannot tell", "ok")
+_NOT: Mapping[Outcome, str] = {"ok": "", "bad": "not so: ", "cannot tell": "cannot tell: "}
 _QUOTED = re.compile(r"""(?<!\w)(?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")""")
 _NUMBER = re.compile(r"\d[\d,]*")
 _COUNTED = re.compile(r"\b(token|character|chat)s\b")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The verdicts on a property in words."""
+
+    outcome: Outcome
+    text: str
 
 
 @dataclass(frozen=True)
@@ -44,7 +66,6 @@ class Table:
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
-    title: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,27 +77,57 @@ class Section:
     """None: there are no verdicts."""
     about: str = ""
     """Kind and versions of the target."""
-    sentences: Sequence[Sentence] = ()
+    findings: Sequence[Finding] = ()
     tables: Sequence[Table] = ()
     lists: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Texts by title; the first line of each is a summary."""
 
 
 def sections(report: Report) -> list[Section]:
-    """Return a section for each target with verdicts or an error, and one with tables of several."""
-    found = [_target(target) for target in report.targets if target.error or verdicts(target)]
-    tables: list[Table] = []
-    if any(w.times for target in report.targets for w in target.workloads):
-        tables.append(_times(report))
-    elif len(report.targets) > 1 and any(map(tabled, report.targets)):
-        tables.append(_side_by_side(report))
-    return [*found, Section("Side by side", tables=tables)] if tables else found
+    """Return a section for each target with verdicts or an error, and one with a table of all."""
+    found = [_target(target) for target in report.targets if target.error or target.verdicts]
+    ran = [w for target in report.targets for w in tabled(target)]
+    if ran and (len(report.targets) > 1 or not any(w.verdicts for w in ran)):
+        found.append(Section("Side by side", tables=[_side_by_side(report)]))
+    return found
+
+
+def headline(report: Report) -> str:
+    """Return the whole report in one sentence."""
+    stopped = "" if report.complete else "the run was stopped before its end; so far: "
+    ran = [w.ran for target in report.targets for w in target.workloads]
+    part = "" if all(ran) else f" in the {sum(ran):,} of {_number(len(ran), 'workload')} that ran"
+    number = _number(len(report.targets), "target")
+    if not any(t.error or any(v.name != "runs" for v in t.verdicts) for t in report.targets):
+        return f"{stopped}{number} measured{part}."
+    counted = Counter(target.outcome for target in report.targets)
+    bad = [{each.name for each in t.verdicts if each.outcome == "bad"} for t in report.targets]
+    counts = {
+        "with faults": sum(bool(names - {"reuse"}) for names in bad),
+        "without wrong results, but decoding more than necessary": bad.count({"reuse"}),
+        "did not run to the end": sum(target.error is not None for target in report.targets),
+        "cannot be judged": counted["cannot tell"],
+    }
+    others = "".join(f"; {count} {text}" for text, count in counts.items() if count)
+    return f"{stopped}{counted['ok']} of {number} without a fault{part}{others}."
 
 
 def footer(report: Report) -> str:
     """Return date, machine, settings and models."""
     known = [*(f"{name} {value}" for name, value in report.machine.items()), *report.models]
     return f"{report.made}: {', '.join(known)}"
+
+
+def described(verdict: Verdict) -> str:
+    """Return a verdict in words."""
+    known = PROPERTIES[HAZARD] if verdict.name.startswith(HAZARD) else PROPERTIES.get(verdict.name)
+    said = f"{_NOT[verdict.outcome]}{known or verdict.name}"
+    return f"{said}: {verdict.detail}" if verdict.detail else said
+
+
+def tabled(target: TargetFigures) -> list[WorkloadFigures]:
+    """Return the workloads of tables: those that ran, and of directed probes the bad ones."""
+    return [w for w in target.workloads if w.ran and (PROBE not in w.workload or w.outcome == "bad")]
 
 
 def _target(target: TargetFigures) -> Section:
@@ -86,16 +137,56 @@ def _target(target: TargetFigures) -> Section:
     elif any(w.verdicts for w in tabled(target)):
         tables = [_workloads(target)]
     about = "; ".join((target.kind, *(f"{name} {version}" for name, version in target.versions.items())))
-    lists = {FAULTS: _faults(target), MISSES: misses(r for w in tabled(target) for r in w.requests)}
+    placed = [(w.workload, verdict) for w in target.workloads for verdict in w.verdicts]
+    placed += [("native memory", verdict) for verdict in target.hazards]
+    faults = [f"{v.name}, {where}: {v.detail}" for where, v in placed if v.outcome == "bad"]
+    lists = {FAULTS: faults, MISSES: misses(r for w in tabled(target) for r in w.requests)}
     named = {title: texts for title, texts in lists.items() if texts}
-    return Section(target.name, outcome(target), about, of_target(target), tables, named)
+    return Section(target.name, target.outcome, about, findings(target), tables, named)
 
 
-def _faults(target: TargetFigures) -> list[str]:
-    """Return a text for each bad verdict."""
-    named = [(w.workload, verdict) for w in target.workloads for verdict in w.verdicts]
-    named += [("native memory", verdict) for verdict in target.hazards]
-    return [f"{v.name}, {where}: {v.detail}" for where, v in named if v.outcome == "bad"]
+def findings(target: TargetFigures) -> list[Finding]:
+    """Return a finding for each property of a target, faults first."""
+    found = [] if target.error is None else [Finding("bad", f"did not run to its end: {target.error}")]
+    placed: dict[str, list[tuple[str, Verdict]]] = defaultdict(list)
+    for w in target.workloads:
+        for verdict in w.verdicts:
+            placed[verdict.name].append((w.workload, verdict))
+    for verdict in target.hazards:
+        placed[HAZARD].append((verdict.name.removeprefix(HAZARD), verdict))
+    for name, pairs in placed.items():
+        worst = min((verdict.outcome for _, verdict in pairs), key=_WORST_FIRST.index)
+        if name == HAZARD and worst != "bad":  # a hazard may not apply
+            worst = overall(verdict for _, verdict in pairs)
+        of_worst = [pair for pair in pairs if pair[1].outcome == worst]
+        number = _number(len(pairs), "hazard" if name == HAZARD else "workload")
+        text = f"{_NOT[worst]}{PROPERTIES.get(name, name)}"
+        if name == "runs":
+            text = f"{number} did not run"
+        elif len(of_worst) < len(pairs):
+            text += f" in {len(of_worst)} of {number}"
+        text += _totals(target, name)
+        where, first = of_worst[0]
+        if worst != "ok" and first.detail:
+            detail = first.detail.partition("\n")[0].removeprefix(NOT_RUN)
+            text += f". {'First' if len(of_worst) > 1 else 'There'}: {where}: {detail}"
+        found.append(Finding(worst, text))
+    return sorted(found, key=lambda each: _WORST_FIRST.index(each.outcome))
+
+
+def _totals(target: TargetFigures, name: str) -> str:
+    """Return the totals behind a kind of verdict, as far as known."""
+    if name == "reuse":
+        known = [w for w in target.workloads if w.decoded is not None and w.least is not None]
+        decoded, least = sum(w.decoded or 0 for w in known), sum(w.least or 0 for w in known)
+        times = f"{decoded / least:.2f} times the least" if least else ""
+        return f": {decoded:,} tokens decoded, the least possible is {least:,}, {times}" if least else ""
+    if name == "exact":
+        counted = Counter(request.answer for w in target.workloads for request in w.requests)
+        ties = f", {counted['tie']} but for two tokens that were equally likely" if counted["tie"] else ""
+        told = sum(counted[each] for each in ("same", "tie", "different"))
+        return f": {counted['same'] + counted['tie']} of {told} compared{ties}" if told else ""
+    return ""
 
 
 def misses(requests: Iterable[RequestFigures]) -> list[str]:
@@ -121,14 +212,7 @@ def misses(requests: Iterable[RequestFigures]) -> list[str]:
 
 def _workloads(target: TargetFigures) -> Table:
     rows = [
-        (
-            _name(w),
-            _count(w.least),
-            _count(w.decoded),
-            ratio(w.ratio),
-            answers(w.requests),
-            overall(w.verdicts),
-        )
+        (_name(w), _count(w.least), _count(w.decoded), ratio(w.ratio), answers(w.requests), w.outcome)
         for w in tabled(target)
     ]
     return Table(("workload", "least", "decoded", "ratio", "answers", "verdict"), rows)
@@ -157,6 +241,8 @@ def answers(requests: Sequence[RequestFigures]) -> str:
         return UNTOLD if found["unknown"] == len(requests) else f"{found['unknown']} untold"
     if found["tie"]:
         return f"{found['tie']} tied"
+    if found["not compared"]:
+        return f"{found['same']} same" if found["same"] else UNTOLD
     return "same" if requests else UNTOLD
 
 
@@ -168,51 +254,23 @@ def _hazards(target: TargetFigures) -> Table:
     return Table(("hazard", "verdict", "what happened"), rows)
 
 
-def _times(report: Report) -> Table:
-    """Return a row for each workload on each target, with the measurements of `llamahybrid bench`."""
-    found = [(w, target.name) for target in report.targets for w in target.workloads]
-    order = list(dict.fromkeys(w.workload for w, _ in found))
-    rows, last = [], ""
-    for w, target in sorted(found, key=lambda each: order.index(each[0].workload)):
-        times = w.times
-        if times is None:
-            continue
-        rows.append(
-            (
-                "" if w.workload == last else _name(w),
-                target,
-                ratio(w.ratio),
-                "" if times.ttft is None else f"{times.ttft:.3f} s",
-                "" if times.tokens_per_second is None else f"{times.tokens_per_second:.1f}",
-                "" if times.resident is None else f"{times.resident / (1 << 20):.1f}",
-            )
-        )
-        last = w.workload
-    head = ("workload", "target", "decoded / least", "first token", "tokens/s", "MiB a chat")
-    title = f"{', '.join(report.models)}, median of {report.machine.get('rounds', UNTOLD)}"
-    return Table(head, rows, title)
-
-
 def _side_by_side(report: Report) -> Table:
-    """Return a row for each workload: ratios, times and texts compared with the first target."""
-    first, *others = report.targets
-    head = ["workload", first.name]
-    for target in others:
-        head += [target.name, "time", "texts"]
-    figures = [{w.workload: w for w in tabled(target)} for target in others]
+    """Return a row for each workload on each target; texts are compared with the first target's."""
+    found = [(w, target.name) for target in report.targets for w in tabled(target)]
     rows = []
-    for w in tabled(first):
-        row = [w.workload, ratio(w.ratio)]
-        for named in figures:
-            row += _beside(w, named.get(w.workload))
-        rows.append(row)
-    return Table(head, rows, f"beside {first.name}")
+    for name in dict.fromkeys(w.workload for w, _ in found):
+        here = [pair for pair in found if pair[0].workload == name]
+        texts = [[r.text_hash for r in w.requests] for w, _ in here]
+        for number, (w, target) in enumerate(here):
+            times = w.times or Times()
+            cells = ["" if number else _name(w), target, ratio(w.ratio)]
+            cells.append("same" if texts[number] == texts[0] else "differ")
+            cells.append("" if times.ttft is None else f"{times.ttft:.3f} s")
+            cells.append("" if times.tokens_per_second is None else f"{times.tokens_per_second:.1f}")
+            cells.append("" if times.resident is None else f"{times.resident / (1 << 20):.1f}")
+            rows.append(cells)
+    return Table(("workload", "target", "ratio", "texts", "first token", "tokens/s", "MiB a chat"), rows)
 
 
-def _beside(first: WorkloadFigures, other: WorkloadFigures | None) -> tuple[str, str, str]:
-    """Return the ratio, the time as a share of the first target's, and the comparison of all answers."""
-    if other is None:
-        return "", "", ""
-    one, two = (sum(request.seconds for request in w.requests) for w in (first, other))
-    same = [r.text_hash for r in first.requests] == [r.text_hash for r in other.requests]
-    return ratio(other.ratio), f"{two / one:.2f}" if one else UNTOLD, "same" if same else "differ"
+def _number(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

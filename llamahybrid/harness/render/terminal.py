@@ -10,8 +10,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table as RichTable
 
-from llamahybrid.harness.render.document import TEXTS, Table, footer, sections
-from llamahybrid.harness.render.sentences import headline
+from llamahybrid.harness.render.document import TEXTS, Table, footer, headline, sections
 from llamahybrid.harness.report import Report
 from llamahybrid.harness.report_diff import Change, Kind
 
@@ -33,9 +32,9 @@ def show(report: Report, console: Console) -> None:
             console.print(f"[bold]{escape(section.title)}[/] {_coloured(section.outcome)}", highlight=False)
         if section.about:
             console.print(escape(section.about), style="dim", highlight=False)
-        for said in section.sentences:
-            mark = f"[{_COLOURS[said.outcome]}]{_MARKS[said.outcome]}[/] "
-            _hanging(console, mark, said.text, 2)
+        for found in section.findings:
+            mark = f"[{_COLOURS[found.outcome]}]{_MARKS[found.outcome]}[/] "
+            _hanging(console, mark, found.text, 2)
         for table in section.tables:
             console.print(_table(table))
         for title, texts in section.lists.items():
@@ -59,7 +58,7 @@ def _hanging(console: Console, mark: str, text: str, indent: int = 0) -> None:
 
 def _table(table: Table) -> RichTable:
     """Return a table whose names are folded, never cut."""
-    shown = RichTable(box=SIMPLE_HEAD, pad_edge=False, padding=0, title=escape(table.title) or None)
+    shown = RichTable(box=SIMPLE_HEAD, pad_edge=False, padding=0)
     for i, name in enumerate(table.head):
         longest = max((len(row[i]) for row in table.rows), default=0)
         shown.add_column(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -63,6 +64,13 @@ class Reply:
         return None if self.worked is None else self.total - self.worked
 
     @property
+    def all_decoded(self) -> int | None:
+        """Decoded tokens of prompt and answer, by counters, else as reported."""
+        if self.decoded is not None or self.worked is None or self.tokens is None:
+            return self.decoded
+        return self.worked + max(0, len(self.tokens) - 1)
+
+    @property
     def cached(self) -> int | None:
         """Reused tokens as reported, else by counters."""
         return self.reused if self.reported is None else self.reported
@@ -105,6 +113,8 @@ class Session(ABC):
     vocabulary: Vocabulary | None = None
     nonce: str = ""
     """Part of all prompts, on servers whose cache may hold prompts of an earlier run."""
+    pid: int | None = None
+    """Its process; None: it is not ours."""
 
     @abstractmethod
     def ask(self, request: Request) -> Reply:
@@ -127,7 +137,7 @@ class Session(ABC):
 
     def resident(self) -> int | None:
         """Return the resident bytes of the process."""
-        return None
+        return None if self.pid is None else resident(self.pid)
 
     def decoded(self) -> int | None:
         """Return the tokens of all requests decoded since the last call, by native counters."""
@@ -135,6 +145,15 @@ class Session(ABC):
 
     def spell(self, tokens: Sequence[int], special: bool = True) -> str | None:
         """Return the text of tokens; `special`: with control tokens."""
+        return None
+
+
+def resident(pid: int) -> int | None:
+    """Return the resident bytes of a process; None: unknown on this system."""
+    statm = Path(f"/proc/{pid}/statm")
+    try:
+        return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, AttributeError, ValueError):
         return None
 
 

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
 from operator import index
@@ -23,11 +24,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import llama_cpp
-import xxhash
 
 from llamahybrid.capi.gguf import quiet
 from llamahybrid.configuration import own_cache
-from llamahybrid.engine import bindings
+from llamahybrid.engine import bindings, loaded
 from llamahybrid.harness.conversation import Request
 from llamahybrid.harness.counters import DecodeCounter
 from llamahybrid.harness.report import Sameness
@@ -129,6 +129,7 @@ class Child:
         self._counter.take()
         self._whole.take()
         return {
+            "pid": os.getpid(),
             "parallel": self._parallel,
             "template": "tokenizer.chat_template" in self.llm.metadata,
             "salts": self._salts(),
@@ -206,6 +207,7 @@ class Child:
         seconds = time.perf_counter() - began
         tokens = tuple(seen.tokens)
         told = getattr(self.llm, "last_request", None)
+        cached = getattr(told, "cached", None)
         reply = Reply(
             text=self.spell(tokens),
             seconds=seconds,
@@ -213,7 +215,7 @@ class Child:
             prompt=seen.prompt,
             tokens=tokens,
             total=len(seen.prompt),
-            reported=_count(getattr(told, "cached", None)),
+            reported=None if cached is None else index(cached),  # of any integer type, as numpy's
             decoded=self._counter.take() if self._parallel == 1 else None,
             reason=getattr(told, "reason", None),
         )
@@ -268,52 +270,20 @@ class Child:
         """Return the tokens decoded since the last call."""
         return self._whole.take()
 
-    def resident(self) -> int | None:
-        """Return the resident bytes of this process."""
-        return resident(os.getpid())
-
     def versions(self) -> dict[str, str]:
         """Return the versions of the packages and the engine that run here."""
+        library = Path(self.library()).name
+        with suppress(OSError):  # one of its files was replaced since
+            library += f" ({loaded.engine_digest().hex()[:8]})"
         return {
             "llama-cpp-python": str(llama_cpp.__version__),
             "llamahybrid": bindings.version("llamahybrid") or "",
-            "library": content(Path(self.library())),
+            "library": library,
         }
 
     def library(self) -> str:
         """Return the path of the loaded libllama; empty: unknown."""
         return str(getattr(llama_cpp.llama_cpp._lib, "_name", ""))
-
-
-def _count(told: Any) -> int | None:
-    """Return a number of any integer type, as numpy's. Raises TypeError for other types."""
-    return None if told is None else index(told)
-
-
-def content(library: Path) -> str:
-    """Return a libllama's file name and a digest of it and its ggml, which tells builds apart."""
-    parts = sorted({*library.parent.glob("*llama*"), *library.parent.glob("*ggml*")})
-    digest = xxhash.xxh3_64()
-    for path in parts:
-        if path.is_file():
-            size = path.stat().st_size
-            digest.update(f"{path.name}/{size}/".encode())
-            if size <= LARGE:
-                digest.update(path.read_bytes())
-    return f"{library.name} ({digest.hexdigest()[:8]})" if library.is_file() else library.name
-
-
-LARGE = 64 << 20
-"""Bytes beyond which a library is known by its name and size alone."""
-
-
-def resident(pid: int) -> int | None:
-    """Return the resident bytes of a process; None: unknown on this system."""
-    statm = Path(f"/proc/{pid}/statm")
-    try:
-        return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError, AttributeError, ValueError):
-        return None
 
 
 def main() -> None:

@@ -163,6 +163,12 @@ class HttpSession(Session):
         self.takes_chats = True
         self.salts = salts
         self.name = ""
+        self.known_state_bytes: int | None = None
+
+    @property
+    def state_bytes(self) -> int | None:
+        """Size of a state, where it is known from elsewhere: servers do not tell it."""
+        return self.known_state_bytes
 
     def ask(self, request: Request, fresh: str = "") -> Reply:
         """Answer; `fresh`: an unused salt, so that nothing stored is used. Raises TargetError."""

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from llamahybrid.children import ending, python
 from llamahybrid.errors import TargetError
@@ -135,6 +135,7 @@ class _LocalSession(Session):
 
     def __init__(self, process: Process, opened: dict[str, Any]) -> None:
         self._process = process
+        self.pid = int(opened["pid"])
         self.parallel = int(opened["parallel"])
         self.takes_chats = bool(opened["template"])
         self.salts = bool(opened["salts"])
@@ -154,9 +155,6 @@ class _LocalSession(Session):
 
     def keep_no_rows(self) -> None:
         self._process.call("keep_no_rows")
-
-    def resident(self) -> int | None:
-        return cast("int | None", self._process.call("resident"))
 
     def decoded(self) -> int | None:
         return int(self._process.call("decoded"))

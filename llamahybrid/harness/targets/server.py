@@ -14,29 +14,11 @@ from pathlib import Path
 from llamahybrid.children import ending
 from llamahybrid.errors import TargetError
 from llamahybrid.harness.targets.base import ModelFile, Session, Shape, Target
-from llamahybrid.harness.targets.child import resident
 from llamahybrid.harness.targets.http import Client, HttpSession
 from llamahybrid.harness.targets.local import LocalTarget
 
 STARTS_WITHIN = 600.0
 """Seconds, in which a large model is read from disk."""
-
-
-class _ServerSession(HttpSession):
-    """A llama-server that the harness started."""
-
-    def __init__(self, pid: int, client: Client, about: Session, parallel: int) -> None:
-        """`about`: of the same model."""
-        super().__init__(client, True, about.vocabulary, parallel)
-        self._pid, self._about = pid, about
-        self.takes_chats = about.takes_chats
-
-    @property
-    def state_bytes(self) -> int | None:
-        return self._about.state_bytes
-
-    def resident(self) -> int | None:
-        return resident(self._pid)
 
 
 class ServerTarget(Target):
@@ -71,7 +53,10 @@ class ServerTarget(Target):
             try:
                 _await(client, process, min(STARTS_WITHIN, self.timeout()))
                 self.versions["llama-server"] = str(client.json("/props").get("build_info", ""))
-                yield _ServerSession(process.pid, client, about, shape.parallel)
+                session = HttpSession(client, True, about.vocabulary, shape.parallel)
+                session.pid, session.takes_chats = process.pid, about.takes_chats
+                session.known_state_bytes = about.state_bytes
+                yield session
             except TargetError as error:
                 if process.poll() is None:
                     raise

@@ -1,8 +1,8 @@
 """Hashed traces: texts are hidden, common prefixes stay visible.
 
-The hash of each piece covers everything before it, too, under a key that is made for the trace and discarded:
-a word has another hash at each place, so that words can be neither counted nor guessed. Lengths, roles,
-control tokens and common prefixes stay visible.
+Each piece of a text is replaced by a word that is chosen by a hash of the piece and of everything before it,
+under a key that is made for the trace and discarded: a word has another replacement at each place, so that
+words can be neither counted nor guessed. Lengths, roles, control tokens and common prefixes stay visible.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from llamahybrid.harness.conversation import Request
+from llamahybrid.harness.conversation import Message, Request
 
 CHUNK = 4
-"""Characters of text that are hashed as one piece, about a token."""
+"""Characters of text that are replaced as one piece, about a token."""
 
-_BITS = 32
+_LETTERS = "etaoinshrdlucmfwypvbgkjqxz"
 
 
 class Hasher:
@@ -28,78 +28,55 @@ class Hasher:
         self._key = secrets.token_bytes(32)
 
     def _next(self, state: bytes, piece: bytes) -> tuple[bytes, int]:
+        """Return the hash of a piece behind all before it, and a number for the choice of a word."""
         state = hashlib.blake2b(state + piece, key=self._key, digest_size=16).digest()
-        return state, int.from_bytes(state[:4], "big") % (1 << _BITS)
+        return state, int.from_bytes(state[:4], "big")
 
     def _tokens(
-        self, tokens: Sequence[int], control: frozenset[int], state: bytes
-    ) -> tuple[list[int], bytes]:
+        self, tokens: Sequence[int], words: Sequence[int], control: Collection[int], state: bytes
+    ) -> tuple[tuple[int, ...], bytes]:
         hidden = []
         for token in tokens:
             state, number = self._next(state, token.to_bytes(8, "big", signed=True))
-            hidden.append(-1 - token if token in control else number)
-        return hidden, state
+            hidden.append(token if token in control else words[number % len(words)])
+        return tuple(hidden), state
 
-    def _text(self, text: str, state: bytes) -> tuple[list[int], bytes]:
-        hidden = [len(text)]
+    def _text(self, text: str, state: bytes) -> tuple[str, bytes]:
+        """Return a text of the same length."""
+        parts = []
         for start in range(0, len(text), CHUNK):
-            piece = text[start : start + CHUNK].encode("utf-8", "surrogatepass")
-            state, number = self._next(state, piece)
-            hidden.append(number)
-        return hidden, state
+            state, number = self._next(state, text[start : start + CHUNK].encode("utf-8", "surrogatepass"))
+            for _ in range(CHUNK - 1):
+                number, letter = divmod(number, len(_LETTERS))
+                parts.append(_LETTERS[letter])
+            parts.append(" ")
+        return "".join(parts)[: len(text)], state
 
-    def ask(
-        self, ask: dict[str, Any], answer: Sequence[int], control: frozenset[int]
-    ) -> tuple[dict[str, Any], list[int]]:
-        """Return a request and its answer's tokens without texts."""
-        tokens, state = self._tokens(ask["tokens"], control, b"tokens")
-        hidden_answer, _ = self._tokens(answer, control, state)
-        text, _ = self._text(ask["text"], b"text") if ask["text"] else ([], b"")
-        messages, state = [], b"messages"
-        tools = []
-        if ask["tools"]:
-            pieces, state = self._text(json.dumps(ask["tools"], sort_keys=True), state)
-            tools = [{"hidden": pieces, "count": len(ask["tools"])}]
-        for message in ask["messages"]:
-            role = str(message.get("role", ""))
-            said = json.dumps(
-                {k: v for k, v in message.items() if k not in ("role", "content")}, sort_keys=True
-            )
-            content = message.get("content")
+    def hide(
+        self, ask: Request, answer: Sequence[int], words: Sequence[int], control: Collection[int]
+    ) -> tuple[Request, tuple[int, ...]]:
+        """Return a request and the tokens of its answer without what was said.
+
+        `words`: tokens that stand for all but `control`; empty: any up to the largest one here.
+        """
+        words = words or range(1 + max((*ask.tokens, *answer), default=0))
+        tokens, state = self._tokens(ask.tokens, words, control, b"tokens")
+        answered, _ = self._tokens(answer, words, control, state)
+        text, _ = self._text(ask.text, b"text")
+        tools: tuple[dict[str, Any], ...] = ()
+        messages, state = list[Message](), b"messages"
+        if ask.tools:
+            said, state = self._text(json.dumps(ask.tools, sort_keys=True), state)
+            about = {"name": "tool", "description": said, "parameters": {"type": "object"}}
+            tools = ({"type": "function", "function": about},)
+        for message in ask.messages:
+            role, content = str(message.get("role", "")), message.get("content")
             plain = content if isinstance(content, str) else json.dumps(content or "", sort_keys=True)
+            more = {name: value for name, value in message.items() if name not in ("role", "content")}
             state, _ = self._next(state, role.encode())
-            pieces, state = self._text(plain + (said if said != "{}" else ""), state)
-            messages.append({"role": role, "hidden": pieces})
-        salt = self._next(b"salt", ask["salt"].encode("utf-8", "surrogatepass"))[1] if ask["salt"] else 0
-        shown = {"max_tokens": ask["max_tokens"], "seed": ask["seed"], "salt": f"{salt:08x}" if salt else ""}
-        hidden = {"tokens": tokens, "messages": messages, "tools": tools, "text": ""}
-        return {**hidden, **shown, **({"text": json.dumps(text)} if text else {})}, hidden_answer
-
-
-_LETTERS = "etaoinshrdlucmfwypvbgkjqxz"
-
-
-def _stand_in(pieces: Sequence[int]) -> str:
-    """Return a text as long as the hidden one, the same for the same pieces."""
-    length, parts = int(pieces[0]), []
-    for number in pieces[1:]:
-        letters = []
-        for _ in range(CHUNK - 1):
-            number, letter = divmod(number, len(_LETTERS))
-            letters.append(_LETTERS[letter])
-        parts.append("".join(letters) + " ")
-    return "".join(parts)[:length]
-
-
-def stand_in(ask: Request, words: Sequence[int]) -> Request:
-    """Return a request of a hashed trace with `words`, ordinary tokens of the model, for hashes."""
-    tokens = tuple(-1 - t if t < 0 else (words[t % len(words)] if words else 0) for t in ask.tokens)
-    messages = tuple({"role": m["role"], "content": _stand_in(m["hidden"])} for m in ask.messages)
-    # a tool message needs its call, which is hidden: send it as a user's
-    messages = tuple({**m, "role": "user"} if m["role"] == "tool" else m for m in messages)
-    tools: tuple[dict[str, Any], ...] = ()
-    if ask.tools:
-        about = {"name": "tool", "description": _stand_in(ask.tools[0]["hidden"])}
-        tools = ({"type": "function", "function": {**about, "parameters": {"type": "object"}}},)
-    text = _stand_in(json.loads(ask.text)) if ask.text else ""
-    return Request(ask.max_tokens, tokens, messages, tools, text, ask.seed, ask.salt)
+            said, state = self._text(plain + (json.dumps(more, sort_keys=True) if more else ""), state)
+            # a tool's message needs its call, which is hidden: it becomes a user's
+            messages.append({"role": "user" if role == "tool" else role, "content": said})
+        salt = ask.salt.encode("utf-8", "surrogatepass")
+        named = f"{self._next(b'salt', salt)[1]:08x}" if salt else ""
+        return Request(ask.max_tokens, tokens, messages, tools, text, ask.seed, named), answered

@@ -30,7 +30,7 @@ class Recorder:
         self._writer = TraceWriter(path, "llamahybrid.Llama", Hasher() if hashed else None)
         self._asked = threading.local()
         # not by `id`, which another model may get: its text would be shown as control tokens
-        self._control: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()
+        self._tokens: WeakKeyDictionary[Any, tuple[list[int], set[int]]] = WeakKeyDictionary()
         atexit.register(self._writer.close)
 
     def attach(self, kind: type[Any]) -> None:
@@ -75,7 +75,7 @@ class Recorder:
         at, began = self._writer.now(), time.perf_counter()
         first: float | None = None
         answer: list[int] = []
-        salt, control = _salt(llm), self._of(llm)
+        salt, (words, control) = _salt(llm), self._of(llm)
         try:
             for token in stream:
                 first = first or time.perf_counter() - began
@@ -88,17 +88,17 @@ class Recorder:
                 ask = _asked(prompt, answer, options, chat, salt)
                 cached = getattr(getattr(llm, "last_request", None), "cached", None)
                 entry = Entry(at, ask, "", tuple(answer), len(prompt), cached, seconds, first)
-                self._writer.add(entry, control)
+                self._writer.add(entry, words, control)
             except Exception as error:
                 logger.warning("a request was not recorded: %s: %s", type(error).__name__, error)
 
-    def _of(self, llm: Any) -> list[int]:
-        """Return the control tokens of a model's vocabulary."""
-        if llm not in self._control:
-            vocab = llama_cpp.llama_model_get_vocab(llm.model)
-            tokens = range(llm.n_vocab())
-            self._control[llm] = [t for t in tokens if llama_cpp.llama_vocab_is_control(vocab, t)]
-        return self._control[llm]
+    def _of(self, llm: Any) -> tuple[list[int], set[int]]:
+        """Return the words and the control tokens of a model's vocabulary."""
+        if llm not in self._tokens:
+            vocab, every = llama_cpp.llama_model_get_vocab(llm.model), range(llm.n_vocab())
+            control = {token for token in every if llama_cpp.llama_vocab_is_control(vocab, token)}
+            self._tokens[llm] = [token for token in every if token not in control], control
+        return self._tokens[llm]
 
 
 def _asked(prompt: tuple[int, ...], answer: Sequence[int], options: Any, chat: Any, salt: str) -> Request:

@@ -13,17 +13,16 @@ from llamahybrid.harness.conversation import Request
 from llamahybrid.harness.figures import judged, workload_figures
 from llamahybrid.harness.plan import Plan
 from llamahybrid.harness.report import WorkloadFigures, place
-from llamahybrid.harness.runner import Told, WorkloadRunner
+from llamahybrid.harness.runner import WorkloadRunner
 from llamahybrid.harness.steps import Run, Say, Step
 from llamahybrid.harness.targets.base import ModelFile, Session, Shape, Target
-from llamahybrid.harness.traces.hashing import stand_in
-from llamahybrid.harness.traces.trace import Trace, chats, read
+from llamahybrid.harness.traces.trace import Entry, chats, read
 
 
-def needed_context(trace: Trace) -> int:
+def needed_context(trace: Sequence[Entry]) -> int:
     """Return the tokens of its longest request, rounded up; without token ids characters are counted."""
     longest = 0
-    for entry in trace.entries:
+    for entry in trace:
         ask = entry.ask
         size = len(ask.tokens) or entry.total or len(str(ask.messages)) + len(ask.text)
         longest = max(longest, size + ask.max_tokens)
@@ -43,33 +42,29 @@ class Replay(Run):
         names = distinct_names(self.paths)
         traces = {name: read(path) for name, path in zip(names, self.paths, strict=True)}
         for name, trace in traces.items():
-            if not trace.entries:
+            if not trace:
                 raise ReportError(f"{name}: no request is in it")
         return [[*self._steps(*pair, traces)] for pair in self.pairs()]
 
-    def _steps(self, target: Target, model: ModelFile | None, traces: Mapping[str, Trace]) -> Iterator[Step]:
+    def _steps(
+        self, target: Target, model: ModelFile | None, traces: Mapping[str, list[Entry]]
+    ) -> Iterator[Step]:
         on = f"{model.name}: " if model is not None and len(self.models) > 1 else ""
         for name, trace in traces.items():
             shape = Shape(self.n_ctx or needed_context(trace))
             yield Step(target, model, name, shape, partial(_replayed, name, trace), place=f"{on}{name}")
 
 
-def _replayed(name: str, trace: Trace, session: Session, plan: Plan, say: Say) -> WorkloadFigures:
-    return played(session, name, trace, lambda result: say(f"{name}, {place(result)}"))
-
-
-def played(session: Session, name: str, trace: Trace, told: Told = lambda result: None) -> WorkloadFigures:
-    """Play a trace in an open session; `told` is called with each request. Raises TargetError."""
-    player = WorkloadRunner(session, told)
-    for chat, entry in zip(chats(trace.entries), trace.entries, strict=True):
-        player.ask(replace(suited(session, entry.ask, trace.hashed), chat=chat))
+def _replayed(name: str, trace: Sequence[Entry], session: Session, plan: Plan, say: Say) -> WorkloadFigures:
+    """Play a trace in an open session. Raises TargetError."""
+    player = WorkloadRunner(session, lambda result: say(f"{name}, {place(result)}"))
+    for chat, entry in zip(chats(trace), trace, strict=True):
+        player.ask(replace(suited(session, entry.ask), chat=chat))
     return workload_figures(name, judged(session, name, player.played))
 
 
-def suited(session: Session, ask: Request, hashed: bool) -> Request:
+def suited(session: Session, ask: Request) -> Request:
     """Return a request in a form that the session takes: known token ids, else messages."""
-    if hashed:
-        ask = stand_in(ask, session.vocabulary.words if session.vocabulary else ())
     if ask.tokens and (session.takes_tokens or not ask.messages):
         return replace(ask, messages=(), tools=(), text="")
     return replace(ask, tokens=())

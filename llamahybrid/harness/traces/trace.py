@@ -7,13 +7,13 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, ClassVar, TextIO
+from typing import Any, ClassVar
 
 from llamahybrid.errors import ReportError
 from llamahybrid.files import open_alone
@@ -22,7 +22,7 @@ from llamahybrid.harness.traces.hashing import Hasher
 
 logger = logging.getLogger("llamahybrid")
 
-FORMAT = 1
+FORMAT = 2
 KIND = "llamahybrid trace"
 
 
@@ -56,7 +56,7 @@ class TraceWriter:
         self._hasher, self._lock = hasher, threading.Lock()
         self._began, self._begun, self._ended = time.monotonic(), False, False
         made = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        self._head = {"kind": KIND, "format": FORMAT, "made": made, "source": source, "hashed": bool(hasher)}
+        self._head = {"kind": KIND, "format": FORMAT, "made": made, "source": source}
 
     def _write(self, text: str) -> None:
         if self._ended:
@@ -76,19 +76,15 @@ class TraceWriter:
         """Return the seconds since the trace began."""
         return time.monotonic() - self._began
 
-    def add(self, entry: Entry, control: Sequence[int] = ()) -> None:
-        """Write a request; `control`: tokens that a hashed trace keeps, because they are no text."""
-        hasher = self._hasher
-        ask = asdict(entry.ask)
-        del ask["chat"]  # `chats` finds them
-        answer: list[Any] = list(entry.answer)
-        if hasher is not None:
-            ask, answer = hasher.ask(ask, answer, frozenset(control))
-        figures = {name: getattr(entry, name) for name in ("at", "total", "cached", "seconds", "ttft")}
-        text = "" if hasher else entry.text
-        line = json.dumps({**figures, "ask": ask, "answer": answer, "text": text})
+    def add(self, entry: Entry, words: Sequence[int] = (), control: Collection[int] = ()) -> None:
+        """Write a request; `words`, `control`: tokens of its model, see `Hasher.hide`."""
+        if self._hasher is not None:
+            ask, answer = self._hasher.hide(entry.ask, entry.answer, words, control)
+            entry = replace(entry, ask=ask, answer=answer, text="")
+        line = asdict(entry)
+        del line["ask"]["chat"]  # `chats` finds them
         with self._lock:
-            self._write(f"{line}\n")
+            self._write(f"{json.dumps(line)}\n")
 
     def close(self) -> None:
         """End the trace."""
@@ -99,19 +95,14 @@ class TraceWriter:
                 self._file.close()
 
 
-@dataclass(frozen=True)
-class Trace:
-    """A trace in memory."""
-
-    hashed: bool
-    entries: Sequence[Entry] = field(default_factory=tuple)
-
-
-def read(path: Path) -> Trace:
+def read(path: Path) -> list[Entry]:
     """Read a trace. Raises ReportError for a malformed file or line, OSError.
 
     An incomplete last line, of a killed program, is left out.
     """
+    import pydantic
+
+    reader, found = pydantic.TypeAdapter(Entry), list[Entry]()
     with path.open(encoding="utf-8", errors="replace") as file:
         try:
             head = json.loads(file.readline())
@@ -123,30 +114,13 @@ def read(path: Path) -> Trace:
             raise ReportError(
                 f"{path}: format {head.get('format')!r}: this llamahybrid reads format {FORMAT}"
             )
-        hashed = bool(head.get("hashed"))
-        return Trace(hashed, tuple(_entries(path, file, hashed)))
-
-
-def _entries(path: Path, file: TextIO, hashed: bool) -> Iterator[Entry]:
-    import pydantic
-
-    entry = pydantic.TypeAdapter(Entry)
-    for number, line in enumerate(file, 2):
-        if not line.endswith("\n"):
-            return
-        try:
-            found = entry.validate_json(line)
-            if hashed and not all(map(_hidden, (*found.ask.messages, *found.ask.tools))):
-                raise ValueError("the trace is hashed, and this is not")
-        except (ValueError, KeyError, TypeError) as error:
-            raise ReportError(f"{path}, line {number}: no request: {error}") from error
-        yield found
-
-
-def _hidden(piece: Mapping[str, Any]) -> bool:
-    """Tell whether a message, or the tools, of a hashed trace is a length and hashes."""
-    numbers = piece["hidden"]
-    return bool(numbers) and all(type(each) is int and each >= 0 for each in numbers)
+        for number, line in enumerate(file, 2):
+            try:
+                if line.endswith("\n"):
+                    found.append(reader.validate_json(line))
+            except ValueError as error:
+                raise ReportError(f"{path}, line {number}: no request: {error}") from error
+    return found
 
 
 def chats(entries: Sequence[Entry]) -> list[str]:

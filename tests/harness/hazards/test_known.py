@@ -33,8 +33,8 @@ def results(request: pytest.FixtureRequest) -> Results:
         if hasattr(item, "callspec") and "results" in getattr(item, "fixturenames", ())
     }
     under_test = library(Path(patched_library.PATCHED) if PATCHED else stock())
-    probes = [probe for probe in PROBES if probe.id in asked]
-    found = run(probes, under_test, known=True, seconds=240)
+    cases = [(probe, model) for probe in PROBES if probe.id in asked for model in probe.known]
+    found = run(cases, under_test, seconds=240)
     return {(each.probe.id, each.model): each for each in found}
 
 

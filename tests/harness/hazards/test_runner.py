@@ -63,7 +63,7 @@ def test_missing_or_malformed_library_is_a_typed_error(tmp_path: Path) -> None:
 
 def test_unknown_architecture_is_a_typed_error() -> None:
     with pytest.raises(UnknownArchitecture):
-        runner.run(PROBES[:1], runner.Library("", "", os.environ), arch="nonsense")
+        runner.report(PROBES[:1], runner.Library("", "", os.environ), arch="nonsense")
 
 
 def test_results_come_in_the_order_of_the_probes_on_the_models_asked_for(
@@ -82,18 +82,18 @@ def test_results_come_in_the_order_of_the_probes_on_the_models_asked_for(
     )
     monkeypatch.setattr(runner, "_CHILD", (sys.executable, "-c", script))
     library = runner.Library("", "", os.environ)
-    probes = [find("nan-after-removal"), find("abort-at-once")]
-    found = runner.run(probes, library, known=True, gpu_layers=3, done=told.append)
+    probes = [find("nan-after-removal"), find("nan-after-removal"), find("abort-at-once")]
     models = ["qwen35", "mamba", "qwen35"]
-    ids = [probes[0].id, probes[0].id, probes[1].id]
+    found = runner.run([*zip(probes, models, strict=True)], library, gpu_layers=3, done=told.append)
+    ids = [probe.id for probe in probes]
     assert [(each.probe.id, each.model) for each in found] == list(zip(ids, models, strict=True))
     assert [each.effect.detail for each in found] == [
         [name, str(tmp_path / model), "3"] for name, model in zip(ids, models, strict=True)
     ]
     assert made == ["qwen35", "mamba"], "each model is made once"
     assert sorted(each.probe.id for each in told) == sorted(ids)
-    (other,) = runner.run(probes[1:], library, arch="jamba")
-    assert other.model == "jamba"
+    windowed = find("cut-behind-window")
+    assert runner.report([probes[0], windowed], library, arch="jamba").models == ("jamba", "jamba-window16")
 
 
 def test_interrupt_does_not_wait_for_a_hanging_probe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -121,8 +121,9 @@ def test_interrupt_does_not_wait_for_a_hanging_probe(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(subprocess, "Popen", popen)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     try:
+        cases = [(probe, probe.model) for probe in PROBES[:3]]
         with pytest.raises(KeyboardInterrupt):
-            runner.run(PROBES[:3], runner.Library("", "", os.environ), jobs=1, seconds=90)
+            runner.run(cases, runner.Library("", "", os.environ), jobs=1, seconds=90)
     finally:
         signal.signal(signal.SIGINT, before)
     assert len(folders) == 1, "no other was started"

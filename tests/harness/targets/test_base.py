@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
-
 import pytest
 
-from llamahybrid.harness.conversation import Request
 from llamahybrid.harness.targets.base import Reply
-
-
-def test_request_survives_json() -> None:
-    tool = {"type": "function", "function": {"name": "look"}}
-    ask = Request(8, (1, 2), ({"role": "user", "content": "Hello."},), (tool,), "text", 3, "mine")
-    assert Request(**json.loads(json.dumps(asdict(ask)))) == ask
 
 
 @pytest.mark.parametrize(

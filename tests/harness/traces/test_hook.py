@@ -49,7 +49,7 @@ class Recording:
 
     @property
     def entries(self) -> Sequence[Entry]:
-        return read(self.path).entries
+        return read(self.path)
 
 
 @pytest.fixture
@@ -93,8 +93,8 @@ def test_sampled_requests_are_recorded_with_a_seed(recording: Recording) -> None
 def test_control_tokens_stay_readable_in_a_hashed_trace(recording: Recording) -> None:
     recording.talker(hashed=True).create_chat_completion(MESSAGES)
     (entry,) = recording.entries
-    assert entry.ask.tokens[0] >= 0, "a hash"
-    assert entry.ask.tokens[1] == -3, "token 2, as it is"
+    assert entry.ask.tokens[0] != 2, "another word"
+    assert entry.ask.tokens[1] == 2, "as it is"
     assert "Seagull" not in recording.path.read_text()
 
 

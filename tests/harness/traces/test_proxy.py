@@ -45,7 +45,7 @@ def test_proxy_passes_requests_on_and_records_them(tmp_path: Path) -> None:
     text = (tmp_path / "t").read_text()
     assert "SECRETKEY" not in text
     assert "Berta" not in text
-    one, two = read(tmp_path / "t").entries
+    one, two = read(tmp_path / "t")
     assert one.ask.messages == two.ask.messages == MESSAGES
     assert (one.ask.max_tokens, one.ask.seed) == (5, None)
     assert one.ask.salt == two.ask.salt != ""
@@ -85,7 +85,7 @@ def test_slow_recording_delays_no_client(tmp_path: Path) -> None:
                 assert json.load(reply)["choices"]
         passed.set()
     writer.close()
-    assert len(read(tmp_path / "t").entries) == 2
+    assert len(read(tmp_path / "t")) == 2
 
 
 def test_proxy_without_a_server_answers_502(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from llamahybrid.harness.report import Report
 from llamahybrid.harness.targets.base import ModelFile
 from llamahybrid.harness.targets.http import UrlTarget
 from llamahybrid.harness.traces.replay import Replay, needed_context, suited
-from llamahybrid.harness.traces.trace import Entry, Trace
+from llamahybrid.harness.traces.trace import Entry
 from tests.harness.fake_server import FakeServer
 from tests.harness.pretended import PretendSession, PretendTarget
 from tests.harness.traces.said import MESSAGES, MORE, written
@@ -36,15 +36,15 @@ def test_request_is_replayed_as_tokens_or_messages() -> None:
     tokens, chats = PretendSession(print), PretendSession(print)
     chats.takes_tokens = False
     both = Request(5, tokens=(1, 2), messages=MESSAGES, seed=3, salt="a")
-    assert suited(tokens, both, False) == replace(both, messages=())
-    assert suited(chats, both, False) == replace(both, tokens=())
+    assert suited(tokens, both) == replace(both, messages=())
+    assert suited(chats, both) == replace(both, tokens=())
     ids = Request(5, tokens=(1, 2))
-    assert suited(chats, ids, False) == ids, "there is nothing else to ask"
+    assert suited(chats, ids) == ids, "there is nothing else to ask"
 
 
 def test_context_holds_the_longest_request() -> None:
     def needed(*asks: Request, total: int | None = None) -> int:
-        return needed_context(Trace(False, [Entry(0.0, ask, total=total) for ask in asks]))
+        return needed_context([Entry(0.0, ask, total=total) for ask in asks])
 
     assert needed(Request(1, tokens=(1,))) == 1024
     assert needed(Request(100, tokens=(1,) * 3000), Request(1, tokens=(1,))) >= 3100

@@ -10,8 +10,6 @@ import pytest
 from typer.testing import CliRunner
 
 from llamahybrid.cli.main import app
-from llamahybrid.harness import hazard_verdicts
-from llamahybrid.harness.hazard_verdicts import verdict
 from llamahybrid.harness.hazards import runner
 from llamahybrid.harness.hazards.case import Probe
 from llamahybrid.harness.hazards.catalogue import PROBES, find
@@ -35,14 +33,18 @@ def finding(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def prepare(found: Behaviour, stop_after: int | None = None) -> None:
         def run(
-            probes: Sequence[Probe], under_test: Library, *, done: Callable[[Result], Any], **_: object
+            cases: Sequence[tuple[Probe, str]],
+            under_test: Library,
+            *,
+            done: Callable[[Result], Any],
+            **_: object,
         ) -> None:
-            for probe in reversed(probes[:stop_after]):  # results come in any order
+            for probe, _model in reversed(cases[:stop_after]):  # results come in any order
                 done(made(found, probe=probe))
             if stop_after is not None:
                 raise KeyboardInterrupt
 
-        monkeypatch.setattr(hazard_verdicts, "run", run)
+        monkeypatch.setattr(runner, "run", run)
         monkeypatch.setattr(runner, "library", lambda path: LIBRARY)
         monkeypatch.setattr(Path, "home", lambda: Path("/home/ada"))
 
@@ -66,7 +68,7 @@ def hazards(*arguments: object) -> tuple[int, str]:
     ],
 )
 def test_result_becomes_a_verdict_that_names_its_cure(found: Behaviour, outcome: str) -> None:
-    verdict_ = verdict(made(found), None)
+    verdict_ = made(found).verdict(None)
     assert (verdict_.name, verdict_.outcome) == (f"hazard:{MENDED.id}", outcome)
     assert verdict_.detail.startswith(f"{MENDED.title}: {found.value}; qwen35: no /home/ada/x [red]")
     assert ("cured by the set reuse (0001)" in verdict_.detail) is not found.sound
@@ -78,8 +80,8 @@ def test_result_becomes_a_verdict_that_names_its_cure(found: Behaviour, outcome:
 def test_hazard_that_the_library_has_no_patch_for_is_no_fault() -> None:
     probe = find("nan-in-attention")
     result = Result(probe, probe.model, Effect(probe.known[probe.model].stock))
-    assert verdict(result, frozenset({"0001"})).outcome == "cannot tell"
-    assert verdict(result, frozenset(probe.patches)).outcome == "bad"
+    assert result.verdict(frozenset({"0001"})).outcome == "cannot tell"
+    assert result.verdict(frozenset(probe.patches)).outcome == "bad"
 
 
 @pytest.mark.parametrize(
@@ -135,4 +137,4 @@ def test_names_are_whole_at_80_columns(finding: Callable[..., None]) -> None:
 @pytest.mark.parametrize(("model", "cured"), [("qwen35", "reuse (0009)"), ("lfm2", "hardening (0009 0029)")])
 def test_the_cure_is_that_of_the_model(model: str, cured: str) -> None:
     result = Result(find("failed-file-restore"), model, Effect(Behaviour.DIED))
-    assert f"cured by the set {cured}" in verdict(result, None).detail
+    assert f"cured by the set {cured}" in result.verdict(None).detail
