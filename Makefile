@@ -18,8 +18,9 @@ help: ## list the targets
 
 venv: .venv/.installed ## set up .venv: tools, the pinned llama-cpp-python, this package with its shim
 
-demo: venv ## an eight-turn chat with a hybrid model, stock and ours side by side
-	$(BIN)/python -m benchmarks.demo
+demo: venv ## conversations with a hybrid model of 100M parameters, stock and ours side by side
+	$(BIN)/llamahybrid tiny qwen35 .venv/demo.gguf --params 100M
+	$(BIN)/llamahybrid bench .venv/demo.gguf --on stock --on ours --clients 1 --rounds 1
 
 PYTEST := $(BIN)/pytest -n 2 --dist loadgroup
 BUILD  := LLAMAHYBRID_ENGINE=stock $(BIN)/llamahybrid engine build
@@ -68,17 +69,15 @@ fuzz: venv ## campaigns of TIME seconds each: random histories, parallel request
 	else echo "damaged state straight at the C API: left out, no patched engine that was built matches"; fi
 	$(BIN)/pytest -q -m hypothesis --hypothesis-profile=random
 	$(BIN)/python -m tests.lab.disk_fuzz --kills $(KILLS) --seconds 60
-	$(BIN)/python -m tests.lab.remote_fuzz --blows 50 --seconds $(TIME)
+	$(BIN)/python -m tests.lab.remote_fuzz --blows 50
 	$(BIN)/python -m tests.lab.draft_fuzz --seconds $(TIME)
 
-soak: venv ## memory of one long chat (TIME seconds) and of 500 short ones; a server under load, hung up on and killed
-	$(BIN)/python -m tests.lab.fuzz --way one-life --arch qwen35 --seconds $(TIME)
-	$(BIN)/python -m tests.lab.footprint
+soak: venv ## memory of long-lived models (TIME seconds); a server under load, hung up on and killed
+	$(BIN)/python -m tests.lab.fuzz --way one-life --arch qwen35 --arch mamba --arch gemma3 --seconds $(TIME)
 	$(BIN)/python -m tests.lab.server_load
 
 bench: venv ## one client beside stock, and the gain of drafts
-	$(BIN)/python -m benchmarks.clients alone
-	$(BIN)/python -m benchmarks.speculative
+	$(BIN)/python -m benchmarks.clients alone drafts
 
 gpu: venv ## with all layers on the GPU: hazards, campaigns, speed; benchmarks/results/gpu-*.json (skipped without a GPU)
 	$(BIN)/python -m benchmarks.gpu --seconds $(TIME)

@@ -9,6 +9,8 @@ chats   clients with a common system prompt whose chats lose their thinking, siz
 long    a cold prompt of 4,000 tokens beside three answers; beside llama-server
 away    first token of a chat of 3,500 tokens whose model had made way for another, opening included; beside
         llama-server's router, and a process for each model (ollama's way; llama-server's)
+drafts  milliseconds a token with prompt-lookup drafts, of an answer that quotes its document with a word in
+        25 changed, as an edit of code does, and of a new text; answers are prescribed, for weights are random
 
 Run: python -m benchmarks.clients [PART ...] [--rounds N] [--clients 4 8] [--threads N] [--n-gpu-layers N]
 [--json FILE]
@@ -117,6 +119,14 @@ PARTS: dict[str, tuple[tuple[str, ...], tuple[Target, ...]]] = {
         ("served", "router", "new process"),
         tuple(Target("first token, s", "served", over, most=0.5) for over in ("router", "new process")),
     ),
+    "drafts": (
+        ("ours", "drafting"),
+        (
+            Target("quoted, ms a token", "drafting", "ours", most=0.8),
+            Target("quoted, tokens a batch", "drafting", None, least=1.5),
+            Target("new, ms a token", "drafting", "ours", most=1.05),
+        ),
+    ),
 }
 
 
@@ -158,6 +168,32 @@ def alone(llm: Any, seed: int) -> Result:
         "cold 1,000 tokens, s": min(cold(1000) for _ in range(3)),
         "cold 3,500 tokens, s": min(cold(3500) for _ in range(2)),
     }
+
+
+def drafts(llm: Any, seed: int) -> Result:
+    chance, n, found = random.Random(f"drafts/{seed}"), 300, dict[str, list[float]]()
+
+    def decode(kind: str, answer: list[int], prompt: list[int]) -> None:
+        given = iter(answer)
+
+        def prescribe(ids: Any, scores: Any) -> Any:
+            scores[next(given)] = 1e9
+            return scores
+
+        with closing(llm.generate(prompt, temp=0.0, logits_processor=[prescribe])) as stream:
+            said, began = [next(stream)], time.perf_counter()
+            said += islice(stream, n - 1)
+            found.setdefault(f"{kind}, ms a token", []).append(1e3 * (time.perf_counter() - began) / (n - 1))
+        assert said == answer
+        found.setdefault(f"{kind}, tokens a batch", []).append((n - 1) / max(1, llm.last_request.steps))
+
+    for _ in range(4):  # costs are learnt from the first
+        document = words(chance, 2 * n, 2 * n + 1)
+        start = chance.randrange(n)
+        quoted = [words(chance, 1, 2)[0] if i % 25 == 7 else document[start + i] for i in range(n)]
+        decode("quoted", quoted, document)
+        decode("new", words(chance, n, n + 1), document)
+    return {measure: statistics.median(each[1:]) for measure, each in found.items()}
 
 
 def first(stream: Stream, seed: int) -> Result:
@@ -254,9 +290,9 @@ def away(subject: Subject, seed: int) -> Result:
 def measured(subject: Subject, part: str, seed: int) -> Result:
     """Return the measures of one subject of one part for one round."""
     silence()
-    if part == "alone":
+    if part in ("alone", "drafts"):
         with closing(subject.in_process()) as llm:
-            return alone(llm, seed)
+            return alone(llm, seed) if part == "alone" else drafts(llm, seed)
     if part == "away":
         return away(subject, seed)
     with subject.opened() as stream:

@@ -2,11 +2,10 @@
 
 Raw tokens: no marks show where messages start. First prompts have 64 to 32,768 tokens, histories part 4 to
 4,096 tokens before a prompt's end (both log-uniform: no length is the usual one), 8 to 16 requests; requests
-that have nothing to reuse are left out, the first divergence counts. On a Qwen3.5-architecture model of about
-100M parameters, by llama.cpp's own counters; `--simulate` plays tokens alone at the costs of that model, or
-where a cut takes the time of `--cut` tokens (11 with that model in f16 on two cores, by hand).
-`--longest` caps first prompts; say so with figures.
-Run: python -m benchmarks.draws [--draws N] [--first SEED] [--longest N] [--simulate] [--cut TOKENS]
+that have nothing to reuse are left out, the first divergence counts. Tokens alone are played, at the costs of
+a Qwen3.5-architecture model of about 100M parameters, or where a cut takes the time of `--cut` tokens (11
+with that model in f16 on two cores, by hand). `--longest` caps first prompts; say so with figures.
+Run: python -m benchmarks.draws [--draws N] [--first SEED] [--longest N] [--cut TOKENS]
 Exits with 1 where the bounds are missed.
 """
 
@@ -16,12 +15,8 @@ import argparse
 import math
 import random
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from statistics import fmean
 
 from rich.console import Console
@@ -29,25 +24,18 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.figures import machine
-from llamahybrid import Llama
 from llamahybrid.harness.conversation import Conversation, Request
 from llamahybrid.harness.oracle import common_prefix, least_decodes
 from llamahybrid.harness.workloads.speech import Speech
-from llamahybrid.prompt_cache import Costs, PromptCache
-from llamahybrid.tiny import make
-from tests.lab.campaign import silence
-from tests.lab.in_process import Record, converse
+from llamahybrid.prompt_cache import Costs
+from tests.lab.in_process import Record
 from tests.lab.pretend import Ours, PretendSpeech, Scale, play
-from tests.lab.server_rules import Sizes
 
 MEAN, MOST = 1.06, 1.15
 NAMED = 1.06
-PARAMETERS = 100_000_000
 COSTS = Costs(token_seconds=18.6e-3, prefill_seconds=4.4e-3, snapshot_seconds=1e-3, restore_seconds=1e-3)
 """That model on one core of a busy machine."""
 RAM = 4 << 30
-CONTEXT_ROOM, EXTRA = 1.35, 10_000
-"""Contexts are so much longer than the longest first prompt, and `EXTRA` tokens more: conversations grow."""
 
 DISTANCE = 4, 4096
 REQUESTS = 8, 16
@@ -56,7 +44,6 @@ REPLY = 4, 16
 """Tokens that ask for an answer, last in a prompt; where thinking is stripped, histories part before them."""
 
 Start = Callable[[Speech], Conversation]
-Runner = Callable[[Start], Sequence[Record]]
 
 
 class Dice(random.Random):
@@ -203,40 +190,29 @@ def ratio(records: Sequence[Record]) -> float:
     return sum(records[i].decoded for i in counted) / needed if needed else 1.0
 
 
-def on_model(path: Path, context: int) -> Runner:
-    """Runs conversations on fresh objects of one model."""
-
-    def run(start: Start) -> Sequence[Record]:
-        cache = PromptCache(RAM)
-        with closing(Llama(str(path), verbose=False, prompt_cache=cache, n_ctx=context)) as llm:
-            return converse(llm, start(Speech(llm, marked=False)))
-
-    return run
-
-
-def simulated(start: Start, costs: Costs = COSTS) -> Sequence[Record]:
-    """Plays a conversation with tokens alone."""
-    scale = Scale(Sizes(snapshot=1536 << 10, token=4 << 10), costs, vocabulary=256, divisor=8)
+def played(start: Start, costs: Costs) -> float:
+    """Play a conversation; return its `ratio`."""
+    scale = Scale(1536 << 10, 4 << 10, costs, vocabulary=256, divisor=8)
     speech = PretendSpeech(marked=False)
-    return list(play(start(speech), speech, Ours(scale, RAM)))
+    return ratio(list(play(start(speech), speech, Ours(scale, RAM))))
 
 
 def percentile(ratios: Sequence[float], share: float = 0.95) -> float:
     return sorted(ratios)[min(len(ratios) - 1, int(share * len(ratios)))]
 
 
-def main(run: Runner, seeds: range, longest: int, title: str) -> int:
+def main(costs: Costs, seeds: range, longest: int) -> int:
     console = Console(width=None if sys.stdout.isatty() else 120)
     found: dict[str, list[tuple[float, int]]] = {shape.__name__: [] for shape in SHAPES}
     for seed in track(seeds, console=Console(stderr=True)):
         shape, dice = SHAPES[seed % len(SHAPES)], Dice(seed)
         dice.longest = longest
-        value = ratio(run(lambda speech, shape=shape, dice=dice: shape(dice, speech)))  # type: ignore[misc]
+        value = played(lambda speech, shape=shape, dice=dice: shape(dice, speech), costs)  # type: ignore[misc]
         found[shape.__name__].append((value, seed))
         console.print(f"[dim]{seed} {shape.__name__} {value:.3f}[/]")
-    cases = {name: ratio(run(start)) for name, start in CASES.items()}
+    cases = {name: played(start, costs) for name, start in CASES.items()}
     every = found["all"] = [each for some in found.values() for each in some]
-    table = Table("shape", "draws", "mean", "95 %", "worst", "its seed", title=title)
+    table = Table("shape", "draws", "mean", "95 %", "worst", "its seed")
     for name, some in found.items():
         ratios = [value for value, _ in some] or [1.0]
         worst, seed = max(some, default=(1.0, 0))
@@ -256,21 +232,10 @@ if __name__ == "__main__":
     parser.add_argument("--draws", type=int, default=200)
     parser.add_argument("--first", type=int, default=10_000, help="seeds below 10,000 chose the rules")
     parser.add_argument("--longest", type=int, default=Dice.longest)
-    parser.add_argument("--simulate", action="store_true")
-    parser.add_argument("--cut", type=float, help="with --simulate: tokens of a prefill that a cut takes")
+    parser.add_argument("--cut", type=float, help="tokens of a prefill that a cut takes")
     given = parser.parse_args()
-    seeds = range(given.first, given.first + given.draws)
-    if given.simulate:
-        costs = COSTS
-        if given.cut is not None:
-            batch = given.cut * COSTS.prefill_seconds - COSTS.snapshot_seconds
-            costs = replace(COSTS, batch_seconds=batch)
-        sys.exit(main(partial(simulated, costs=costs), seeds, given.longest, "played with tokens alone"))
-    silence()
-    with tempfile.TemporaryDirectory() as folder:
-        context = int(CONTEXT_ROOM * given.longest) + EXTRA
-        model = make("qwen35", Path(folder, "model.gguf"), params=PARAMETERS, context=context)
-        title = (
-            f"qwen35, {model.stat().st_size / 2e6:.0f}M parameters, prompts up to {given.longest:,} tokens"
-        )
-        sys.exit(main(on_model(model, context), seeds, given.longest, title))
+    costs = COSTS
+    if given.cut is not None:
+        batch = given.cut * COSTS.prefill_seconds - COSTS.snapshot_seconds
+        costs = replace(COSTS, batch_seconds=batch)
+    sys.exit(main(costs, range(given.first, given.first + given.draws), given.longest))

@@ -39,11 +39,6 @@ def machine() -> str:
     return f"{host}, Python {platform.python_version()}, {versions}"
 
 
-def milliseconds(seconds: float) -> str:
-    """Seconds as milliseconds, readable at both ends."""
-    return f"{seconds * 1e3:,.1f}" if seconds < 0.1 else f"{seconds * 1e3:,.0f}"
-
-
 class Stale(Exception):
     """There is no result of the present decode loop; the message is the command that makes one."""
 
@@ -106,16 +101,15 @@ def ratios() -> str:
 
 def budgets() -> str:
     """The same under budgets of RAM; "mid-generation" is no part of the means (see `benchmarks.budgets`)."""
-    kinds = (("a chat alone", "templates"), ("all chats in one cache", "side by side"))
-    sides = (("llamahybrid", "ours"), ("llama-server's rules", "server"))
     measured = load("budgets.json", "python -m benchmarks.budgets")
 
-    def row(kind: str, side: str) -> Sequence[str]:
-        of = [measured[kind][side][gib] for gib in GIB]
-        return [f"{fmean(v for name, v in one.items() if name != 'mid-generation'):.3f}" for one in of]
+    def row(name: str, kind: str) -> Sequence[str]:
+        each = ([v for w, v in measured[kind][gib].items() if w != "mid-generation"] for gib in GIB)
+        return name, *(f"{fmean(ratios):.3f}" for ratios in each)
 
-    rows = ((f"{name}, {whose}", *row(kind, side)) for name, kind in kinds for whose, side in sides)
-    return markdown(("GiB", *GIB), rows)
+    return markdown(
+        ("GiB", *GIB), [row("a chat alone", "templates"), row("all chats in one cache", "side by side")]
+    )
 
 
 SIDES = (("stock", "stock llama-cpp-python"), ("ours", "llamahybrid"))
@@ -155,10 +149,11 @@ def clients() -> str:
     """Medians of what `benchmarks.clients` measured of several clients, by subject."""
     command = "python -m benchmarks.clients --clients 1 4 8 --json benchmarks/results/clients.json"
     found = load("clients.json", command)
-    names = list(dict.fromkeys(name for part in found["parts"] for name in part["runs"]))
+    parts = [part for part in found["parts"] if part["part"] != "drafts"]
+    names = list(dict.fromkeys(name for part in parts for name in part["runs"]))
 
     def rows() -> Iterable[Sequence[str]]:
-        for part in found["parts"]:
+        for part in parts:
             for measure in next(iter(part["runs"].values()))[0]:
                 each = [[run[measure] for run in part["runs"].get(name, ())] for name in names]
                 cells = (f"{median(values):.4g}" if values else "" for values in each)

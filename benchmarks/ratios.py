@@ -21,7 +21,6 @@ from statistics import fmean
 
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from benchmarks.figures import machine
 from llamahybrid.engine.bindings import loaded_from, stock
@@ -51,12 +50,6 @@ class Cell:
     def holds(self) -> bool:
         return self.ours <= self.bound
 
-    def __str__(self) -> str:
-        text = f"[{'green' if self.holds else 'red'}]{self.ours:.3f}[/]"
-        if self.stock is not None:
-            text += f"\n[dim]{self.stock:.2f}{'' if self.texts_equal else ' [red]≠[/]'}[/]"
-        return text
-
 
 def measure(model: Path, subject: str, workload: Workload, with_stock: bool) -> Cell:
     options = SUBJECTS[subject].options
@@ -75,40 +68,31 @@ def measure(model: Path, subject: str, workload: Workload, with_stock: bool) -> 
     )
 
 
-def chosen(names: list[str] | None) -> list[Workload]:
+def chosen(names: list[str]) -> list[Workload]:
     """The workloads called `names`, all without names; those made of tokens raw as well."""
     marked = [w for w in WORKLOADS.values() if w.start is not long_prompt]
     every = marked + [raw(w) for w in marked if not w.template]
     return [w for w in every if not names or w.name in names]
 
 
-def table(cells: list[Cell], subjects: list[str], with_stock: bool) -> Table:
-    title = f"decoded over least possible{', stock below' * with_stock}; engine: {ENGINE}"
-    out = Table("workload", "bound", *subjects, title=title)
-    by_place = {(c.workload, c.arch): c for c in cells}
-    for name, bound in {c.workload: c.bound for c in cells}.items():
-        out.add_row(name, f"{bound:.2f}", *(str(by_place[name, s]) for s in subjects))
-    return out
-
-
-def main(subjects: list[str], workloads: list[Workload], with_stock: bool, out: Path | None) -> int:
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    cells: list[Cell] = []
+def main(subjects: list[str], names: list[str], with_stock: bool, out: Path | None) -> int:
+    console, cells, workloads = Console(), list[Cell](), chosen(names)
     silence()
     with tempfile.TemporaryDirectory() as folder, Progress(console=Console(stderr=True)) as progress:
         for subject in progress.track(subjects):
             how = SUBJECTS[subject]
             model = make(how.arch, Path(folder) / f"{subject}.gguf", **how.making)
             for workload in progress.track(workloads, description=subject):
-                cells.append(measure(model, subject, workload, with_stock))
-    console.print(table(cells, subjects, with_stock))
-    missed = [c for c in cells if not c.holds]
-    for cell in missed:
-        console.print(f"{cell.arch}, {cell.workload}: {cell.ours:.3f}, bound {cell.bound}", style="red")
+                cell = measure(model, subject, workload, with_stock)
+                cells.append(cell)
+                console.print(
+                    f"{subject}, {workload.name}: {cell.ours:.3f} (at most {cell.bound}); "
+                    f"stock {cell.stock}, equal texts: {cell.texts_equal}",
+                    style=None if cell.holds else "red",
+                )
+    missed = sum(not cell.holds for cell in cells)
     mean = fmean(c.ours for c in cells)
-    console.print(
-        f"mean of {len(cells)}: {mean:.4f}; {len(missed)} above their bound. {machine()}", style="dim"
-    )
+    console.print(f"mean of {len(cells)}: {mean:.4f}; {missed} above their bound. {machine()}", style="dim")
     if out is not None:
         made = {"made": date.today().isoformat(), "machine": machine(), "engine": ENGINE}
         lines = {**made, "cells": [asdict(c) for c in cells]}
@@ -118,16 +102,9 @@ def main(subjects: list[str], workloads: list[Workload], with_stock: bool, out: 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--arch", nargs="+", choices=SUBJECTS)
-    parser.add_argument("--workload", nargs="+")
+    parser.add_argument("--arch", nargs="+", choices=SUBJECTS, default=[*SUBJECTS])
+    parser.add_argument("--workload", nargs="+", default=[])
     parser.add_argument("--no-stock", action="store_true", help="ours alone, in half the time")
     parser.add_argument("--json", type=Path, help="a file for the numbers")
-    arguments = parser.parse_args()
-    sys.exit(
-        main(
-            arguments.arch or [*SUBJECTS],
-            chosen(arguments.workload),
-            not arguments.no_stock,
-            arguments.json,
-        )
-    )
+    given = parser.parse_args()
+    sys.exit(main(given.arch, given.workload, not given.no_stock, given.json))

@@ -17,6 +17,9 @@ from tests.lab.serving import ServerProcess
 from tests.llama_server.llama_server import LlamaServer
 
 CONTEXT = 8_192
+GUESSES = 10
+"""Tokens of a draft at most, of the subject that drafts."""
+
 ASKED: dict[str, Any] = {"temperature": 0.0, "repeat_penalty": 1.0, "stream": True}
 THOUGHT = "</think>"
 THOUGHT_TOKEN = cast("list[str]", vocabulary("tiny").metadata["tokenizer.ggml.tokens"]).index(THOUGHT)
@@ -27,7 +30,7 @@ Stream = Callable[[list[int], int], Iterator[int]]
 
 @dataclass(frozen=True)
 class Subject:
-    """Stock, llamahybrid in process ("ours") or served, or llama-server, with defaults beside these."""
+    """Stock, llamahybrid in process ("ours", "drafting") or served, or llama-server; the rest at defaults."""
 
     name: str
     model: Path
@@ -50,8 +53,12 @@ class Subject:
             import llama_cpp
 
             return llama_cpp.Llama(str(self.model), **options)
+        from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
         from llamahybrid import Llama
 
+        if self.name == "drafting":
+            options["draft_model"] = LlamaPromptLookupDecoding(num_pred_tokens=GUESSES)
         return Llama(str(self.model), n_parallel=self.slots, **options)
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""`llamahybrid cache`: list, show, verify and prune a cache folder, without running a model."""
+"""`llamahybrid cache`: list, verify and prune a cache folder, without running a model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from llamahybrid.prompt_cache.base import Tokens
 
-cache = typer.Typer(no_args_is_help=True, help="List, show, verify and prune a folder of conversations.")
+cache = typer.Typer(no_args_is_help=True, help="List, verify and prune a folder of conversations.")
 
 Folder = Annotated[
     Path | None, typer.Option("--dir", help="folder, as given to PromptCache(disk_dir=...)", file_okay=False)
@@ -31,56 +31,18 @@ PREVIEW_TOKENS = 60
 PREVIEW_WIDTH = 36
 
 
-@cache.command("list")
-def list_(folder: Folder = None, preview: Preview = None) -> None:
-    """List conversations with tokens, checkpoints, bytes and age, the newest last.
-
-    A column has the digests of the requests' salts, if there are any.
-    """
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-    from rich.text import Text
-
-    from llamahybrid.cli.cache_folder import NAME_LETTERS, CacheFolder, age, conversations
-
-    stored = CacheFolder(folder)
-    spell = _speller(preview) if preview else None
-    found = stored.found()
-    table = Table(title=escape(str(stored.rows.folder.parent)))
-    salted = any(one.salt for one in found)
-    for name in ("model", *(["salt"] if salted else [])):
-        table.add_column(name, no_wrap=True)
-    for name in ("tokens", "checkpoints", "MiB", "age"):
-        table.add_column(name, justify="right", no_wrap=True)
-    if spell:
-        table.add_column("text")  # may wrap, so that it alone is narrowed; its cells do not
-    for group in sorted(conversations(found), key=lambda group: max(one.written for one in group)):
-        deepest = group[0]
-        table.add_row(
-            deepest.model[:NAME_LETTERS],
-            *([escape(deepest.salt)] if salted else []),
-            f"{deepest.item.end:,}",
-            str(sum(one.item.is_checkpoint for one in group)),
-            f"{sum(one.item.nbytes for one in group) / 2**20:.1f}",
-            age(max(one.written for one in group)),
-            *([Text(spell(deepest.tokens), no_wrap=True, overflow="ellipsis")] if spell else []),
-        )
-    console = Console()
-    console.print(table)
-    console.print(f"{len(found)} records, {stored.nbytes / 2**20:,.1f} MiB{stored.troubles()}")
-
-
+@cache.command("list", help="The same as show.")
 @cache.command()
 def show(
     folder: Folder = None,
     preview: Preview = None,
     most: Annotated[int, typer.Option(min=1, help="branches to show")] = MOST_SHOWN,
 ) -> None:
-    """Show the records as a tree, with the common prefixes of conversations once.
+    """List the records as a tree for each model and salt, with the common prefixes of conversations once.
 
-    Each checkpoint has its reason: tip, prompt, system, branch or rung (docs/guide/caching.md). The records
-    to be evicted next are marked; a process that has the folder open spares those in use."""
+    A branch has tokens, checkpoints, bytes and age. Each checkpoint has its reason: tip, prompt, system,
+    branch or rung (docs/guide/caching.md). The records to be evicted next are marked; a process that has the
+    folder open spares those in use."""
     from rich.console import Console
     from rich.markup import escape
 
@@ -94,12 +56,12 @@ def show(
     placed = [(one.namespace, one.tokens, [one.item]) for one in reversed(found)]
     seen = outline_of_places(placed, found[0].item.key if found else b"", most)
     console = Console()
-    title = f"[bold]{escape(str(stored.rows.folder.parent))}[/]"
-    console.print(f"{title}  {stored.nbytes / 2**20:,.1f} MiB{stored.troubles()}")
-    for tree in trees(seen, spell):
+    console.print(f"[bold]{escape(str(stored.rows.folder.parent))}[/]")
+    for tree in trees(seen, {(one.namespace, one.ids): one.written for one in found}, spell):
         console.print(tree)
     if seen.more:
         console.print(f"{seen.more:,} more conversations; --most shows them")
+    console.print(f"{len(found)} records, {stored.nbytes / 2**20:,.1f} MiB{stored.troubles()}")
 
 
 @cache.command()
@@ -159,9 +121,6 @@ def prune(
     for name, text in (("--model", model), ("--salt", salt)):
         if text == "":
             raise typer.BadParameter(f"{name} is empty: give it as `list` names it")
-    for name, number in (("--max-mib", max_mib), ("--older-than", older_than)):
-        if number is not None and not math.isfinite(number):
-            raise typer.BadParameter(f"{name} is {number}: give a finite number")
     stored, before, removed = CacheFolder(folder), time.time() - 86400 * (older_than or 0), 0
 
     def named(one: Found) -> bool:

@@ -40,19 +40,10 @@ class Found:
         """The same as an array."""
         return tokens_of(self.ids)
 
-    def goes_on_from(self, other: Found) -> bool:
-        """Tell whether the other's prefix begins this one's, or is the same."""
-        return self.namespace == other.namespace and self.ids.startswith(other.ids)
-
     @property
     def name(self) -> str:
         """The name in the commands' output."""
         return name_of(self.item.key)
-
-    @property
-    def model(self) -> str:
-        """The fingerprint of its model."""
-        return self.namespace.partition("+")[0]
 
     @property
     def salt(self) -> str:
@@ -129,18 +120,6 @@ class CacheFolder:
 def name_of(key: bytes) -> str:
     """The name of a record: the beginning of its file's name."""
     return key[1:].hex()
-
-
-def conversations(found: Sequence[Found]) -> list[list[Found]]:
-    """Group records by conversation, the longest first; a shared record belongs to one of them."""
-    groups = list[list[Found]]()
-    # In this order a prefix comes right behind a path that goes on from it, if there is any.
-    for one in sorted(found, key=lambda one: (one.namespace, one.ids), reverse=True):
-        if groups and groups[-1][-1].goes_on_from(one):
-            groups[-1].append(one)
-        else:
-            groups.append([one])
-    return groups
 
 
 def age(written: float) -> str:

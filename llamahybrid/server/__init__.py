@@ -2,7 +2,8 @@
 
 A request, from its route to its chunks:
 
-1. `routes` (`anthropic/`, `responses/`, `llama_server/`): a route takes a body, and calls `Service.answer`.
+1. `routes`: takes a body, of another API as in `anthropic/`, `responses/`, `llama_server/`, and calls
+   `Service.answer`.
 2. `bodies`: its fields, translated (`translation`, `messages`) and bounded, as a completion or a chat.
 3. `service`: refuses, waits for a slot (`admission`, `models`), starts a job.
 4. `job`: a thread makes the answer; its chunks come out in the event loop.

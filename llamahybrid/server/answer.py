@@ -17,8 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from llamahybrid.server.answer_format import AnswerFormat, event
 from llamahybrid.server.errors import Refusal, refusal
-from llamahybrid.server.job import Done, Failure, Item, Job
-from llamahybrid.server.watchdog import Watchdog
+from llamahybrid.server.job import End, Item, Job
 
 logger = logging.getLogger("llamahybrid.server")
 
@@ -46,7 +45,7 @@ async def disconnect(receive: Receive) -> None:
 
 
 async def unless_gone(receive: Receive, doing: asyncio.Future[Result]) -> Result:
-    """Return the result of `doing`. Raises HungUp if the client disconnects before."""
+    """Return the result of `doing`. Cancels it and raises HungUp if the client disconnects before."""
     gone = asyncio.ensure_future(disconnect(receive))
     either: set[asyncio.Future[Any]] = {doing, gone}
     try:
@@ -57,12 +56,13 @@ async def unless_gone(receive: Receive, doing: asyncio.Future[Result]) -> Result
         return doing.result()
     finally:
         gone.cancel()
+        doing.cancel()
 
 
 class Answer(Response):
     """The answer of a job. A disconnect of the client ends the job."""
 
-    def __init__(self, job: Job, form: type[AnswerFormat], ping_seconds: float) -> None:
+    def __init__(self, job: Job, form: AnswerFormat, ping_seconds: float) -> None:
         """`form`: of the answer."""
         self._job = job
         self._form = form
@@ -78,38 +78,33 @@ class Answer(Response):
             with suppress(HungUp):
                 await unless_gone(receive, sending)
         finally:
-            sending.cancel()
             self._job.drop()
 
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
-        made = await self._job.whole()
-        if isinstance(made, Failure):
-            response = refusal(made.error).response(scope)
-        else:
-            response = Response(json.dumps(made, default=float), media_type="application/json")
+        try:
+            made = json.dumps(await self._job.whole(), default=float)
+            response = Response(made, media_type="application/json")
+        except Refusal as refused:
+            response = refused.response(scope)
         await response(scope, receive, send)
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = over = False
-        silence = Watchdog(self._ping_seconds, self._job.wake)
-        try:
-            while not over:
-                silence.begin()
-                items = await self._job.items()
-                if not started and items and isinstance(items[0], Failure):
-                    await refusal(items[0].error).response(scope)(scope, receive, send)
-                    return
-                if not started:
-                    started = True
-                    await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
-                over = bool(items) and isinstance(items[-1], (Done, Failure))
-                data = b"".join(map(self._encoded, items)) if items else self._form.silence
-                if data or over:
-                    await send({"type": "http.response.body", "body": data, "more_body": not over})
-        finally:
-            silence.stop()
+        while not over:
+            items = await self._job.items(self._ping_seconds)
+            first = items[0] if items else None
+            if not started and isinstance(first, End) and first.error is not None:
+                await refusal(first.error).response(scope)(scope, receive, send)
+                return
+            if not started:
+                started = True
+                await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+            over = bool(items) and isinstance(items[-1], End)
+            data = b"".join(map(self._encoded, items)) if items else self._form.silence
+            if data or over:
+                await send({"type": "http.response.body", "body": data, "more_body": not over})
 
     def _encoded(self, item: Item) -> bytes:
-        if isinstance(item, Done):
-            return self._form.end
-        return self._form.failed(refusal(item.error)) if isinstance(item, Failure) else event(item)
+        if not isinstance(item, End):
+            return event(item)
+        return self._form.end if item.error is None else self._form.failed(refusal(item.error))

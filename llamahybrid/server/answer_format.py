@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
+from uuid import uuid4
 
+from llamahybrid.core.report import PromptProgress
 from llamahybrid.llama import Llama
 from llamahybrid.server.errors import Refusal
 from llamahybrid.server.job import Chunk, Create
-from llamahybrid.server.progress import Progress
-from llamahybrid.server.usage import reports_so_far
+from llamahybrid.server.request_fields import Route
+from llamahybrid.server.usage import prompt_progress, reports_so_far
 
 Events: TypeAlias = Generator[Chunk, None, None]
 
@@ -28,8 +32,6 @@ def event(data: Chunk) -> bytes:
 class AnswerFormat:
     """The answer to one request in OpenAI's form; made in the request's thread."""
 
-    progress = Progress
-    """Type of the chunks with the progress of the prompt."""
     silence = b": ping\n\n"
     """A comment, which keeps proxies from closing a silent stream."""
     end = b"data: [DONE]\n\n"
@@ -40,11 +42,31 @@ class AnswerFormat:
         self.llm = llm
         self.asked = asked
         self.alias = alias
+        kind = "chatcmpl" if asked.route is Route.CHAT else "cmpl"
+        self._same = {"id": f"{kind}-{uuid4()}", "created": int(time.time())}
 
     def make(self, create: Create, stream: bool) -> Chunk | Events:
         """Return the answer, or the events of a stream; `create` makes a completion or its chunks."""
         made: Chunk | Events = create(stream=stream)
-        return made
+        return self._renamed(made) if isinstance(made, Generator) and self.asked.return_progress else made
+
+    def progress(self, progress: PromptProgress) -> Chunk:
+        """Return a chunk with the progress of the prompt."""
+        chat = self.asked.route is Route.CHAT
+        said: Chunk = {"delta": {"role": "assistant", "content": None}} if chat else {"text": ""}
+        return {
+            **self._same,
+            "object": "chat.completion.chunk" if chat else "text_completion",
+            "model": self.alias,
+            "choices": [{"index": 0, **said, "logprobs": None, "finish_reason": None}],
+            "prompt_progress": prompt_progress(progress),
+        }
+
+    def _renamed(self, chunks: Events) -> Events:
+        """Yield chunks with the id of those with the progress."""
+        with closing(chunks):
+            for chunk in chunks:
+                yield {**chunk, **self._same}
 
     @staticmethod
     def failed(refused: Refusal) -> bytes:

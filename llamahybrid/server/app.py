@@ -11,13 +11,9 @@ from pathlib import Path
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
-from llamahybrid.server import cache_doors, cache_page, errors
-from llamahybrid.server.anthropic import routes as anthropic
+from llamahybrid.server import cache_doors, cache_page, embeddings, errors, routes, tokens
 from llamahybrid.server.limits import RequestLimits
-from llamahybrid.server.llama_server import routes as llama_server
-from llamahybrid.server.llama_server import slots
-from llamahybrid.server.responses import routes as responses
-from llamahybrid.server.routes import router
+from llamahybrid.server.llama_server import props
 from llamahybrid.server.service import Service
 from llamahybrid.server.settings import ModelSettings, ServerSettings, Settings, from_file
 
@@ -60,8 +56,7 @@ def app_of(service: Service) -> FastAPI:
     app = FastAPI(title="llamahybrid", version=_version(), root_path=settings.root_path, lifespan=lifespan)
     app.state.service = service
     errors.install(app)
-    app.include_router(router)
-    for each in (responses, anthropic, llama_server, slots, cache_page, cache_doors):
+    for each in (routes, tokens, embeddings, props, cache_page, cache_doors):
         app.include_router(each.router)
     app.add_middleware(
         RequestLimits,

@@ -20,9 +20,8 @@ from llamahybrid.llama import Llama
 from llamahybrid.server.bodies import ChatCompletionRequest, CompletionRequest
 from llamahybrid.server.errors import bad, require_tokens
 from llamahybrid.server.messages import require_readable, with_mappings, with_thoughts
-from llamahybrid.server.options import template_kwargs
+from llamahybrid.server.options import goes_on, template_kwargs
 from llamahybrid.server.prompts import PromptRules, prompt_rules
-from llamahybrid.server.thinking import goes_on
 
 NEVER = -1e30
 """Added to a logit: the token is sampled only if every other is forbidden."""

@@ -7,29 +7,49 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 import llama_cpp
 from llama_cpp import llama_types as chat
 from llama_cpp.server import types as upstream
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, model_validator
+from typing_extensions import Self
 
 from llamahybrid.llama import Llama
 from llamahybrid.server.answer_format import AnswerFormat
 from llamahybrid.server.errors import bad
 from llamahybrid.server.messages import normalized, require_few, without_nulls
-from llamahybrid.server.options import (
-    First,
-    ParsingOptions,
-    SamplingOptions,
-    TemplateOptions,
-    Text,
-    at_most,
-    one_or_several,
-)
-from llamahybrid.server.request_fields import Route
+from llamahybrid.server.request_fields import Effect, Route, effect
 from llamahybrid.server.schemas import MOST_LETTERS, excess
-from llamahybrid.server.thinking import ContinuationOptions, ThinkingOptions
 from llamahybrid.server.translation import translated
 
-# `First`: a megabyte of wrong items, each reported, took 15 s and 2 GB, and held up all other requests.
+MOST_TOKENS = 200_000
+"""Most token ids in one field."""
+
+
+class First(FailFast):
+    """Report only the first wrong item of a list. Unlike pydantic's own it has a hash, which unions need.
+
+    A megabyte of wrong items, each reported, took 15 s and 2 GB, and held up all other requests.
+    """
+
+    __hash__ = object.__hash__
+
+
+def at_most(count: int) -> BeforeValidator:
+    """Refuse a larger object before its values are validated; of lists, pydantic's `max_length` does."""
+
+    def check(given: Any) -> Any:
+        if isinstance(given, dict) and len(given) > count:
+            raise ValueError(f"there are more than {count:,} entries")
+        return given
+
+    return BeforeValidator(check)
+
+
+def one_or_several(given: Any) -> Any:
+    """Return a text as a list of it."""
+    return [given] if isinstance(given, str) else given
+
+
 Texts: TypeAlias = Annotated[list[str], First()]
 Tokens: TypeAlias = Annotated[list[int], First()]
+Prompts: TypeAlias = str | Tokens | Texts | Annotated[list[Tokens], First()]
 Message: TypeAlias = Annotated[
     chat.ChatCompletionRequestSystemMessage
     | chat.ChatCompletionRequestUserMessage
@@ -47,6 +67,15 @@ MOST_BIASES = 200_000
 MOST_PROMPTS = 1000
 MOST_STOPS = 1000
 """Upstream searches each stop string after each token, in the thread of all answers."""
+Text: TypeAlias = Annotated[str, Field(max_length=1000)]
+
+Budget: TypeAlias = Annotated[int, Field(ge=-1, le=1 << 30)]
+
+BUDGETS = (
+    *("thinking_budget", "thinking_budget_tokens", "thinking_token_budget"),
+    *("reasoning_budget", "reasoning_budget_tokens"),
+)
+"""Names of the same field."""
 
 Tools: TypeAlias = Annotated[list[llama_cpp.ChatCompletionTool], First(), Field(max_length=MOST_TOOLS)]
 Functions: TypeAlias = Annotated[
@@ -75,6 +104,12 @@ class RequestBody(BaseModel):
         """Return an object as the fields of the type have it. Raises ValueError for an impossible one."""
         return said
 
+    def passed(self) -> dict[str, Any]:
+        """Return the fields that a completion or a chat obeys by the same names, for one of another API."""
+        extra = self.model_extra or {}
+        obeyed = {name: extra[name] for name in extra if effect(self.route, name) is Effect.OBEYED}
+        return {"repeat_penalty": 1.0, **obeyed}  # other APIs have no such penalty; upstream's default is 1.1
+
     def completion(self) -> Any:
         """Return the completion or the chat that this request becomes. Raises ValueError, Refusal."""
         return self
@@ -93,8 +128,8 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: Literal[False] = Field(default=False, description="Not supported.")
 
 
-class CacheOptions(RequestBody):
-    """Fields of a request for the cache and for progress. Values without effect are refused."""
+class AnswerRequest(RequestBody):
+    """Fields of completions and chats. Values without effect are refused."""
 
     stream_options: StreamOptions | None = None
     prompt_cache_key: str | None = Field(
@@ -118,6 +153,62 @@ class CacheOptions(RequestBody):
     return_progress: bool = Field(
         default=False, description="The stream tells how far the prompt is: prompt_progress (llama-server)."
     )
+    typical_p: float = Field(default=1.0, ge=0, le=1, description="Locally typical sampling; 1: off.")
+    repeat_last_n: int | None = Field(
+        default=None, ge=-1, description="Tokens of the answer that penalties count; -1: all; None: 64."
+    )
+    repetition_penalty: float = Field(
+        default=1.0, gt=0, description="vLLM's penalty of all tokens of the prompt and the answer; 1: off."
+    )
+    dry_multiplier: float = Field(default=0.0, ge=0, description="Strength of the DRY sampler; 0: off.")
+    dry_base: float = Field(default=1.75, ge=0)
+    dry_allowed_length: int = Field(default=2, ge=0, le=1 << 30)
+    dry_penalty_last_n: int = Field(default=-1, ge=-1, le=1 << 30)
+    dry_sequence_breakers: list[Text] = Field(default=["\n", ":", '"', "*"], max_length=100)
+    xtc_probability: float = Field(default=0.0, ge=0, le=1, description="Of the XTC sampler; 0: off.")
+    xtc_threshold: float = Field(default=0.1, ge=0, le=1)
+    top_n_sigma: float = Field(default=-1.0, description="Of the top-n-sigma sampler; 0 or less: off.")
+    dynatemp_range: float = Field(default=0.0, ge=0, description="Of the dynamic temperature; 0: off.")
+    dynatemp_exponent: float = 1.0
+    ignore_eos: bool = Field(default=False, description="The answer does not end before max_tokens.")
+    guided_regex: str | None = Field(
+        default=None, description="A regular expression that the answer matches as a whole (vLLM)."
+    )
+    stop_token_ids: Tokens = Field(
+        default=[], max_length=MOST_TOKENS, description="Tokens that end an answer."
+    )
+    allowed_token_ids: Tokens | None = Field(
+        default=None, min_length=1, max_length=MOST_TOKENS, description="The only tokens of an answer."
+    )
+    truncate_prompt_tokens: int | None = Field(
+        default=None, ge=-1, description="Only the last tokens of the prompt; -1: as many as fit."
+    )
+    return_tokens: bool = Field(default=False, description="Each choice has its token ids: tokens.")
+    thinking_budget: Budget | None = Field(
+        default=None, description="Tokens of a thought, which is ended then; 0: at once, -1: no bound."
+    )
+    thinking_budget_tokens: Budget | None = Field(default=None, description="The same (llama-server).")
+    reasoning_budget: Budget | None = Field(default=None, description="The same.")
+    reasoning_budget_tokens: Budget | None = Field(default=None, description="The same (llama-server).")
+    thinking_token_budget: Budget | None = Field(default=None, description="The same (vLLM).")
+    reasoning_budget_message: str = Field(
+        default="",
+        max_length=1000,
+        description="Text that a thought ends with where it is ended (llama-server).",
+    )
+
+    @model_validator(mode="after")
+    def _one_budget(self) -> Self:
+        given = {name: getattr(self, name) for name in BUDGETS if getattr(self, name) is not None}
+        if len(set(given.values())) > 1:
+            raise ValueError(f"{' and '.join(given)} are the same field; give one")
+        return self
+
+    @property
+    def budget(self) -> int | None:
+        """Tokens of a thought; None: no bound."""
+        found = next((each for name in BUDGETS if (each := getattr(self, name)) is not None), None)
+        return None if found == -1 else found
 
     def _require_supported(self, stream: bool, n: int | None, max_n: int, grammar: str | None) -> None:
         """Raise Refusal for what this server does not do."""
@@ -140,17 +231,13 @@ class CacheOptions(RequestBody):
 
 class CompletionRequest(
     upstream.CreateCompletionRequest,  # type: ignore[misc]
-    SamplingOptions,
-    ThinkingOptions,
-    CacheOptions,
+    AnswerRequest,
 ):
-    """`/v1/completions`."""
+    """Continue a text, or several."""
 
     route: ClassVar = Route.COMPLETIONS
 
-    prompt: str | Tokens | Texts | Annotated[list[Tokens], First()] = Field(
-        default="", description="The prompt, or several, as text or as token ids."
-    )
+    prompt: Prompts = Field(default="", description="The prompt, or several, as text or as token ids.")
     stop: Stops | None = upstream.stop_field
     logit_bias: Biases | None = None
     response_format: llama_cpp.ChatCompletionRequestResponseFormat | None = None
@@ -163,9 +250,7 @@ class CompletionRequest(
 
     def prompts(self) -> list[str | list[int]]:
         """Return the prompts, at least one, each as text or as token ids."""
-        prompt: Any = self.prompt
-        several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
-        return [each or "" for each in (prompt if several else [prompt])]
+        return [each or "" for each in several(self.prompt)]
 
     def of_prompt(self, at: int) -> CompletionRequest:
         """Return a copy of the request with a single prompt, by its index."""
@@ -191,16 +276,16 @@ class CompletionRequest(
             raise bad("an answer follows a grammar or a response_format, not both", "grammar")
 
 
+def several(given: Any) -> list[Any]:
+    """Return prompts, or texts to embed, as a list: each is a text, or a list of token ids."""
+    return given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
+
+
 class ChatCompletionRequest(
     upstream.CreateChatCompletionRequest,  # type: ignore[misc]
-    SamplingOptions,
-    TemplateOptions,
-    ThinkingOptions,
-    ContinuationOptions,
-    ParsingOptions,
-    CacheOptions,
+    AnswerRequest,
 ):
-    """`/v1/chat/completions`."""
+    """Answer messages."""
 
     route: ClassVar = Route.CHAT
 
@@ -209,6 +294,22 @@ class ChatCompletionRequest(
     logit_bias: Biases | None = None
     tools: Tools | None = Field(default=None, description="Tools that the answer may call.")
     functions: Functions | None = Field(default=None, description="The same, as they were named before.")
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        default=None, description='Variables of the chat template: {"enable_thinking": false}.'
+    )
+    enable_thinking: bool | None = Field(default=None, description="The same, of chat_template_kwargs.")
+    reasoning_effort: Text | None = Field(default=None, description="The same; none: no thinking.")
+    documents: list[dict[str, Any]] | None = Field(default=None, max_length=1000)
+    continue_final_message: bool | None = Field(
+        default=None, description="null: where there is one, as llama-server; false: a new answer, as vLLM."
+    )
+    add_generation_prompt: bool | None = Field(
+        default=None, description="The opposite of continue_final_message, which vLLM asks for, too."
+    )
+    parse_tool_calls: bool = Field(default=True, description="Calls become tool_calls instead of text.")
+    reasoning_format: Literal["none", "auto", "deepseek"] = Field(
+        default="none", description="none: thinking stays text; else: reasoning_content."
+    )
 
     @classmethod
     def received(cls, said: dict[str, Any]) -> dict[str, Any]:
@@ -220,6 +321,17 @@ class ChatCompletionRequest(
             if isinstance(said.get(name), list) and len(said[name]) <= MOST_TOOLS:
                 said[name] = [newer(each) if isinstance(each, dict) else each for each in said[name]]
         return said
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        goes_on, new = self.continue_final_message, self.add_generation_prompt
+        if goes_on and new:
+            raise ValueError("continue_final_message and add_generation_prompt cannot both be true")
+        if new is False and goes_on is False:
+            raise ValueError(
+                "add_generation_prompt: an answer is a new one, or goes on from the last message"
+            )
+        return self
 
     def require_supported(self, max_n: int, max_logprobs: int) -> None:
         """Raise Refusal for a request that cannot be answered."""
@@ -263,33 +375,3 @@ def _function(said: dict[str, Any]) -> dict[str, Any]:
     found = without_nulls(said)
     found.setdefault("parameters", {"type": "object", "properties": {}})
     return found
-
-
-class EmbeddingRequest(upstream.CreateEmbeddingRequest, RequestBody):  # type: ignore[misc]
-    """`/v1/embeddings`."""
-
-    route: ClassVar = Route.EMBEDDINGS
-
-    input: str | Tokens | Texts | Annotated[list[Tokens], First()] = Field(
-        description="What to embed: a text, its token ids, or several of either."
-    )
-    encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = Field(default=None, description="Not supported: the model's own.")
-
-    def require_understood(self) -> None:
-        """Raise Refusal for what this server does not do."""
-        if self.dimensions is not None:
-            raise bad("embeddings have the dimensions that the model gives them", "dimensions")
-        if not self.texts() or not all(self.texts()):
-            raise bad("there is nothing to embed", "input")
-
-    def texts(self) -> list[str | list[int]]:
-        """Return the texts to embed, each as text or as token ids."""
-        several = isinstance(self.input, list) and not (self.input and isinstance(self.input[0], int))
-        return self.input if several else [self.input]  # type: ignore[return-value, list-item]
-
-
-class DetokenizeRequest(upstream.DetokenizeInputRequest):  # type: ignore[misc]
-    """`/extras/detokenize`."""
-
-    tokens: Tokens = Field(description="Token ids.")

@@ -13,15 +13,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from llamahybrid.core.slot import Slot
 from llamahybrid.llama import Llama
-from llamahybrid.memory.fingerprint import salt_tag
 from llamahybrid.prompt_cache.base import CacheStats
 from llamahybrid.prompt_cache.nodes import tokens_of
 from llamahybrid.prompt_cache.outline import MOST_BRANCHES, Branch, outline
 from llamahybrid.prompt_cache.tier import Tier
-from llamahybrid.server.access import Viewer, tag_of
+from llamahybrid.server.keys import Viewer, tag_of
 from llamahybrid.server.limits import PAGE
+from llamahybrid.server.llama_server.props import slots_told, text_of
 from llamahybrid.server.service import Service
 
 MOST_TEXTS = 200
@@ -78,7 +77,8 @@ async def data(
     service: Service = request.app.state.service
     viewer = service.viewer(request)
     alias = service.models.alias(model) if model else service.admission.current
-    seen = await service.look(lambda llm: _model(llm, viewer, text, most), alias)
+    running = service.admission.running
+    seen = await service.look(lambda llm: _model(llm, viewer, running, text, most), alias)
     told = {
         "model": alias,
         "models": {each: each in service.models.opened for each in service.models},
@@ -93,9 +93,9 @@ async def data(
     return JSONResponse(told, headers=HEADERS)
 
 
-def _model(llm: Llama, viewer: Viewer, text: bool, most: int) -> dict[str, Any]:
+def _model(llm: Llama, viewer: Viewer, running: int, text: bool, most: int) -> dict[str, Any]:
     """Return tiers, slots and branches of an open model."""
-    slots = [slot_shown(llm, slot, viewer) for slot in llm.slots.all]
+    slots = slots_told(llm, viewer, running)
     cache = llm.prompt_cache
     if cache is None:
         return {"tiers": {}, "slots": slots, "tree": {"branches": [], "more": 0}}
@@ -121,27 +121,6 @@ def _tiers(stats: CacheStats, outside: Sequence[Tier]) -> dict[str, Any]:
         name, budget = tier.name, tier.limit
         tiers[name] = {"bytes": extra[f"{name}_bytes"], "waiting": extra[f"{name}_waiting"], "budget": budget}
     return tiers
-
-
-def slot_shown(llm: Llama, slot: Slot, viewer: Viewer) -> dict[str, Any]:
-    """Return the state of a slot; only whether it is in use if the viewer may see no more."""
-    request = slot.request
-    name, tokens = slot.glimpse()
-    tag = tag_of(name) if request is None else salt_tag(request.salt)
-    if not viewer.sees(tag):
-        return {"state": "idle" if request is None else "busy"}
-    told = {"live": len(tokens) if viewer.sees(tag_of(name)) else 0, "tenant": viewer.name(tag)}
-    progress = None if request is None else request.progress
-    if progress is None:
-        return {"state": "idle" if request is None else "begins", **told}
-    plan = progress.plan
-    return {
-        "state": "prompt" if progress.prefilling else "answer",
-        "prompt": plan.total,
-        "cached": plan.cached,
-        "generated": progress.generated,
-        **told,
-    }
 
 
 def _branch(llm: Llama, branch: Branch, viewer: Viewer, text: bool) -> dict[str, Any]:
@@ -170,10 +149,3 @@ def spell(llm: Llama, branch: Branch) -> str:
     if len(tokens) <= FIRST_TOKENS + LAST_TOKENS:
         return text_of(llm, tokens)
     return f"{text_of(llm, tokens[:FIRST_TOKENS])} … {text_of(llm, tokens[-LAST_TOKENS:])}"
-
-
-def text_of(llm: Llama, tokens: list[int]) -> str:
-    """Return the text of tokens, control tokens included."""
-    known = [token for token in tokens if 0 <= token < llm.n_vocab()]  # others stand for images or audio
-    text: bytes = llm._model.detokenize(known, special=True)
-    return text.decode("utf-8", errors="replace")

@@ -14,7 +14,7 @@ from llamahybrid.llama import Llama
 from llamahybrid.server.answer_parser import AnswerParser, Delta
 from llamahybrid.server.bodies import ChatCompletionRequest
 from llamahybrid.server.harmony_parser import HarmonyParser
-from llamahybrid.server.thinking import goes_on
+from llamahybrid.server.options import goes_on
 
 Chunk = dict[str, Any]
 

@@ -20,10 +20,13 @@ from typing import Any, TypeAlias
 from llamahybrid.client.handle import RequestHandle
 from llamahybrid.core.report import PromptProgress, RequestReport
 from llamahybrid.errors import RequestCancelled
-from llamahybrid.server.progress import Progress
+from llamahybrid.server.errors import refusal
 
 LATER = 2e-3
 """Seconds between an item and its delivery: less than a decode step, more than the end of one."""
+
+FOREVER = 1e9
+"""Seconds, for timers that need a number."""
 
 Chunk: TypeAlias = dict[str, Any]
 
@@ -32,26 +35,19 @@ Create = Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class Failure:
-    """The last item of a request that failed."""
-
-    error: BaseException
-    reports: tuple[RequestReport, ...] = ()
-    """See `Done.reports`: what was decoded before."""
-
-
-@dataclass(frozen=True)
-class Done:
-    """The last item of a request that succeeded or was cancelled."""
+class End:
+    """The last item of a request."""
 
     reports: tuple[RequestReport, ...]
     """Decoded and reused tokens of each answer. The first report is of the answer that decoded the prompt."""
-    reasons: tuple[str, ...]
+    reasons: tuple[str, ...] = ()
     """Why each prompt started where it did; names no token."""
+    error: BaseException | None = None
+    """Why the request failed; None: it succeeded, or was cancelled."""
 
 
-Item: TypeAlias = "Chunk | Failure | Done"
-"""A completion or a chunk of one; at the end `Done` or `Failure`."""
+Item: TypeAlias = "Chunk | End"
+"""A completion or a chunk of one; at the end `End`."""
 
 
 class Outbox:
@@ -68,7 +64,7 @@ class Outbox:
     def call(self, receive: Callable[[Item], None], item: Item) -> None:
         """Have `receive(item)` called in the loop, in the order of these calls; from any thread."""
         self._calls.append((receive, item))
-        last = isinstance(item, (Done, Failure))  # its request decodes no more: nothing is held up
+        last = isinstance(item, End)  # its request decodes no more: nothing is held up
         if last or not self._woken:
             self._woken = True
             how = (self._flush,) if last else (self._loop.call_later, LATER, self._flush)
@@ -92,13 +88,13 @@ class Job:
         create: Create,
         stream: bool,
         open_handle: Callable[[], AbstractContextManager[RequestHandle]],
-        over: Callable[[Job, Done | Failure], None],
+        over: Callable[[Job, End], None],
         outbox: Outbox,
-        progress: Progress | None = None,
+        progress: Callable[[PromptProgress], Chunk] | None = None,
     ) -> None:
         """`over` is called in the loop when the thread has ended.
 
-        `progress`: adds the progress of the prompt to the stream.
+        `progress`: makes the chunks with the progress of the prompt; None: the stream has none.
         """
         self.stream = stream
         self.started = time.perf_counter()
@@ -110,8 +106,6 @@ class Job:
         self._progress = progress
         self._items: list[Item] = []
         self._arrived = asyncio.Event()
-        self.wake = self._arrived.set
-        """`wake()` ends the wait in `items`."""
         self._outbox = outbox
         self._handle: RequestHandle | None = None
         self._lock = threading.Lock()
@@ -122,20 +116,27 @@ class Job:
         self.started = time.perf_counter()
         threads.submit(copy_context().run, self._work)
 
-    async def items(self) -> list[Item]:
-        """Return the next items, at least one; none after `wake`."""
-        await self._arrived.wait()
-        self._arrived.clear()
+    async def items(self, seconds: float = FOREVER) -> list[Item]:
+        """Return the next items; none if there is none within these seconds."""
+        if not self._items:
+            self._arrived.clear()
+            timer = asyncio.get_running_loop().call_later(seconds, self._arrived.set)  # wait_for makes a task
+            try:
+                await self._arrived.wait()
+            finally:
+                timer.cancel()
         found, self._items = self._items, []
         return found
 
-    async def whole(self) -> Chunk | Failure:
-        """Return the only item of a request without a stream, or its failure."""
+    async def whole(self) -> Chunk:
+        """Return the only item of a request without a stream. Raises Refusal if it failed."""
         items = await self.items()
-        while not isinstance(items[-1], (Done, Failure)):
+        while not isinstance(items[-1], End):
             items += await self.items()
         first = items[0]
-        return Failure(RequestCancelled("the request was cancelled")) if isinstance(first, Done) else first
+        if isinstance(first, End):
+            raise refusal(first.error or RequestCancelled("the request was cancelled"))
+        return first
 
     def cancel(self) -> None:
         """End the request; the answer so far still comes out."""
@@ -158,14 +159,13 @@ class Job:
 
     def _work(self) -> None:
         """Run in a thread of its own."""
-        last: Done | Failure
         try:
             last = self._run()
         except BaseException as error:
-            last = Failure(error, tuple(self.reports))
+            last = End(tuple(self.reports), error=error)
         self._outbox.call(self._end, last)
 
-    def _run(self) -> Done:
+    def _run(self) -> End:
         with self._open_handle() as handle:
             with self._lock:
                 self._handle = handle
@@ -174,8 +174,6 @@ class Job:
             if self._progress is not None:
                 handle.on_progress = self._put_progress
             made = self._create(stream=self.stream)
-            if self._progress is not None:
-                made = self._progress.into(made)
             if not self.stream:
                 self._put(made)
             else:
@@ -184,11 +182,11 @@ class Job:
                         if self._dropped:
                             break
                         self._put(chunk)
-        return Done(tuple(handle.reports), tuple(handle.reasons))
+        return End(tuple(handle.reports), tuple(handle.reasons))
 
     def _put_progress(self, progress: PromptProgress) -> None:
         assert self._progress is not None
-        self._put(self._progress.chunk(progress))
+        self._put(self._progress(progress))
 
     def _put(self, item: Item) -> None:
         if not self._dropped:
@@ -196,9 +194,9 @@ class Job:
 
     def _take(self, item: Item) -> None:
         self._items.append(item)
-        self.wake()
+        self._arrived.set()
 
     def _end(self, last: Item) -> None:
-        assert isinstance(last, (Done, Failure))
+        assert isinstance(last, End)
         asyncio.get_running_loop().call_soon(self._over, self, last)  # its errors stop no other job
         self._take(last)

@@ -16,7 +16,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from llamahybrid.server.errors import Refusal, later, path_of
 from llamahybrid.server.keys import ApiKeys, key_of, password_of
 from llamahybrid.server.settings import ServerSettings
-from llamahybrid.server.watchdog import Watchdog
 
 logger = logging.getLogger("llamahybrid.server")
 
@@ -84,12 +83,14 @@ class RequestLimits:
             return
 
         answering, body = anyio.CancelScope(), bytearray()
-        slow = Watchdog(self._settings.send_seconds, answering.cancel)
+        call_later = asyncio.get_running_loop().call_later
 
         async def send_in_time(message: Message) -> None:
-            slow.begin()
-            await send(message)
-            slow.end()
+            timer = call_later(self._settings.send_seconds, answering.cancel)
+            try:
+                await send(message)
+            finally:
+                timer.cancel()
 
         self._requests += 1
         try:
@@ -98,7 +99,6 @@ class RequestLimits:
             if answering.cancelled_caught:
                 self._count("reader", scope)
         finally:
-            slow.stop()
             self._held -= len(body)
             self._requests -= 1
 

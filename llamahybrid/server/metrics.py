@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from llamahybrid.core.report import RequestReport
@@ -19,32 +18,21 @@ TTFT_BUCKETS = (
 """Seconds, as vLLM's (vllm/v1/metrics/loggers.py)."""
 
 
-GAUGES = {
-    "llamacpp:requests_processing": ("Number of requests processing.", ""),
-    "llamacpp:requests_deferred": ("Number of requests deferred.", ""),
-    "llamahybrid:slots": ("Requests that can run at once.", ""),
-    "llamahybrid:slots_busy": ("Slots in use.", ""),
-    "llamahybrid:prompts_processing": ("Prompts in decoding.", ""),
-    "llamahybrid:prompt_tokens_left": ("Tokens of these prompts to decode.", ""),
-    "llamahybrid:model_open": ("Whether a model is open.", "model"),
-    "llamahybrid:cache_bytes": ("Stored bytes, by tier.", "tier"),
-}
-"""Help text and label of each gauge."""
-
-ERRORS = "llamahybrid:cache_{}_errors"
-"""Failed reads and writes of a tier since the model was first opened."""
-
-Values = Mapping[str, Any]
-"""A number for each gauge, or a number for each value of its label; and one for `ERRORS` of each tier."""
+def gauge(name: str, text: str, value: float | Mapping[str, float], label: str = "") -> Metric:
+    """Return a gauge with its value, or with one for each value of a label."""
+    made = GaugeMetricFamily(name, text, labels=[label] if label else None)
+    for each, number in value.items() if isinstance(value, Mapping) else [("", value)]:
+        made.add_metric([each] if label else [], number)
+    return made
 
 
 class Metrics(Collector):
     """The metrics of one server."""
 
-    def __init__(self, values: Callable[[], Values]) -> None:
-        """`values`: returns the values of `GAUGES` and of the errors, at each scrape."""
+    def __init__(self, state: Callable[[], Iterator[Metric]]) -> None:
+        """`state`: yields metrics of the server's state, at each scrape."""
         self._registry = CollectorRegistry()
-        self._values = values
+        self._state = state
 
         def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
             return Counter(name, text, labels, registry=self._registry)
@@ -94,22 +82,15 @@ class Metrics(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the gauges and the errors; see `Collector`."""
-        now = self._values()
-        for name, (text, label) in GAUGES.items():
-            gauge = GaugeMetricFamily(name, text, labels=[label] if label else None)
-            for value, number in now[name].items() if label else [("", now[name])]:
-                gauge.add_metric([value] if label else [], number)
-            yield gauge
+        """Yield the server's state and average rates; see `Collector`."""
+        yield from self._state()
         averages = {
             "llamacpp:prompt_tokens_seconds": (self._prompt, self._prompt_seconds),
             "llamacpp:predicted_tokens_seconds": (self._predicted, self._predicted_seconds),
         }
         for name, (tokens, seconds) in averages.items():
             rate = _total(tokens) / max(_total(seconds), 1e-9)
-            yield GaugeMetricFamily(name, "Average throughput in tokens/s.", value=rate)
-        for name in now.keys() - GAUGES.keys():
-            yield CounterMetricFamily(name, "Failed reads and writes of a tier of the cache.", now[name])
+            yield gauge(name, "Average throughput in tokens/s.", rate)
 
 
 def _total(counter: Counter) -> float:

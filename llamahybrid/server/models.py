@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import PurePath
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
+from llamahybrid.capi.gguf import Gguf
+from llamahybrid.errors import EngineError
 from llamahybrid.llama import Llama
+from llamahybrid.memory.model_files import shards
+from llamahybrid.memory.vectors import FLOAT_BYTES
 from llamahybrid.prompt_cache import PromptCache
-from llamahybrid.prompt_cache.ram import default_ram_bytes
+from llamahybrid.prompt_cache.ram import default_ram_bytes, physical_bytes
 from llamahybrid.server.errors import Refusal
-from llamahybrid.server.footprint import default_models_bytes, footprint
 from llamahybrid.server.request_fields import MOST_LETTERS
-from llamahybrid.server.settings import ModelSettings
+from llamahybrid.server.settings import CACHE_TYPES, DEFAULT_SLOTS, ModelSettings
 
 if TYPE_CHECKING:
     from llamahybrid.events import EventPublisher
 
 logger = logging.getLogger("llamahybrid.server")
+
+
+SHARE = 3 / 4
+"""Share of physical memory for open models, by default."""
+
+BESIDE = 1.1
+"""Factor for compute buffers and recurrent states."""
 
 
 class Opened(NamedTuple):
@@ -119,7 +131,7 @@ class Models:
             left, most = len(self._open.keys() - {alias}), 0  # by number: the memory of devices is unknown
             sizes = dict.fromkeys(others, 1)
         else:
-            most = default_models_bytes() if self._budget is None else self._budget
+            most = int(SHARE * physical_bytes()) if self._budget is None else self._budget
             sizes = {each: self._size(each) for each in others}
             most -= self._size(alias)
             left = sum(self._size(each) for each in self._open if each != alias)
@@ -201,3 +213,44 @@ def published(llm: Llama, settings: ModelSettings) -> EventPublisher | None:
     except ZMQError as error:
         logger.warning("KV events are not published at %s: %s", settings.kv_events, error)
         return None
+
+
+def footprint(settings: ModelSettings) -> int:
+    """Return the bytes of files, of the KV of `n_ctx` tokens for each slot, and of a context for embeddings.
+
+    0 without files.
+    """
+    files = [*shards(settings.model), settings.lora_path, settings.clip_model_path]
+    weights = sum(Path(file).stat().st_size for file in files if file is not None and Path(file).exists())
+    if settings.vocab_only or not Path(settings.model).exists():
+        return weights
+    try:
+        context = _context(settings)
+    except (OSError, KeyError, EngineError, ValueError) as error:
+        logger.info("the size of %s's context is not known: %s", settings.model_alias, error)
+        context = 0.0
+    return int(BESIDE * (weights + context))
+
+
+def _context(settings: ModelSettings) -> float:
+    """Return the bytes of KV, and of a context for embeddings, which computes logits of every token, too."""
+    with Gguf(Path(settings.model)) as gguf:
+        architecture = str(gguf.read("general.architecture")["general.architecture"])
+        told: Mapping[str, Any] = gguf.read(f"{architecture}.")
+        rows = gguf.length("tokenizer.ggml.tokens") if settings.embedding else 0
+
+    def number(name: str, otherwise: Any = 0) -> Any:
+        return told.get(f"{architecture}.{name}", otherwise)
+
+    layers, heads = int(number("block_count")), number("attention.head_count", 1)
+    keyed = number("attention.head_count_kv", heads)
+    kv_heads = float(np.sum(keyed)) if np.ndim(keyed) else float(keyed) * layers
+    width = number("embedding_length") / max(1, int(np.max(heads)))
+    key, value = number("attention.key_length", width), number("attention.value_length", width)
+    of_key, of_value = (
+        CACHE_TYPES[1 if kind is None else kind][1] for kind in (settings.type_k, settings.type_v)
+    )
+    per_token = kv_heads * (key * of_key + value * of_value)
+    slots = settings.n_parallel or DEFAULT_SLOTS
+    outputs = 2 * FLOAT_BYTES * rows * min(settings.n_batch, settings.n_ctx or settings.n_batch)
+    return float(per_token * slots * (settings.n_ctx or number("context_length")) + outputs)

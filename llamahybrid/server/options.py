@@ -1,113 +1,32 @@
-"""Options of requests beyond upstream's: samplers, stop tokens, prompt, form of the answer."""
+"""Options of a request as they apply to its model: samplers, stop tokens, thinking, template variables."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from contextlib import closing
-from typing import Annotated, Any, Literal, TypeAlias
-
-from pydantic import BaseModel, BeforeValidator, FailFast, Field
+from typing import Any
 
 from llamahybrid.capi.samplers import Samplers
 from llamahybrid.client.chat_template import require_template_kwargs, template_of, unread
+from llamahybrid.client.chat_way import continuation_of
 from llamahybrid.client.extras import Extras, current_extras
+from llamahybrid.client.markers import markers_of
+from llamahybrid.client.thought import Thinking
 from llamahybrid.llama import Llama
+from llamahybrid.server.bodies import BUDGETS, AnswerRequest, Body, ChatCompletionRequest
 from llamahybrid.server.errors import bad, require_tokens
-from llamahybrid.server.thinking import closes_thought, thinking_of
-
-MOST_TOKENS = 200_000
-"""Most token ids in one field."""
-
 
 _EFFORTS = {"minimal": "low", "xhigh": "high", "max": "high"}
 """Efforts that chat templates do not know."""
 
+_VARIABLES = ("chat_template_kwargs", "enable_thinking", "reasoning_effort", "documents")
+"""Fields with variables of the chat template."""
 
-class First(FailFast):
-    """Report only the first wrong item of a list. Unlike pydantic's own it has a hash, which unions need."""
-
-    __hash__ = object.__hash__
-
-
-def at_most(count: int) -> BeforeValidator:
-    """Refuse a larger object before its values are validated; of lists, pydantic's `max_length` does."""
-
-    def check(given: Any) -> Any:
-        if isinstance(given, dict) and len(given) > count:
-            raise ValueError(f"there are more than {count:,} entries")
-        return given
-
-    return BeforeValidator(check)
-
-
-def one_or_several(given: Any) -> Any:
-    """Return a text as a list of it."""
-    return [given] if isinstance(given, str) else given
-
-
-Ids: TypeAlias = Annotated[list[int], First()]
-Text: TypeAlias = Annotated[str, Field(max_length=1000)]
-
-
-class SamplingOptions(BaseModel):
-    """Options of completions and chats, as llama-server and vLLM name them."""
-
-    typical_p: float = Field(default=1.0, ge=0, le=1, description="Locally typical sampling; 1: off.")
-    repeat_last_n: int | None = Field(
-        default=None, ge=-1, description="Tokens of the answer that penalties count; -1: all; None: 64."
-    )
-    repetition_penalty: float = Field(
-        default=1.0, gt=0, description="vLLM's penalty of all tokens of the prompt and the answer; 1: off."
-    )
-    dry_multiplier: float = Field(default=0.0, ge=0, description="Strength of the DRY sampler; 0: off.")
-    dry_base: float = Field(default=1.75, ge=0)
-    dry_allowed_length: int = Field(default=2, ge=0, le=1 << 30)
-    dry_penalty_last_n: int = Field(default=-1, ge=-1, le=1 << 30)
-    dry_sequence_breakers: list[Text] = Field(default=["\n", ":", '"', "*"], max_length=100)
-    xtc_probability: float = Field(default=0.0, ge=0, le=1, description="Of the XTC sampler; 0: off.")
-    xtc_threshold: float = Field(default=0.1, ge=0, le=1)
-    top_n_sigma: float = Field(default=-1.0, description="Of the top-n-sigma sampler; 0 or less: off.")
-    dynatemp_range: float = Field(default=0.0, ge=0, description="Of the dynamic temperature; 0: off.")
-    dynatemp_exponent: float = 1.0
-    ignore_eos: bool = Field(default=False, description="The answer does not end before max_tokens.")
-    guided_regex: str | None = Field(
-        default=None, description="A regular expression that the answer matches as a whole (vLLM)."
-    )
-    stop_token_ids: Ids = Field(default=[], max_length=MOST_TOKENS, description="Tokens that end an answer.")
-    allowed_token_ids: Ids | None = Field(
-        default=None, min_length=1, max_length=MOST_TOKENS, description="The only tokens of an answer."
-    )
-    truncate_prompt_tokens: int | None = Field(
-        default=None, ge=-1, description="Only the last tokens of the prompt; -1: as many as fit."
-    )
-    return_tokens: bool = Field(default=False, description="Each choice has its token ids: tokens.")
-
-
-class TemplateOptions(BaseModel):
-    """Options of chats that the model's chat template reads."""
-
-    chat_template_kwargs: dict[str, Any] | None = Field(
-        default=None, description='Variables of the chat template: {"enable_thinking": false}.'
-    )
-    enable_thinking: bool | None = Field(default=None, description="The same, of chat_template_kwargs.")
-    reasoning_effort: Text | None = Field(default=None, description="The same; none: no thinking.")
-    documents: list[dict[str, Any]] | None = Field(default=None, max_length=1000)
-
-
-class ParsingOptions(BaseModel):
-    """Options for the parsing of answers to chats."""
-
-    parse_tool_calls: bool = Field(default=True, description="Calls become tool_calls instead of text.")
-    reasoning_format: Literal["none", "auto", "deepseek"] = Field(
-        default="none", description="none: thinking stays text; else: reasoning_content."
-    )
-
-
-_OPTIONS = tuple(name for name in SamplingOptions.model_fields if name in Samplers.__dataclass_fields__)
+_OPTIONS = tuple(name for name in AnswerRequest.model_fields if name in Samplers.__dataclass_fields__)
 
 
 def extras_of(
-    llm: Llama, body: Any, told: AnswerTokens | None = None, spelt: frozenset[int] = frozenset()
+    llm: Llama, body: Body, told: AnswerTokens | None = None, spelt: frozenset[int] = frozenset()
 ) -> Extras:
     """Return the extras of a request. Raises Refusal for unknown token ids, and for samplers without effect.
 
@@ -137,13 +56,67 @@ def extras_of(
     )
 
 
-def template_kwargs(llm: Llama, body: TemplateOptions, ignore_unread: bool = False) -> dict[str, Any]:
+def goes_on(llm: Llama, body: ChatCompletionRequest) -> bool:
+    """Return True if the answer to a chat continues its last message.
+
+    By default it does, as with llama-server, if that message is the assistant's, has text and calls no tool.
+    Raises Refusal if the request asks for a continuation of nothing.
+    """
+    asked = body.continue_final_message
+    if asked is None and body.add_generation_prompt is None:
+        last: Any = body.messages[-1]
+        text = last.get("content") or last.get("reasoning_content")
+        over = last.get("tool_calls") or last.get("function_call")
+        return last["role"] == "assistant" and bool(text) and not over and template_of(llm) is not None
+    if not (asked or body.add_generation_prompt is False):
+        return False
+    try:
+        continuation_of(llm, body.messages)
+    except ValueError as error:
+        raise bad(str(error), "continue_final_message" if asked else "add_generation_prompt") from None
+    return True
+
+
+def thinking_of(llm: Llama, body: AnswerRequest) -> Thinking | None:
+    """Return the thinking options of a body; None without a budget.
+
+    Raises Refusal for a budget if the chat template has no markers of thinking.
+    """
+    if body.budget is None:
+        return None
+    think = markers_of(llm).think
+    if think is None:
+        name = next(name for name in BUDGETS if getattr(body, name) is not None)
+        raise bad("the chat template of this model shows no thinking that could be ended", name)
+    return Thinking(think, body.budget, body.reasoning_budget_message)
+
+
+def closes_thought(llm: Llama, name: str, value: Any) -> bool:
+    """Return True for a variable that turns thinking off if the template has markers, but no switch."""
+    off = {"enable_thinking": False, "reasoning_effort": "none"}
+    asked = name in off and type(value) is type(off[name]) and value == off[name]
+    return asked and len(unread(llm, (*off,))) == len(off) and markers_of(llm).think is not None
+
+
+def budget_of(llm: Llama, body: ChatCompletionRequest) -> int | None:
+    """Return the thinking budget of a chat; 0 if thinking is off and the template has no switch.
+
+    Raises Refusal as `thinking_of`.
+    """
+    if any(
+        closes_thought(llm, name, getattr(body, name)) for name in ("enable_thinking", "reasoning_effort")
+    ):
+        return 0
+    return None if (thinking := thinking_of(llm, body)) is None else thinking.budget
+
+
+def template_kwargs(llm: Llama, body: ChatCompletionRequest, ignore_unread: bool = False) -> dict[str, Any]:
     """Return the variables of the chat template that a request sets.
 
     Raises Refusal for a variable that the template does not read; `ignore_unread` leaves it out instead.
     """
     given = dict(body.chat_template_kwargs or {})
-    for name in ("enable_thinking", "reasoning_effort", "documents"):
+    for name in _VARIABLES[1:]:
         value = getattr(body, name)
         if value is None or closes_thought(llm, name, value):
             continue
@@ -153,16 +126,15 @@ def template_kwargs(llm: Llama, body: TemplateOptions, ignore_unread: bool = Fal
             name, value = "enable_thinking", value != "none"
         if given.setdefault(name, value) != value:
             raise bad(f"{name} and chat_template_kwargs say different things", name)
-    budget = getattr(body, "budget", None)
-    if budget is not None and template_of(llm) is not None and not unread(llm, ["thinking_budget"]):
-        given.setdefault("thinking_budget", budget)  # Seed-OSS's says it to the model
+    if body.budget is not None and template_of(llm) is not None and not unread(llm, ["thinking_budget"]):
+        given.setdefault("thinking_budget", body.budget)  # Seed-OSS's says it to the model
     if ignore_unread:
         for name in unread(llm, list(given)):
             del given[name]
     try:
         require_template_kwargs(llm, given)
     except ValueError as error:
-        named = next((name for name in TemplateOptions.model_fields if getattr(body, name) is not None), None)
+        named = next((name for name in _VARIABLES if getattr(body, name) is not None), None)
         raise bad(str(error), named) from None
     return given
 

@@ -42,7 +42,7 @@ class PromptRules:
 
     most: int | None = None
     """Most tokens; None: as many as the context has."""
-    observe: Observer | None = None
+    observers: tuple[Observer, ...] = ()
 
 
 prompt_rules: ContextVar[PromptRules | None] = ContextVar("llamahybrid.prompt_rules", default=None)
@@ -149,8 +149,8 @@ class ServedLlama(Llama):
         rules = prompt_rules.get() or PromptRules()
         if rules.most is not None and len(tokens) > rules.most:
             raise PromptTooLong(f"the prompt has {len(tokens):,} tokens; this server takes {rules.most:,}")
-        if rules.observe is not None:
-            rules.observe(tokens)
+        for observe in rules.observers:
+            observe(tokens)
         return super().generate(tokens, *args, **kwargs)
 
 

@@ -6,29 +6,29 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
 
+from prometheus_client.core import CounterMetricFamily, Metric
 from starlette.requests import Request
 
 from llamahybrid.client.salt import digest
 from llamahybrid.llama import Llama
 from llamahybrid.memory.fingerprint import salt_tag
 from llamahybrid.prompt_cache.base import OUTSIDE
-from llamahybrid.server.access import Viewer, Viewers
 from llamahybrid.server.admission import Admission, Place
 from llamahybrid.server.answer import Answer, unless_gone
-from llamahybrid.server.bodies import Body, CompletionRequest, RequestBody
+from llamahybrid.server.bodies import Body, RequestBody
 from llamahybrid.server.completion import make_answer, prompts_of
-from llamahybrid.server.errors import bad, later, refusal
-from llamahybrid.server.job import Chunk, Done, Failure, Job, Outbox
+from llamahybrid.server.errors import bad, later
+from llamahybrid.server.job import FOREVER, Chunk, End, Job, Outbox
 from llamahybrid.server.keyed_prompts import KeyedPrompts
-from llamahybrid.server.keys import salt_of_request
+from llamahybrid.server.keys import Viewer, Viewers, salt_of_request
 from llamahybrid.server.loading import load
-from llamahybrid.server.metrics import ERRORS, Metrics, Values
+from llamahybrid.server.metrics import Metrics, gauge
 from llamahybrid.server.models import Models
 from llamahybrid.server.prompts import Observer, PromptRules
 from llamahybrid.server.request_fields import require_known
@@ -64,7 +64,7 @@ class Service:
         self.settings = settings
         self.models = Models(models, loader, settings.models_bytes)
         self.admission = Admission(self.models, settings.max_queue, settings.idle_seconds)
-        self.metrics = Metrics(self._values)
+        self.metrics = Metrics(self._state)
         self.admission.on_refused = partial(self.metrics.refused, "queue")
         self._viewers = Viewers(settings)
         self.history: deque[tuple[str, dict[str, Any]]] = deque(maxlen=MOST_REQUESTS)
@@ -144,11 +144,11 @@ class Service:
             if llm.model_params.vocab_only:
                 raise bad("this model was opened for its vocabulary alone (vocab_only)", "model")
             tag = salt_tag(digest(named))
-            observe = self._observer(request, body, llm, alias, tag)
-            rules = PromptRules(self.settings.max_prompt_tokens, observe)
-            create = partial(make_answer, llm, asked, body, alias, rules, ignore)
-            is_chat, form = not isinstance(body, CompletionRequest), asked.answer_format
-            progress = form.progress(is_chat, alias) if body.return_progress else None
+            observers = tuple(self._observers(request, body, llm, alias, tag))
+            rules = PromptRules(self.settings.max_prompt_tokens, observers)
+            form = asked.answer_format(llm, asked, alias)
+            create = partial(make_answer, form, body, rules, ignore)
+            progress = form.progress if body.return_progress else None
             over = partial(self._over, arrived, place, tag, prompts)
             job = Job(create, body.stream, partial(llm.request, named), over, self._outbox, progress)
             self.jobs[job] = alias
@@ -175,21 +175,15 @@ class Service:
         require_known(body, self.settings.ignore_unknown_fields)
         body.require_supported(self.settings.max_n, self.settings.max_logprobs)
 
-    def _observer(self, request: Request, body: Body, llm: Llama, alias: str, tag: str) -> Observer | None:
-        """Return the function that gets the ids of a request's prompts."""
-        observe, key = self.observer(request), body.prompt_cache_key
-        if not key or llm.prompt_cache is None:
-            return observe
-        if alias not in self._keyed:
-            self._keyed[alias] = KeyedPrompts(llm.prompt_cache)
-        note = partial(self._keyed[alias].note, tag, key)
-
-        def both(tokens: Sequence[int]) -> None:
-            note(tokens)
-            if observe is not None:
-                observe(tokens)
-
-        return both
+    def _observers(
+        self, request: Request, body: Body, llm: Llama, alias: str, tag: str
+    ) -> Iterator[Observer]:
+        """Yield the functions that get the ids of a request's prompts."""
+        if (observe := self.observer(request)) is not None:
+            yield observe
+        if body.prompt_cache_key and llm.prompt_cache is not None:
+            keyed = self._keyed.setdefault(alias, KeyedPrompts(llm.prompt_cache))
+            yield partial(keyed.note, tag, body.prompt_cache_key)
 
     async def use(self, model: str | None, work: Callable[[Llama], Result]) -> Result:
         """Run `work` on a model in a thread, without a slot. Raises Refusal, and the errors of `work`."""
@@ -214,7 +208,7 @@ class Service:
             raise later("too many requests for embeddings; ask again later", 1, 429)
         self._beside += beside
 
-        def over(job: Job, _: Done | Failure) -> None:
+        def over(job: Job, _: End) -> None:
             self._beside -= beside
             self.jobs.pop(job, None)
             self.admission.leave(place)
@@ -228,12 +222,9 @@ class Service:
         self.jobs[job] = alias
         job.start(self._threads)
         try:
-            made = await unless_gone(request.receive, asyncio.ensure_future(job.whole()))
+            return await unless_gone(request.receive, asyncio.ensure_future(job.whole()))
         finally:
             job.drop()
-        if isinstance(made, Failure):
-            raise refusal(made.error)
-        return made
 
     def slots_to_embed(self, model: str | None) -> int:
         """Return the slots for embedding texts: none if the model is open and embeds in parallel to chats."""
@@ -262,7 +253,6 @@ class Service:
             return await unless_gone(request.receive, entering)
         except BaseException:
             entering.add_done_callback(self._give_back)  # the cancellation may come too late
-            entering.cancel()
             raise
 
     def _give_back(self, entered: asyncio.Future[tuple[Llama, Place]]) -> None:
@@ -270,43 +260,39 @@ class Service:
         if not entered.cancelled() and entered.exception() is None:
             self.admission.leave(entered.result()[1])
 
-    def _over(
-        self, arrived: float, place: Place, tag: str, prompts: int, job: Job, last: Done | Failure
-    ) -> None:
+    def _over(self, arrived: float, place: Place, tag: str, prompts: int, job: Job, last: End) -> None:
         self.jobs.pop(job, None)
         self.admission.leave(place)
-        reports, reasons = last.reports, last.reasons if isinstance(last, Done) else ()
-        end = "cancelled" if job.cancelled else "done" if isinstance(last, Done) else "failed"
+        end = "cancelled" if job.cancelled else "done" if last.error is None else "failed"
         waited = job.started - arrived
-        self.metrics.answered(reports, waited, end, prompts)
-        self.history.appendleft((tag, summary(reports, reasons, waited, end)))
+        self.metrics.answered(last.reports, waited, end, prompts)
+        self.history.appendleft((tag, summary(last.reports, last.reasons, waited, end)))
 
     @property
     def _ping_seconds(self) -> float:
-        return 1e9 if self.settings.disable_ping_events else self.settings.ping_seconds
+        return FOREVER if self.settings.disable_ping_events else self.settings.ping_seconds
 
     # -- metrics -----------------------------------------------------------------------------------
 
-    def _values(self) -> Values:
-        """Return the values of the gauges."""
-        opened, jobs = self.models.opened, list(self.jobs)
+    def _state(self) -> Iterator[Metric]:
+        opened, admission = self.models.opened, self.admission
+        busy = sum(len(each.llm.slots.seated) for each in opened.values())
+        left = [report.unreached for job in list(self.jobs) for report in job.reports if report.unreached]
+        yield gauge("llamacpp:requests_processing", "Number of requests processing.", admission.running)
+        yield gauge("llamacpp:requests_deferred", "Number of requests deferred.", admission.waiting)
+        yield gauge("llamahybrid:slots", "Requests that can run at once.", admission.slots)
+        yield gauge("llamahybrid:slots_busy", "Slots in use.", busy)
+        yield gauge("llamahybrid:prompts_processing", "Prompts in decoding.", len(left))
+        yield gauge("llamahybrid:prompt_tokens_left", "Tokens of these prompts to decode.", sum(left))
+        is_open = {alias: float(alias in opened) for alias in self.models}
+        yield gauge("llamahybrid:model_open", "Whether a model is open.", is_open, "model")
         stats = {alias: cache.stats() for alias, cache in self.models.caches.items()}
-        tiers, errors = {"ram": sum(kept.bytes_ram for kept in stats.values())}, {}
+        tiers = {"ram": float(sum(kept.bytes_ram for kept in stats.values()))}
         for name in OUTSIDE:
-            failed = sum(kept.extra.get(f"{name}_errors", 0) for kept in stats.values())
-            errors[ERRORS.format(name)] = failed
             # several models may share a folder, or a server
             held = {self.models.place(alias, name): kept for alias, kept in stats.items()}
             tiers[name] = sum(kept.extra.get(f"{name}_bytes", 0) for kept in held.values())
-        left = [report.unreached for job in jobs for report in job.reports if report.unreached]
-        return {
-            "llamacpp:requests_processing": self.admission.running,
-            "llamacpp:requests_deferred": self.admission.waiting,
-            "llamahybrid:slots": self.admission.slots,
-            "llamahybrid:slots_busy": sum(len(each.llm.slots.seated) for each in opened.values()),
-            "llamahybrid:prompts_processing": len(left),
-            "llamahybrid:prompt_tokens_left": sum(left),
-            "llamahybrid:model_open": {alias: alias in opened for alias in self.models},
-            "llamahybrid:cache_bytes": tiers,
-            **errors,
-        }
+            failed = sum(kept.extra.get(f"{name}_errors", 0) for kept in stats.values())
+            text = "Failed reads and writes of this tier since its model was first opened."
+            yield CounterMetricFamily(f"llamahybrid:cache_{name}_errors", text, failed)
+        yield gauge("llamahybrid:cache_bytes", "Stored bytes, by tier.", tiers, "tier")

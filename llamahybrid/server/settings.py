@@ -20,17 +20,10 @@ DEFAULT_SLOTS = 4
 
 
 CACHE_TYPES = {
-    0: "f32",
-    1: "f16",
-    2: "q4_0",
-    3: "q4_1",
-    6: "q5_0",
-    7: "q5_1",
-    8: "q8_0",
-    20: "iq4_nl",
-    30: "bf16",
+    **{0: ("f32", 4), 1: ("f16", 2), 30: ("bf16", 2), 2: ("q4_0", 18 / 32), 3: ("q4_1", 20 / 32)},
+    **{6: ("q5_0", 22 / 32), 7: ("q5_1", 24 / 32), 8: ("q8_0", 34 / 32), 20: ("iq4_nl", 18 / 32)},
 }
-"""llama-server's types of a KV cache, by ggml's number. ggml aborts at most others."""
+"""llama-server's types of a KV cache, and bytes of an element, by ggml's number. ggml aborts at others."""
 
 PROMPT_LOOKUP = "prompt-lookup-decoding"
 
@@ -88,7 +81,7 @@ class ModelSettings(upstream.ModelSettings):  # type: ignore[misc]
             raise ValueError(f"seed: {self.seed} does not fit into 32 bits")
         for name in ("type_k", "type_v"):
             if (value := getattr(self, name)) is not None and value not in CACHE_TYPES:
-                known = ", ".join(f"{number} ({text})" for number, text in CACHE_TYPES.items())
+                known = ", ".join(f"{number} ({text})" for number, (text, _) in sorted(CACHE_TYPES.items()))
                 raise ValueError(f"{name}: {value} is no type of a KV cache; there are {known}")
         for name, most in (("split_mode", 3), ("rope_scaling_type", 3)):
             if not -1 <= getattr(self, name) <= most:

@@ -8,7 +8,7 @@ from typing import Any
 
 import llama_cpp
 
-from llamahybrid.core.report import RequestReport
+from llamahybrid.core.report import PromptProgress, RequestReport
 from llamahybrid.llama import Llama
 
 
@@ -43,10 +43,14 @@ def reports_so_far(llm: Llama) -> list[RequestReport]:
     return [] if handle is None else handle.reports
 
 
-def usage_so_far(llm: Llama) -> dict[str, Any]:
-    """Return the usage of the current request so far."""
+def usage_so_far(llm: Llama, prompts: int = 1, stops: frozenset[int] = frozenset()) -> dict[str, Any]:
+    """Return the usage of the current request so far; `stops`: further tokens that end an answer."""
     vocab = llm._model.vocab
-    return usage(reports_so_far(llm), lambda token: bool(llama_cpp.llama_vocab_is_eog(vocab, token)))
+
+    def ends(token: int) -> bool:
+        return token in stops or bool(llama_cpp.llama_vocab_is_eog(vocab, token))
+
+    return usage(reports_so_far(llm), ends, prompts)
 
 
 def timings(reports: Sequence[RequestReport], prompts: int = 1) -> dict[str, Any]:
@@ -77,6 +81,16 @@ def timings(reports: Sequence[RequestReport], prompts: int = 1) -> dict[str, Any
         told["draft_n"] = drafted
         told["draft_n_accepted"] = sum(r.accepted for r in reports)
     return told
+
+
+def prompt_progress(progress: PromptProgress) -> dict[str, float]:
+    """Return llama-server's numbers (tools/server/server-task.cpp, result_prompt_progress::to_json)."""
+    return {
+        "total": progress.total,
+        "cache": progress.cached,
+        "processed": progress.processed,
+        "time_ms": round(1e3 * progress.seconds, 3),
+    }
 
 
 def summary(

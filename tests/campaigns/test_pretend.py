@@ -1,4 +1,4 @@
-"""Policies on workloads without a model, at the proportions of a real one."""
+"""Budgets on workloads without a model, at the proportions of a real one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from llamahybrid.harness.workloads.multi_user import CROWDS
 from llamahybrid.harness.workloads.tokens import TOKEN_WORKLOADS, exact_append, long_prompt, mid_generation
 from tests.lab.in_process import oracle_ratio
-from tests.lab.pretend import QWEN36_27B, Ours, PretendSpeech, Server, play
+from tests.lab.pretend import QWEN36_27B, Ours, PretendSpeech, play
 
 GIB = 1 << 30
 
@@ -28,11 +28,12 @@ def test_a_budget_that_suffices_decodes_hardly_more_than_has_to_be(
     assert max(found) <= most
 
 
-def test_every_policy_hears_the_same_conversation() -> None:
+def test_every_budget_has_the_same_conversation() -> None:
     asked = []
-    for policy in (Ours(QWEN36_27B, GIB), Server(QWEN36_27B, GIB, 2)):
+    for gib in (1, 4):
         speech = PretendSpeech()
-        asked.append([(r.prompt, r.generated) for r in play(exact_append(speech), speech, policy)])
+        records = play(exact_append(speech), speech, Ours(QWEN36_27B, gib * GIB))
+        asked.append([(r.prompt, r.generated) for r in records])
     assert asked[0] == asked[1]
 
 
@@ -40,5 +41,4 @@ def test_starts_are_where_messages_and_thinking_start() -> None:
     speech = PretendSpeech()
     prompt = speech.message(5, "system") + speech.message(4) + speech.reply(thinking=True)
     assert speech.starts(prompt) == [5, 9, 12]
-    assert speech.user_starts(prompt) == [5]
     assert PretendSpeech(marked=False).starts(prompt) == []

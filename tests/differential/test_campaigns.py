@@ -9,8 +9,6 @@ from tests.lab.campaign import sweep
 from tests.lab.differential import check
 from tests.lab.history import Reopen, random_history, restarted
 
-LEAK = 4 << 20
-
 
 @pytest.mark.full
 def test_a_campaign_prints_the_worst_difference(capsys):
@@ -38,8 +36,9 @@ def test_a_campaign_ends_at_a_mismatch_and_prints_a_short_history(forgetful, mon
 
 @pytest.mark.full
 @pytest.mark.xdist_group("serial")
-def test_histories_on_one_model_leave_no_memory_behind(tiny_model):
-    histories, found, growth = fuzz.one_life(tiny_model("mamba"), until=0, seed=1)
-    assert histories == fuzz.WARM_UP + 1
-    assert found.requests > histories
-    assert growth < LEAK
+def test_histories_on_one_model_keep_to_the_budget_and_leave_no_memory_behind(tiny_model):
+    life = fuzz.one_life(tiny_model("qwen35", **fuzz.LARGE["qwen35"]), 1, until=0, least=20)
+    assert life.verdict.requests > life.histories
+    assert life.evictions > 0
+    assert life.budget / 2 < life.held <= life.budget
+    assert life.grown <= life.allowed

@@ -11,9 +11,7 @@ it is left out here.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import ctypes
 import dataclasses
 import json
 import random
@@ -32,16 +30,14 @@ import numpy.typing as npt
 from llamahybrid import Llama, tiny
 from llamahybrid.capi.gguf import Gguf
 from llamahybrid.errors import SnapshotError
+from llamahybrid.harness.hazards.context import FULL, ON_DEVICE, PARTIAL
+from llamahybrid.harness.hazards.model import ModelUnderTest
 from llamahybrid.memory.restore import restore
 from llamahybrid.prompt_cache.base import Segment
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES
 from tests.lab.campaign import main, silence
 from tests.lab.differential import Mismatch
 from tests.lab.reference import difference, output_row
-
-# isort: split
-import llama_cpp
-from llama_cpp import llama_cpp as native
 
 Bytes = npt.NDArray[np.uint8]
 ARCHITECTURES = ("qwen35", "jamba", "mamba", "lfm2", "gemma3", "llama")
@@ -222,79 +218,63 @@ def _hand_over(llm: Any, kind: str, record: Any) -> bool:
 # -- straight at the library ---------------------------------------------------------------------------
 
 
+WAYS = {
+    "sequence": FULL,
+    "partial": PARTIAL,
+    "device": FULL | ON_DEVICE,
+    "partial device": PARTIAL | ON_DEVICE,
+    "whole": None,
+}
+"""Ways to save a state, and the flags of those of a sequence."""
+
+
 def at_the_library(model: Path, seed: int, count: int) -> Counter[str]:
     """Hand `count` mutated states to the C API: nothing may die, and a refused one changes nothing.
 
     Raises:
         Damage: a refused load left other bytes or other logits behind.
     """
-    rng, outcomes = random.Random(seed), Counter[str]()
+    rng, outcomes, where = random.Random(seed), Counter[str](), f"{model.name}, seed {seed}"
     swa = {"swa_full": False} if rng.random() < 0.5 else {}
-    with closing(llama_cpp.Llama(str(model), **SHAPE, **swa)) as llm:
-        ways = {
-            "sequence": _Way(llm.ctx, 0),
-            "partial": _Way(llm.ctx, 1),
-            "device": _Way(llm.ctx, 2),
-            "partial device": _Way(llm.ctx, 3),
-            "whole": _Way(llm.ctx, None),
-        }
-        llm.eval(OTHER)
-        others = {name: way.save() for name, way in ways.items()}
-        llm.reset()
-        llm.eval(PROMPT)
-        sound = {name: way.save() for name, way in ways.items()}
-        llm.eval([5])
-        wanted = output_row(llm.ctx, -1, llm.n_vocab())
-        if ways["whole"].load(sound["whole"]) != len(sound["whole"]):
-            raise Damage(f"{model.name}, seed {seed}: the library does not read its own state")
-        for number in range(count):
-            name = rng.choice(list(ways))
-            if "device" in name:
-                sound[name] = ways[name].save()  # only the last one of a sequence is kept
-            before = ways["whole"].save()
-            blob = mutated_bytes(sound[name], others[name], rng)
-            read = ways[name].load(blob)
-            if read:
-                outcomes["taken"] += 1
-                with contextlib.suppress(RuntimeError):
-                    llm.eval([7])  # whatever was taken is decoded on, or refused
-                if ways["whole"].load(sound["whole"]) != len(sound["whole"]):
-                    raise Damage(f"{model.name}, seed {seed}, number {number}: no way back after {name}")
-            else:
-                outcomes["refused"] += 1
-                if not np.array_equal(ways["whole"].save(), before):
-                    raise Damage(f"{model.name}, seed {seed}, number {number}: refused {name} changed memory")
-        llm.n_tokens = len(PROMPT)
-        llm.eval([5])
-        if not difference(output_row(llm.ctx, -1, llm.n_vocab()), wanted) <= TOLERANCE:
-            raise Damage(f"{model.name}, seed {seed}: other logits after {count} records")
+    context = ModelUnderTest(str(model)).context(n_ctx=SHAPE["n_ctx"], **swa)
+
+    def save(way: str) -> Bytes:
+        flags = WAYS[way]
+        return np.frombuffer(context.save_whole() if flags is None else context.save(0, flags), np.uint8)
+
+    def load(way: str, blob: Bytes) -> bool:
+        flags = WAYS[way]
+        raw = blob.tobytes()
+        return context.load_whole(raw) if flags is None else context.read(raw, 0, flags) > 0
+
+    end = len(PROMPT)
+    context.grown(end, text=1)
+    others = {way: save(way) for way in WAYS}
+    context.rm(0, -1, -1)
+    context.grown(end)
+    sound = {way: save(way) for way in WAYS}
+    context.feed(end, end + 1)
+    wanted = context.logits()
+    if not load("whole", sound["whole"]):
+        raise Damage(f"{where}: the library does not read its own state")
+    for number in range(count):
+        way = rng.choice(list(WAYS))
+        if "device" in way:
+            sound[way] = save(way)  # only the last one of a sequence is kept
+        before = save("whole")
+        if load(way, mutated_bytes(sound[way], others[way], rng)):
+            outcomes["taken"] += 1
+            context.feed(end, end + 1)  # whatever was taken is decoded on, or refused
+            if not load("whole", sound["whole"]):
+                raise Damage(f"{where}, number {number}: no way back after {way}")
+        else:
+            outcomes["refused"] += 1
+            if not np.array_equal(save("whole"), before):
+                raise Damage(f"{where}, number {number}: refused {way} changed memory")
+    context.feed(end, end + 1)
+    if not difference(context.logits(), wanted) <= TOLERANCE:
+        raise Damage(f"{where}: other logits after {count} records")
     return outcomes
-
-
-class _Way:
-    """A pair of save and load functions of the C API; `flags`: of those of a sequence."""
-
-    def __init__(self, ctx: Any, flags: int | None) -> None:
-        self._ctx, self._flags = ctx, flags
-
-    def save(self) -> Bytes:
-        if self._flags is None:
-            out = np.zeros(native.llama_state_get_size(self._ctx), np.uint8)
-            return out[: native.llama_state_get_data(self._ctx, _pointer(out), out.nbytes)]
-        out = np.zeros(native.llama_state_seq_get_size_ext(self._ctx, 0, self._flags), np.uint8)
-        size = native.llama_state_seq_get_data_ext(self._ctx, _pointer(out), out.nbytes, 0, self._flags)
-        return out[:size]
-
-    def load(self, blob: Bytes) -> int:
-        """Bytes the library read; 0 where it refused."""
-        data = _pointer(np.ascontiguousarray(blob if blob.size else np.zeros(1, np.uint8)))
-        if self._flags is None:
-            return int(native.llama_state_set_data(self._ctx, data, blob.nbytes))
-        return int(native.llama_state_seq_set_data_ext(self._ctx, data, blob.nbytes, 0, self._flags))
-
-
-def _pointer(array: Bytes) -> Any:
-    return array.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
 
 
 # -- the campaign --------------------------------------------------------------------------------------

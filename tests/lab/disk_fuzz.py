@@ -114,37 +114,50 @@ def turn(cache: PromptCache, rng: random.Random) -> str:
     return plan.source
 
 
-def work(folder: str, seed: int, seconds: float, disk_bytes: int) -> None:
-    """Take turns for `seconds` in a process of its own; print each record once it is written, and counts."""
-    wrote = Tier.wrote
+def work(place: str, seed: int, seconds: float, n_bytes: int) -> None:
+    """Take turns for `seconds` in a process of its own; print counts, and each record that is on disk."""
+    wrote, remote = Tier.wrote, "://" in place
 
     def report(tier: Tier, key: bytes, n_bytes: int) -> None:
         wrote(tier, key, n_bytes)
         os.write(1, f"{key.hex()}\n".encode())
 
-    Tier.wrote = report  # type: ignore[method-assign,assignment]
-    cache, rng, sources = hasty(folder, disk_bytes), random.Random(seed), Counter[str]()
+    if not remote:
+        Tier.wrote = report  # type: ignore[method-assign,assignment]
+    cache, rng, sources = opened(place, n_bytes), random.Random(seed), Counter[str]()
     end = time.monotonic() + seconds
     while time.monotonic() < end:
+        if remote and rng.random() < 0.01:  # a new machine knows what the server has, no more
+            cache = opened(place, n_bytes)
+            sources["new machines"] += 1
         sources[turn(cache, rng)] += 1
     cache.close()
     check_integrity(cache)
-    os.write(1, json.dumps({"sources": sources, **cache.stats().extra}).encode() + b"\n")
+    os.write(1, json.dumps({**sources, **cache.stats().extra}).encode() + b"\n")
 
 
-def hasty(folder: str | Path, disk_bytes: int) -> PromptCache:
-    """A cache that writes everything, at once."""
-    cache = PromptCache(RAM_BYTES, folder, disk_bytes, 1 << 50)
+def opened(place: str, n_bytes: int) -> PromptCache:
+    """A cache on the server of a URL, or one in a folder that writes everything, at once."""
+    if "://" in place:
+        return PromptCache(RAM_BYTES, remote=place, remote_bytes=n_bytes)
+    cache = PromptCache(RAM_BYTES, place, n_bytes, 1 << 50)
     assert cache.disk is not None, "the folder cannot be used"
     cache.disk.writer.quiet_seconds = 0.0
     return cache
 
 
-def start(folder: Path, seed: int, seconds: float, disk_bytes: int) -> subprocess.Popen[str]:
+def start(place: str, seed: int, seconds: float, n_bytes: int) -> subprocess.Popen[str]:
     """`work` in a process of its own."""
-    code = f"from tests.lab.disk_fuzz import work; work({str(folder)!r}, {seed}, {seconds}, {disk_bytes})"
+    code = f"from tests.lab.disk_fuzz import work; work({place!r}, {seed}, {seconds}, {n_bytes})"
     pipe = subprocess.PIPE
     return subprocess.Popen([sys.executable, "-c", code], stdout=pipe, stderr=pipe, text=True)
+
+
+def counts(process: subprocess.Popen[str]) -> Counter[str]:
+    """Return a worker's counts at its end. Raises AssertionError where it has failed."""
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    return Counter(json.loads(out.splitlines()[-1]))
 
 
 def stored(folder: Path) -> tuple[BlockStore, dict[bytes, tuple[Item, Tokens]]]:
@@ -170,7 +183,7 @@ def kill_one(folder: Path, seed: int) -> tuple[int, int]:
     Raises AssertionError when a reported record is lost, or a wrong one accepted.
     """
     rng = random.Random(seed)
-    process = start(folder, seed, 60, 1 << 40)
+    process = start(str(folder), seed, 60, 1 << 40)
     assert process.stdout is not None
     reported = [process.stdout.readline()]  # it is at work
     time.sleep(rng.uniform(0, 0.4))
@@ -189,7 +202,7 @@ def kill_one(folder: Path, seed: int) -> tuple[int, int]:
             check_record(store, *there[key])
         except RecordError:
             damaged += 1
-    cache = hasty(folder, 1 << 40)  # and it goes on without repair
+    cache = opened(str(folder), 1 << 40)  # and it goes on without repair
     turn(cache, rng)
     cache.close()
     check_integrity(cache)
@@ -217,12 +230,11 @@ def hammer(processes: int, seconds: float, seed: int, console: Console) -> None:
     Raises AssertionError when one of them fails or is given anything wrong.
     """
     with tempfile.TemporaryDirectory() as folder:
-        crowd = [start(Path(folder), seed + n, seconds, DISK_BYTES) for n in range(processes)]
+        crowd = [start(folder, seed + n, seconds, DISK_BYTES) for n in range(processes)]
         for number, process in enumerate(crowd):
-            out, err = process.communicate()
-            assert process.returncode == 0, f"process {number}: {err}"
-            assert not json.loads(out.splitlines()[-1])["disk_failed"], f"process {number}: {err}"
-            console.print(f"process {number} (seed {seed + number}): {out.splitlines()[-1]}", soft_wrap=True)
+            told = counts(process)
+            assert not told["disk_failed"], f"process {number}: {told}"
+            console.print(f"process {number} (seed {seed + number}): {dict(told)}", soft_wrap=True)
 
 
 def main(

@@ -1,6 +1,6 @@
-"""Workloads without a model: what each policy would decode at sizes that nothing here could hold.
+"""Workloads without a model: tokens that would be decoded at sizes that nothing here could hold.
 
-The answers are made up, the same for every policy: all of them see the same conversations.
+The answers are made up, the same at every size: all see the same conversations.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 import numpy as np
 
@@ -18,38 +17,32 @@ from llamahybrid.prompt_cache import Costs, PromptCache
 from llamahybrid.prompt_cache.eviction import Eviction
 from tests.lab.fake_engine import FakeEngine, Kind
 from tests.lab.in_process import Record, played
-from tests.lab.server_rules import ServerRules, Sizes
 
 OPENING, THINK = 0, 1
 FIRST_WORD, WORDS = 2, 50_000
 
 
 class PretendSpeech(Speech):
-    """Speech of a vocabulary of its own; messages come out `longer` times as long as asked for."""
+    """Speech of a vocabulary of its own."""
 
-    def __init__(self, seed: int = 0, marked: bool = True, longer: int = 1) -> None:
+    def __init__(self, seed: int = 0, marked: bool = True) -> None:
         words = tuple(range(FIRST_WORD, FIRST_WORD + WORDS))
         super().__init__(Vocabulary(words, OPENING, THINK, (OPENING, THINK)), seed, marked)
-        self.marked, self._longer = marked, longer
-
-    def message(self, n: int, role: str = "user") -> list[int]:
-        return super().message(n * self._longer, role)
+        self.marked = marked
 
     def starts(self, prompt: Sequence[int]) -> list[int]:
         """Return the starts of messages and of marked parts of them, without the prompt's first token."""
         ids = np.array(prompt)
         return np.flatnonzero(np.isin(ids, (OPENING, THINK)))[1:].tolist() if self.marked else []
 
-    def user_starts(self, prompt: Sequence[int]) -> list[int]:
-        head = self._roles["user"]
-        return [i for i in [0, *self.starts(prompt)] if self.marked and list(prompt[i : i + 3]) == head]
-
 
 @dataclass(frozen=True)
 class Scale:
-    """A model's sizes and costs, with all bytes divided by `divisor` so that a test can hold them."""
+    """A model's sizes and costs; all bytes are divided by `divisor`, so that a test can hold them."""
 
-    sizes: Sizes
+    snapshot: int
+    token: int
+    """Attention KV of a token."""
     costs: Costs
     vocabulary: int
     divisor: int
@@ -60,19 +53,14 @@ class Scale:
 
 
 QWEN36_27B = Scale(
-    sizes=Sizes(snapshot=150 << 20, token=64 << 10),
+    snapshot=150 << 20,
+    token=64 << 10,
     costs=Costs(token_seconds=0.2, prefill_seconds=0.03, snapshot_seconds=0.03, restore_seconds=0.03),
     vocabulary=248_320,
     divisor=64,
 )
 """150 MiB a snapshot and 64 KiB of attention KV a token, on a CPU that decodes 5 tokens a second, reads 33
 and copies 5 GB."""
-
-ON_A_GPU = replace(
-    QWEN36_27B,
-    costs=Costs(token_seconds=25e-3, prefill_seconds=1e-3, snapshot_seconds=15e-3, restore_seconds=15e-3),
-)
-"""The same where a small batch costs as much as forty tokens of a large one: few cuts are affordable."""
 
 
 class Ours:
@@ -81,13 +69,13 @@ class Ours:
     def __init__(
         self, scale: Scale, ram_bytes: float, kind: Kind = "hybrid", eviction: Eviction | None = None
     ) -> None:
-        snapshot = scale.bytes(scale.sizes.snapshot)
+        snapshot = scale.bytes(scale.snapshot)
         self.engine = FakeEngine(
             PromptCache(scale.bytes(ram_bytes), eviction=eviction),
             kind,
             costs=replace(scale.costs, snapshot_bytes=snapshot),
             snapshot_bytes=snapshot,
-            token_bytes=scale.bytes(scale.sizes.token),
+            token_bytes=scale.bytes(scale.token),
             vocabulary=scale.vocabulary // scale.divisor,
         )
 
@@ -97,37 +85,22 @@ class Ours:
         return self.engine.prefilled - before + len(answer) - 1
 
 
-class Server:
-    """llama-server's rules within `ram_bytes` real bytes, of which `checkpoints` in its slot take theirs."""
-
-    def __init__(self, scale: Scale, ram_bytes: float, checkpoints: int) -> None:
-        rest = int(ram_bytes) - checkpoints * scale.sizes.snapshot
-        self.rules = ServerRules(scale.sizes, max(0, rest), checkpoints)
-
-    def ask(self, speech: PretendSpeech, prompt: Sequence[int], answer: Sequence[int]) -> int:
-        return self.rules.request(prompt, speech.user_starts(prompt), answer)
-
-
-Policy: TypeAlias = Ours | Server
-"""A policy that decides which tokens are decoded again."""
-
-
-def play(conversation: Conversation, speech: PretendSpeech, policy: Policy) -> Iterator[Record]:
+def play(conversation: Conversation, speech: PretendSpeech, ours: Ours) -> Iterator[Record]:
     """Run a conversation to its end, one record for each request."""
 
     def ask(request: Request) -> tuple[Record, Answer]:
         prompt = tuple(request.tokens)
         answer = made_up(prompt, request.max_tokens, request.seed)
-        return Record(prompt, answer, policy.ask(speech, prompt, answer)), Answer(answer, str)
+        return Record(prompt, answer, ours.ask(speech, prompt, answer)), Answer(answer, str)
 
     return played(conversation, ask)
 
 
 def interleaved(
-    starts: Sequence[Callable[[Speech], Conversation]], speech: PretendSpeech, policy: Policy
+    starts: Sequence[Callable[[Speech], Conversation]], speech: PretendSpeech, ours: Ours
 ) -> Iterator[Record]:
     """Run conversations side by side, a request of each in turn."""
-    running = [play(start(speech), speech, policy) for start in starts]
+    running = [play(start(speech), speech, ours) for start in starts]
     while running:
         for conversation in list(running):
             record = next(conversation, None)

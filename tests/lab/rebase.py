@@ -15,8 +15,8 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from llamahybrid.engine import patched, sdist, series
@@ -72,20 +72,14 @@ class Carried:
     name: str
     text: str = ""
     """The patch for the new source; empty: none."""
-    conflicts: Mapping[str, int] = field(default_factory=dict)
-    """File to the number of conflicts in it."""
-    missing: Sequence[str] = ()
-    """Files of the patch that the new source lacks; the patch is merged without them."""
+    conflicts: Sequence[str] = ()
+    """Files that git could not merge, those that the new source lacks among them."""
 
     @property
     def outcome(self) -> str:
         if self.conflicts:
-            places = sum(self.conflicts.values())
-            return f"{places} conflict{'s' * (places != 1)} in {', '.join(self.conflicts)}"
-        if not self.text:
-            why = f"it changes {', '.join(self.missing)} alone" if self.missing else "upstream has it"
-            return f"nothing is left of it: {why}"
-        return f"merged without {', '.join(self.missing)}" if self.missing else "merged"
+            return f"conflicts in {', '.join(self.conflicts)}"
+        return "merged" if self.text else "upstream has it"
 
 
 def latest() -> str:
@@ -220,26 +214,13 @@ class _Git:
 
 def _pick(git: _Git, name: str) -> Carried:
     """Merge one patch into the tree; a conflict leaves the tree unchanged."""
-    missing: list[str] = []
     if git.run("cherry-pick", tag(name)).returncode:
-        unmerged = git("diff", "--name-only", "--diff-filter=U").split()
-        missing = [file for file in unmerged if not git("ls-files", "--stage", file).count(" 2\t")]
-        conflicts = {
-            file: max(1, len(re.findall(rb"^<{7} ", (git.tree / file).read_bytes(), re.MULTILINE)))
-            for file in unmerged
-            if file not in missing
-        }
-        if conflicts:
-            git("cherry-pick", "--abort")
-            return Carried(name, conflicts=conflicts, missing=missing)
-        if missing:
-            git("rm", "--quiet", "--force", *missing)
-        if git.run("diff", "--cached", "--quiet").returncode == 0:
-            git("cherry-pick", "--skip")
-            return Carried(name, missing=missing)
-        git("-c", "core.editor=true", "cherry-pick", "--continue")
-    text = git("format-patch", "-1", "--stdout", "--zero-commit", "--no-signature", "--no-numbered")
-    return Carried(name, text, missing=missing)
+        conflicts = git("diff", "--name-only", "--diff-filter=U").split()
+        git("cherry-pick", "--abort" if conflicts else "--skip")
+        return Carried(name, conflicts=conflicts)
+    return Carried(
+        name, git("format-patch", "-1", "--stdout", "--zero-commit", "--no-signature", "--no-numbered")
+    )
 
 
 def report(carried: list[Carried], target: Target, base: str, folder: Path | None, tree: Path | None) -> None:
@@ -250,7 +231,7 @@ def report(carried: list[Carried], target: Target, base: str, folder: Path | Non
         tests = home.glob(f"*/test_{series.number(patch.name)}_*.py") if patch.text else ()
         named = "".join(f", {file.relative_to(home.parent).as_posix()}" for file in sorted(tests))
         print(f"  {tag(patch.name)}: {patch.outcome}{named}")
-    done = sum(bool(patch.text) and not patch.missing for patch in carried)
+    done = sum(bool(patch.text) for patch in carried)
     print(f"{done} of {len(carried)} merged; a merged patch need not compile or cure its fault")
     picks = "; ".join(f"git cherry-pick {tag(patch.name)}" for patch in carried if patch.conflicts)
     if picks:
@@ -287,7 +268,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     report(carried, target, base, folder, given.tree)
-    return int(any(patch.conflicts or patch.missing for patch in carried))
+    return int(any(patch.conflicts for patch in carried))
 
 
 if __name__ == "__main__":

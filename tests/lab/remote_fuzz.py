@@ -2,7 +2,7 @@
 
 ``python -m tests.lab.remote_fuzz --blows 50 [--machines 3] [--seed 1]``
 
-Each machine is a thread with a cache of its own on one Redis server. States are made up, so that right and
+Each machine is a process with a cache of its own on one Redis server. States are made up, so that right and
 wrong records can be told apart (`disk_fuzz`); bytes on the server change, too. Exit status 1 at the first
 wrong state.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import random
 import tempfile
-import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -21,44 +20,15 @@ import redis
 import typer
 from rich.console import Console
 
-from llamahybrid.prompt_cache.cache import PromptCache
 from llamahybrid.prompt_cache.remote import PREFIX
-from tests.lab.disk_fuzz import turn
-from tests.lab.integrity import check_integrity
+from tests.lab.campaign import reported
+from tests.lab.disk_fuzz import counts, start
 from tests.lab.redis_server import PROGRAM, RedisServer
 
-RAM_BYTES = 12 << 20
 REMOTE_BYTES = 48 << 20
-
-
-class Machine(threading.Thread):
-    """Takes turns on a cache of its own until `stop` is set."""
-
-    def __init__(self, url: str, seed: int) -> None:
-        super().__init__(daemon=True)
-        self.rng = random.Random(seed)
-        self.url = url
-        self.cache = self._opened()
-        self.sources: Counter[str] = Counter()
-        self.restarts = 0
-        self.wrong: BaseException | None = None
-        self.stop = threading.Event()
-
-    def _opened(self) -> PromptCache:
-        return PromptCache(RAM_BYTES, remote=self.url, remote_bytes=REMOTE_BYTES)
-
-    def run(self) -> None:
-        try:
-            while not self.stop.is_set():
-                if self.rng.random() < 0.01:  # a machine is new: it knows what the server has, no more
-                    self.cache, self.restarts = self._opened(), self.restarts + 1
-                self.sources[turn(self.cache, self.rng)] += 1
-            check_integrity(self.cache)
-        except BaseException as error:
-            self.wrong = error
-
-
 BLOWS = ("pause", "pause", "kill", "kill", "flush", "damage", "drop")
+BLOW_SECONDS = 2.5
+"""Longest pause before a blow, and the blow."""
 
 
 def strike(server: RedisServer, rng: random.Random) -> str:
@@ -83,55 +53,37 @@ def strike(server: RedisServer, rng: random.Random) -> str:
     return how
 
 
-def play(blows: int, machines: int, seed: int, most_seconds: float) -> dict[str, Any]:
-    """Strike the server `blows` times, for `most_seconds` at most; return counts. Raises AssertionError."""
-    rng, blow = random.Random(seed), Counter[str]()
+def play(blows: int, machines: int, seed: int) -> Counter[str]:
+    """Strike the server `blows` times; the blows and what the machines counted. Raises AssertionError."""
+    rng, total = random.Random(seed), Counter[str]()
     with tempfile.TemporaryDirectory() as folder:
         server = RedisServer(Path(folder), keep=bool(seed % 2))
-        all_ = [Machine(server.url, 1000 * seed + i) for i in range(machines)]
-        for machine in all_:
-            machine.start()
-        end = time.monotonic() + most_seconds
+        seconds = BLOW_SECONDS * blows + 5
+        crowd = [start(server.url, 1000 * seed + i, seconds, REMOTE_BYTES) for i in range(machines)]
         for _ in range(blows):
-            if time.monotonic() > end:
-                break
-            time.sleep(rng.uniform(0.2, 1.5))
+            time.sleep(rng.uniform(0.2, 1.0))
             try:
-                blow[strike(server, rng)] += 1
+                total[strike(server, rng)] += 1
             except redis.RedisError:
-                blow["missed"] += 1
-        while time.monotonic() < end and not any(m.sources["remote"] or m.wrong for m in all_):
-            time.sleep(0.05)  # a slow machine, which has played few turns between the blows
-        for machine in all_:
-            machine.stop.set()
-        for machine in all_:
-            machine.join(60)
-            assert not machine.is_alive(), "a machine hangs"
-            if machine.wrong is not None:
-                raise machine.wrong
+                total["missed"] += 1
+        for machine in crowd:
+            total += counts(machine)
         server.kill()
-    extra: Counter[str] = sum((Counter(m.cache.stats().extra) for m in all_), Counter())
-    return {
-        "blows": dict(blow),
-        "turns": dict(sum((m.sources for m in all_), Counter())),
-        "new machines": sum(m.restarts for m in all_),
-        "damaged": extra["remote_damaged"],
-        "refused": extra["remote_errors"],
-    }
+    return total
 
 
 def main(
     blows: Annotated[int, typer.Option(min=1)] = 50,
     machines: Annotated[int, typer.Option(min=1)] = 3,
     seed: int = 1,
-    seconds: Annotated[float, typer.Option(help="at most")] = 600.0,
 ) -> None:
     """Play, and print what happened."""
     console = Console()
     if PROGRAM is None:
         console.print("left out: neither redis-server nor valkey-server is installed")
         return
-    console.print(f"seed {seed}:", play(blows, machines, seed, seconds))
+    with reported(console, f"seed {seed}"):
+        console.print(f"seed {seed}:", dict(play(blows, machines, seed)))
 
 
 if __name__ == "__main__":

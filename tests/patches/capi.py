@@ -1,7 +1,8 @@
-"""The C API as the probes use it, and the child process that runs one probe against one library.
+"""The C API as the tests use it, and the child process that runs a test against one library.
 
-`python capi.py MODULE PROBE MODEL` imports MODULE from this folder and prints PROBE(MODEL) as JSON: a library
-that dies takes only this process with it. Which library is loaded is decided by `LLAMAHYBRID_ENGINE`.
+A test with the argument `path` runs in a process of its own (conftest.py): a library that dies takes only
+this process with it. `python capi.py MODULE TEST JSON` imports MODULE from this folder and calls TEST with
+these arguments. Which library is loaded is decided by `LLAMAHYBRID_ENGINE`.
 """
 
 from __future__ import annotations
@@ -11,36 +12,57 @@ import ctypes
 import importlib
 import json
 import sys
+import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from llamahybrid.engine import installed
 from llamahybrid.harness.hazards import context
-from llamahybrid.harness.hazards.context import FULL, ON_DEVICE, PARTIAL, lib
-from llamahybrid.harness.hazards.effect import Logits, gap
+from llamahybrid.harness.hazards.context import (
+    FULL,
+    ON_DEVICE,
+    PARTIAL,
+    SPLIT,
+    TWO,
+    lib,
+    load_range,
+    save_range,
+)
+from llamahybrid.harness.hazards.effect import Gap, NotApplicable, gap
 from llamahybrid.harness.hazards.model import ModelUnderTest
 
 __all__ = [
-    "EXACT",
     "FULL",
     "ON_DEVICE",
     "PARTIAL",
+    "SPLIT",
+    "TWO",
     "Context",
-    "continued",
-    "difference",
-    "fresh",
+    "NotApplicable",
     "function",
+    "gap",
     "lib",
+    "load_range",
+    "on",
+    "save_range",
+    "sound",
     "split",
 ]
 
-EXACT = 1e-4  # two clean runs differ by less, as a part of the range of the logits
+FLASH = {"flash_attn_type": 1}
+"""Attention whose values are in rows: only those can be split over devices."""
+
+FAILED, SKIPPED = 77, 78
+"""Exit statuses of a test that failed, and of one that cannot run here."""
 
 
-def difference(got: Logits, wanted: Logits) -> float:
-    """Largest difference of two logit rows, as a part of the wanted row's range; infinite when not finite."""
-    apart = gap(got, wanted)
-    return apart.largest / apart.span
+def on(*archs: str, windowed: Sequence[str] = (), **sizes: int) -> pytest.MarkDecorator:
+    """A test on models of these architectures, and on some with a window of 16 tokens: its `path`."""
+    models = [(arch, sizes) for arch in archs] + [(arch, {**sizes, "window": 16}) for arch in windowed]
+    return pytest.mark.parametrize("path", models, indirect=True, ids=[arch for arch, _ in models])
 
 
 class Context(context.Context):
@@ -48,30 +70,16 @@ class Context(context.Context):
 
     def __init__(self, path: str, **params: Any) -> None:
         super().__init__(ModelUnderTest(path), params)
-        self.path = path
 
     def feed(self, begin: int, end: int, seq: int = 0, *, text: int | None = None, chunk: int = 256) -> int:
         """As the hazard catalogue does, by default with a text of its own for each sequence."""
         return super().feed(begin, end, seq, text=seq if text is None else text, chunk=chunk)
 
-    def ends(self, seq: int = 0) -> tuple[int, int]:
-        """First and last position the memory reports for `seq`."""
-        return int(lib.llama_memory_seq_pos_min(self.memory, seq)), self.last(seq)
 
-
-def fresh(path: str, length: int, *, text: int = 0, seq: int = 0, **params: Any) -> Logits:
-    """Logits at position `length` of the test text in a context that saw nothing else."""
-    context = Context(path, **params)
-    assert context.feed(0, length, seq, text=text) == 0
-    assert context.feed(length, length + 1, seq, text=text) == 0
-    return context.logits()
-
-
-def continued(context: Context, path: str, length: int, seq: int = 0, **params: Any) -> float | None:
-    """Return the difference of logits after a token at position `length`; None for a refused decode."""
-    if context.feed(length, length + 1, seq):
-        return None
-    return difference(context.logits(), fresh(path, length, text=seq, seq=seq, **params))
+def sound(context: context.Context, length: int, seq: int = 0, *, text: int | None = None) -> bool:
+    """Tell whether a token at `length` is decoded with the logits of a context that saw its text alone."""
+    found = context.goes_on(length, seq, text=seq if text is None else text)
+    return isinstance(found, Gap) and found.exact
 
 
 def split(tested: ModelUnderTest) -> ModelUnderTest:
@@ -93,21 +101,27 @@ def split(tested: ModelUnderTest) -> ModelUnderTest:
     return other
 
 
-MISSING = 77
-"""Exit status of a probe whose function the library has not."""
-
-
 def function(name: str, result: Any, *arguments: Any) -> Any:
-    """A function of the library that only a patch has; the process ends where there is none."""
+    """A function of the library that only a patch has. Raises AssertionError where there is none."""
     found = getattr(lib._lib, name, None)
-    if found is None:
-        print(f"no function {name}", file=sys.stderr)
-        sys.exit(MISSING)
+    assert found is not None, f"no function {name}"
     found.restype, found.argtypes = result, arguments
     return found
 
 
+def main(module: str, test: str, arguments: str) -> int:
+    """Run a test in this process; its exit status."""
+    try:
+        getattr(importlib.import_module(module), test)(**json.loads(arguments))
+    except (AssertionError, NotApplicable, pytest.fail.Exception):
+        traceback.print_exc()
+        return FAILED
+    except pytest.skip.Exception as reason:
+        print(reason, file=sys.stderr)
+        return SKIPPED
+    return 0
+
+
 if __name__ == "__main__":
     sys.modules["capi"] = sys.modules["__main__"]
-    module, probe, model = sys.argv[1:]
-    print(json.dumps(getattr(importlib.import_module(module), probe)(model)))
+    sys.exit(main(*sys.argv[1:]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 
-from capi import FULL, Context, lib
+from capi import FULL, Context, function
 
 _TAKE = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 
@@ -25,15 +25,10 @@ class Runs:
         return self.runs[0][0]
 
 
-def told() -> bool:
-    """The library hands out states in pieces (0018)."""
-    return hasattr(lib._lib, "llama_state_seq_write_ext")
-
-
 def of(context: Context, seq: int, count: int) -> Runs:
     """Return the runs of a sequence's `count` cells: tensor data is handed out in place."""
-    write = lib._lib.llama_state_seq_write_ext
-    write.restype = ctypes.c_size_t
+    write = function("llama_state_seq_write_ext", ctypes.c_size_t)
+    write.argtypes = None
     row, runs = 0, []
 
     def take(data: int, size: int, _: object) -> bool:

@@ -3,6 +3,8 @@
 Stock is the library of llama-cpp-python; patched is the folder that `LLAMAHYBRID_TEST_LIB` names. A run tests
 one of them. A test needs the patch that its file is named after, its case's (`number`, or its probe's) and
 those of the mark `needs`; on a library that lacks one it must fail, which only the full suite (`-m ""`) runs.
+The mark `right_on_stock` is for what stock does right, too, and a patch must not break. A test with the
+argument `path`, a model that `capi.on` names, runs in a process of its own.
 
 The catalogue (`llamahybrid.harness.hazards`, tests/harness/hazards) has what users meet, one situation a
 probe. Here is what it cannot show: functions that only the patches have (0014 to 0016), what an operation
@@ -21,9 +23,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
+from inspect import signature
 from pathlib import Path
-from typing import Any, TypeAlias
 
+import capi
 import more_models
 import pytest
 
@@ -31,46 +34,52 @@ from llamahybrid.engine.bindings import stock
 from llamahybrid.harness.hazards import runner
 from llamahybrid.harness.hazards.catalogue import find
 from llamahybrid.harness.hazards.effect import Effect
+from tests.conftest import TinyModel
 from tests.lab.patched_library import PATCHED, marks
 
 HERE = Path(__file__).parent
-MISSING = 77
-"""Exit status of a probe whose function the library has not (capi.py, which loads the library)."""
-
-Probe: TypeAlias = Callable[[str], Any]
-Run: TypeAlias = Callable[[Probe, Path], Any]
 
 
-class Died(AssertionError):
-    """The child process was killed by the library it ran."""
+class Failed(AssertionError):
+    """A test failed, or died, in its process."""
 
 
-def _environment(folder: str) -> dict[str, str]:
-    """A child's environment that loads the libraries in `folder`, or stock ones when it is empty."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test with the argument `path` in a process of its own, on the library under test."""
+    if pyfuncitem.path.parent != HERE or "path" not in pyfuncitem.fixturenames:
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in signature(pyfuncitem.function).parameters}
     quiet = {"GGML_NO_BACKTRACE": "1", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    return {**os.environ, **quiet, "LLAMAHYBRID_ENGINE": folder or "stock"}
-
-
-def _run(folder: str, probe: Probe, model: Path) -> Any:
+    command = [sys.executable, HERE / "capi.py", pyfuncitem.path.stem, pyfuncitem.originalname]
     child = subprocess.run(
-        [sys.executable, HERE / "capi.py", probe.__module__.rpartition(".")[2], probe.__name__, model],
-        env=_environment(folder),
+        [*command, json.dumps(arguments)],
+        env={**os.environ, **quiet, "LLAMAHYBRID_ENGINE": PATCHED or "stock"},
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
-    if child.returncode < 0:
-        raise Died(f"{probe.__name__} died of signal {-child.returncode}: {child.stderr[-400:]}")
-    assert child.returncode != MISSING, child.stderr
+    if child.returncode == capi.SKIPPED:
+        pytest.skip(child.stderr.strip())
+    if child.returncode < 0 or child.returncode == capi.FAILED:
+        raise Failed(f"exit status {child.returncode}: {child.stderr[-2000:]}")
     if child.returncode:
-        raise RuntimeError(f"{probe.__name__} failed: {child.stderr[-2000:]}")
-    return json.loads(child.stdout)
+        raise RuntimeError(f"the situation was not reached: {child.stderr[-2000:]}")
+    return True
+
+
+@pytest.fixture
+def path(request: pytest.FixtureRequest, tiny_model: TinyModel, more_model: Callable[[str], Path]) -> str:
+    """The path of the model that `capi.on` names."""
+    arch, sizes = request.param
+    made = more_model(arch) if arch in more_models.NAMES else tiny_model(arch, **sizes)
+    return str(made)
 
 
 @pytest.fixture(scope="session")
 def more_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """`more_model(arch)`: the path of one of `more_models.SPECS`, made once, beside a draft for gemma4."""
+    """`more_model(name)`: the path of one of `more_models.NAMES`, made once, beside a draft for gemma4."""
     folder = tmp_path_factory.mktemp("more")
     more_models.make_assistant(folder / "assistant.gguf")
 
@@ -81,9 +90,7 @@ def more_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     return make
 
 
-_UNDER_TEST = [pytest.param(PATCHED, id="patched" if PATCHED else "stock")]
-_FAIL_ON_STOCK = {"run", "catalogued", "libraries"}
-_PASS_ON_STOCK = {"run_both"}
+_FAIL_ON_STOCK = {"path", "catalogued", "libraries"}
 
 
 @pytest.hookimpl(tryfirst=True)  # before items are chosen by their marks
@@ -96,17 +103,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent != HERE:
             continue
-        fixtures = set(getattr(item, "fixturenames", ()))
-        if fixtures & (_FAIL_ON_STOCK | _PASS_ON_STOCK):
-            item.add_marker("patched")
-        if fixtures & _PASS_ON_STOCK and not PATCHED:
-            item.add_marker("full")
-        if fixtures & _FAIL_ON_STOCK:
-            numbers = _patches(item)
-            if not numbers:
-                raise pytest.UsageError(f"{item.nodeid} names no patch, and is to fail without one")
-            for mark in marks(numbers):
-                item.add_marker(mark)
+        if not _FAIL_ON_STOCK & set(getattr(item, "fixturenames", ())):
+            continue
+        item.add_marker("patched")
+        if item.get_closest_marker("right_on_stock"):
+            if not PATCHED:
+                item.add_marker("full")
+            continue
+        numbers = _patches(item)
+        if not numbers:
+            raise pytest.UsageError(f"{item.nodeid} names no patch, and is to fail without one")
+        for mark in marks(numbers):
+            item.add_marker(mark)
 
 
 def _patches(item: pytest.Item) -> set[str]:
@@ -122,29 +130,16 @@ def _patches(item: pytest.Item) -> set[str]:
     return numbers
 
 
-@pytest.fixture(params=_UNDER_TEST)
-def run(request: pytest.FixtureRequest) -> Run:
-    """`run(probe, model)`: what the probe returns in a process of its own with this library."""
-
-    return lambda probe, model: _run(request.param, probe, model)
-
-
-@pytest.fixture(params=_UNDER_TEST)
-def catalogued(request: pytest.FixtureRequest) -> Callable[[str, Path], Effect]:
-    """`catalogued(id, model)`: the outcome of the catalogue's probe of this id with this library."""
-    library = runner.library(Path(request.param) if request.param else stock())
-    return lambda name, model: runner.run_on(model, find(name), library, seconds=120)
-
-
-@pytest.fixture(params=_UNDER_TEST)
-def libraries(request: pytest.FixtureRequest) -> Path:
+@pytest.fixture
+def libraries() -> Path:
     """The folder of the libraries under test."""
-    folder = Path(request.param) if request.param else stock()
+    folder = Path(PATCHED) if PATCHED else stock()
     assert folder is not None
     return folder
 
 
-@pytest.fixture(params=_UNDER_TEST)
-def run_both(request: pytest.FixtureRequest) -> Run:
-    """`run` for what stock does right too, and a patch must not break."""
-    return lambda probe, model: _run(request.param, probe, model)
+@pytest.fixture
+def catalogued(libraries: Path) -> Callable[[str, Path], Effect]:
+    """`catalogued(id, model)`: the outcome of the catalogue's probe of this id with this library."""
+    library = runner.library(libraries)
+    return lambda name, model: runner.run_on(model, find(name), library, seconds=120)

@@ -72,25 +72,24 @@ SPECS = {
 """Their memories: llama_kv_cache_dsa_iswa, ..._dsa, ..._msa, ..._iswa."""
 
 
-def make(arch: str, out: Path) -> Path:
-    """A tiny model of one of `SPECS`, written to `out`."""
+LONG_ROWS: Hparams = {
+    "ssm.inner_size": 32 * 128,
+    "ssm.state_size": 128,
+    "ssm.time_step_rank": 32,
+    "ssm.group_count": 32,
+}
+"""A qwen35 with these has recurrent states of 2 MiB a layer."""
+
+NAMES = (*SPECS, "long-rows")
+
+
+def make(name: str, out: Path) -> Path:
+    """A tiny model of one of `NAMES`, written to `out`."""
+    long = (*tiny_specs.SPECS["qwen35"], LONG_ROWS)
+    arch, specs = ("qwen35", long) if name == "long-rows" else (name, SPECS[name])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(tiny_specs.SPECS, arch, SPECS[arch])
+        patch.setitem(tiny_specs.SPECS, arch, specs)
         return tiny.make(arch, out)
-
-
-def make_long_rows(out: Path) -> Path:
-    """A qwen35 whose recurrent states are 2 MiB a layer."""
-    heads, head = 32, 128
-    longer: Hparams = {
-        "ssm.inner_size": heads * head,
-        "ssm.state_size": head,
-        "ssm.time_step_rank": heads,
-        "ssm.group_count": heads,
-    }
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(tiny_specs.SPECS, "qwen35", (*tiny_specs.SPECS["qwen35"], longer))
-        return tiny.make("qwen35", out)
 
 
 def make_assistant(out: Path) -> Path:

@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-import pytest
-from capi import EXACT, Context, continued, lib
-
-SPLIT = {"n_seq_max": 2, "kv_unified": False}
+from capi import SPLIT, Context, lib, on, sound
 
 
-def far_sequence(path):
-    context = Context(path, **SPLIT)
-    context.feed(0, 12)
+@on("llama", "qwen35", windowed=("gemma3", "lfm2"))
+def test_a_sequence_without_a_stream_is_refused(path):
+    context = Context(path, **SPLIT).grown(12)
     context.cp(0, 5)
     context.cp(5, 0)
     lib.llama_memory_seq_add(context.memory, 5, 0, -1, 3)
     lib.llama_memory_seq_div(context.memory, 5, 0, -1, 3)
-    said = [context.rm(5, -1, -1), context.rm(5, 3, 5), context.read(context.save(), 5), *context.ends(5)]
-    return said, continued(context, path, 12, **SPLIT)
+    assert not context.rm(5, -1, -1)
+    assert not context.rm(5, 3, 5)
+    assert not context.read(context.save(), 5)
+    assert (context.first(5), context.last(5)) == (-1, -1)
+    assert sound(context, 12)
 
 
-def keep_a_far_sequence(path):
-    context = Context(path, **SPLIT)
-    context.feed(0, 12)
+@on("llama")
+def test_keeping_a_sequence_without_a_stream_changes_nothing(path):
+    context = Context(path, **SPLIT).grown(12)
     lib.llama_memory_seq_keep(context.memory, 5)
-    return continued(context, path, 12, **SPLIT)
-
-
-@pytest.mark.parametrize(
-    ("arch", "window"), [("llama", None), ("gemma3", 16), ("qwen35", None), ("lfm2", 16)]
-)
-def test_a_sequence_without_a_stream_is_refused(run, tiny_model, arch, window):
-    said, off = run(far_sequence, tiny_model(arch, window=window))
-    assert said == [False, False, 0, -1, -1]
-    assert off < EXACT
-
-
-def test_keeping_a_sequence_without_a_stream_changes_nothing(run, tiny_model):
-    assert run(keep_a_far_sequence, tiny_model("llama")) < EXACT
+    assert sound(context, 12)

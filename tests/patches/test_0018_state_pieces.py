@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import ctypes
 
-import more_models
-import pytest
-from capi import FULL, ON_DEVICE, PARTIAL, Context, fresh, function, split
-
-from llamahybrid.harness.hazards.context import save_range
-from llamahybrid.harness.hazards.effect import NotApplicable, gap
+from capi import (
+    FLASH,
+    FULL,
+    ON_DEVICE,
+    PARTIAL,
+    Context,
+    NotApplicable,
+    function,
+    on,
+    save_range,
+    sound,
+    split,
+)
 
 BUFFER = 1 << 20
 TAKE = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
-FLASH = {"flash_attn_type": 1}
-"""Attention whose values are in rows: only those can be split."""
 
 
 class Pieces:
@@ -34,6 +39,7 @@ class Pieces:
 
     def _write(self, name, *arguments):
         write = function(f"llama_state_seq_write_{name}", ctypes.c_size_t)
+        write.argtypes = None
         return write(ctypes.c_void_p(self.context.ctx), *arguments, TAKE(self._take), None)
 
     def _take(self, data, size, _):
@@ -59,60 +65,37 @@ def in_pieces(context, begin, end):
     return max(length for each in (state, part, middle) for length in each.lengths)
 
 
-def state_in_pieces(path):
-    context = Context(path)
-    assert context.feed(0, 40) == 0
-    return in_pieces(context, 10, 30)
+def on_split_tensors(path, length, **shape):
+    """A context on split tensors that holds so many tokens."""
+    context = Context(path, **FLASH, **shape).grown(length)
+    other = split(context.tested).context(**FLASH, **shape)
+    assert other.load(context.save())
+    return other
 
 
-@pytest.mark.parametrize("arch", ["qwen35", "jamba", "mamba", "gemma3", "llama"])
-def test_state_in_pieces_is_the_state_in_one(run, tiny_model, arch):
-    assert run(state_in_pieces, tiny_model(arch)) > 0
+@on("qwen35", "jamba", "mamba", "gemma3", "llama")
+def test_state_in_pieces_is_the_state_in_one(path):
+    assert in_pieces(Context(path).grown(40), 10, 30) > 0
 
 
-def pieces_ended(path):
-    """Bytes of stopped and of impossible writes; whether the state stayed, and the context goes on."""
-    context = Context(path)
-    assert context.feed(0, 40) == 0
+@on("qwen35", "mamba", "llama")
+def test_stopped_and_impossible_writes_return_0_and_change_nothing(path):
+    context = Context(path).grown(40)
     before = context.save()
-    written = [Pieces(context, most).state() for most in (0, 4, len(before) // 2, len(before) - 1)]
-    written += [Pieces(context).state(seq=seq) for seq in (-7, 300)]
-    written += [Pieces(context).state(ON_DEVICE), Pieces(context).range(30, 10)]
+    assert not any(Pieces(context, most).state() for most in (0, 4, len(before) // 2, len(before) - 1))
+    assert not any(Pieces(context).state(seq=seq) for seq in (-7, 300))
+    assert not Pieces(context).state(ON_DEVICE)
+    assert not Pieces(context).range(30, 10)
     assert context.save() == before
-    assert context.feed(40, 41) == 0
-    assert gap(context.logits(), fresh(path, 40)).exact
-    return written
+    assert sound(context, 40)
 
 
-@pytest.mark.parametrize("arch", ["qwen35", "mamba", "llama"])
-def test_stopped_and_impossible_writes_return_0_and_change_nothing(run, tiny_model, arch):
-    assert run(pieces_ended, tiny_model(arch)) == [0] * 8
+@on("qwen35", "llama", "lfm2", embd=192)
+def test_piece_of_a_split_tensor_is_whole_rows(path):
+    """One tensor is longer than the buffer, which rows of KV at this width do not fill."""
+    assert in_pieces(on_split_tensors(path, 3000, n_ctx=4096, n_ubatch=256), 10, 2900) == 1048320
 
 
-def split_in_pieces(path):
-    """3,000 tokens on split tensors, one of which is longer than the buffer."""
-    shape = {**FLASH, "n_ctx": 4096, "n_ubatch": 256}
-    context = Context(path, **shape)
-    assert context.feed(0, 3000) == 0
-    other = split(context.tested).context(**shape)
-    assert other.load(context.save())
-    return in_pieces(other, 10, 2900)
-
-
-@pytest.mark.parametrize("arch", ["qwen35", "llama", "lfm2"])
-def test_piece_of_a_split_tensor_is_whole_rows(run, tiny_model, arch):
-    """Rows of KV at this width do not fill the buffer."""
-    assert run(split_in_pieces, tiny_model(arch, embd=192)) == 1048320
-
-
-def long_rows(path):
-    """States in pieces, with rows of a split tensor that do not fit the buffer."""
-    context = Context(path, **FLASH)
-    assert context.feed(0, 40) == 0
-    other = split(context.tested).context(**FLASH)
-    assert other.load(context.save())
-    return in_pieces(other, 10, 30)
-
-
-def test_a_row_that_is_longer_than_the_buffer_is_a_piece(run, tmp_path):
-    assert run(long_rows, more_models.make_long_rows(tmp_path / "long.gguf")) == 2 * BUFFER
+@on("long-rows")
+def test_a_row_that_is_longer_than_the_buffer_is_a_piece(path):
+    assert in_pieces(on_split_tensors(path, 40), 10, 30) == 2 * BUFFER

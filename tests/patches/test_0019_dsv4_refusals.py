@@ -3,194 +3,120 @@
 from __future__ import annotations
 
 import pytest
-from capi import EXACT, PARTIAL, Context, difference, fresh, lib
+from capi import PARTIAL, SPLIT, Context, gap, lib, on, sound
 
-SPLIT = {"n_seq_max": 2, "kv_unified": False}
+pytestmark = on("deepseek4")
 PLANES = {"n_rs_seq": 4}
 BLOCKS = 9  # tokens that complete two blocks of compressed rows, from what the state held before them
 
 
-def further(context, path, begin, seq=0, *, text=0, **params):
-    """Return the difference of logits after `BLOCKS` more tokens from `begin`; None for refused ones."""
+def far(context, begin, seq=0, *, text=0):
+    """Tell whether `BLOCKS` more tokens are decoded with the logits of a context that saw the text alone."""
     end = begin + BLOCKS
-    if context.feed(begin, end, seq, text=text) or context.feed(end, end + 1, seq, text=text):
-        return None
-    return difference(context.logits(), fresh(path, end, text=text, seq=seq, **params))
+    return context.feed(begin, end, seq, text=text) == 0 and sound(context, end, seq, text=text)
 
 
-def cut_after_single_tokens(path):
+def test_a_cut_to_the_plane_of_a_token_that_was_decoded_alone_is_refused(path):
     """Beside a context that decoded in the same batches: on some CPUs they alone make 1.2e-4."""
     context, other = Context(path, **PLANES), Context(path, **PLANES)
     context.feed(0, 10, chunk=1)
-    granted = context.rm(0, 6, -1)
+    assert not context.rm(0, 6, -1)
     other.feed(0, 10, chunk=1)
     for one in (context, other):
-        if one.feed(10, 10 + BLOCKS) or one.feed(10 + BLOCKS, 11 + BLOCKS):
-            return granted, None
-    return granted, difference(context.logits(), other.logits())
+        assert one.feed(10, 10 + BLOCKS) == one.feed(10 + BLOCKS, 11 + BLOCKS) == 0
+    assert gap(context.logits(), other.logits()).exact
 
 
-def cut_after_a_cut(path):
-    context = Context(path, **PLANES)
-    context.feed(0, 12)
+def test_a_cut_behind_a_cut_is_refused(path):
+    context = Context(path, **PLANES).grown(12)
     assert context.rm(0, 10, -1)
     context.feed(10, 11)
-    return context.rm(0, 9, -1), further(context, path, 11)
+    assert not context.rm(0, 9, -1)
+    assert far(context, 11)
 
 
-def cut_after_a_restore(path):
-    blob = Context(path, **PLANES)
-    blob.feed(0, 12)
-    context = Context(path, **PLANES)
-    context.feed(0, 20, text=1)
-    assert context.load(blob.save())
-    return context.rm(0, 10, -1), further(context, path, 12)
+def test_a_cut_of_a_restored_state_is_refused(path):
+    state = Context(path, **PLANES).grown(12).save()
+    context = Context(path, **PLANES).grown(20, text=1)
+    assert context.load(state)
+    assert not context.rm(0, 10, -1)
+    assert far(context, 12)
 
 
-def cut_of_a_copy(path):
-    context = Context(path, **SPLIT, **PLANES)
-    context.feed(0, 12)
-    context.feed(0, 12, 1)
+def test_a_cut_of_a_copy_is_refused(path):
+    context = Context(path, **SPLIT, **PLANES).filled({0: 12, 1: 12})
     context.cp(0, 1)
-    return context.rm(1, 10, -1), further(context, path, 12, 1, text=0, **SPLIT)
+    assert not context.rm(1, 10, -1)
+    assert far(context, 12, 1)
 
 
-def cut_within_a_batch(path):
-    apart = []
-    for length in (5, 12, 13, 14, 130):  # a row is compressed of four tokens, or of 128
-        for tokens in (1, 2, 4):
-            context = Context(path, **PLANES)
-            context.feed(0, length)
-            assert context.rm(0, length - tokens, -1)
-            apart.append(further(context, path, length - tokens))
-    return max(apart)
+@pytest.mark.right_on_stock
+@pytest.mark.parametrize("length", [5, 12, 13, 14, 130])  # a row is compressed of four tokens, or of 128
+def test_a_cut_to_a_plane_of_this_history_is_exact(path, length):
+    for tokens in (1, 2, 4):
+        context = Context(path, **PLANES).grown(length)
+        assert context.rm(0, length - tokens, -1)
+        assert far(context, length - tokens)
 
 
-def cut_then_stopped(path):
-    context = Context(path, **PLANES)
-    context.feed(0, 13)
+@pytest.mark.right_on_stock
+def test_a_pending_rollback_outlives_a_stop(path):
+    context = Context(path, **PLANES).grown(13)
     assert context.rm(0, 9, -1)
-    context.count_polls()
-    context.stop_at = 1
-    assert context.feed(9, 10) == 2
-    context.stop_at = None
-    return further(context, path, context.last() + 1)
+    assert context.stopped(1, lambda: context.feed(9, 10)) == 2
+    assert far(context, context.last() + 1)
 
 
-def copy_while_a_cut_waits(path):
-    context = Context(path, **SPLIT, **PLANES)
-    context.feed(0, 13)
+def test_a_copy_continues_from_the_pending_rollback(path):
+    context = Context(path, **SPLIT, **PLANES).grown(13)
     assert context.rm(0, 9, -1)
     context.cp(0, 1)
-    return further(context, path, 9, 1, text=0, **SPLIT)
+    assert far(context, 9, 1)
 
 
-def moved(path):
-    context = Context(path, **SPLIT)
-    context.feed(0, 10)
+def test_a_pending_copy_gets_the_content_of_its_time(path):
+    context = Context(path, **SPLIT).grown(10)
     context.cp(0, 1)
     context.rm(0, -1, -1)
-    return further(context, path, 10, 1, text=0, **SPLIT), further(context, path, 0, **SPLIT)
+    assert far(context, 10, 1)
+    assert far(context, 0)
 
 
-def copy_of_a_part(path):
-    context = Context(path, **SPLIT)
-    context.feed(0, 12)
+def test_a_copy_of_a_part_changes_nothing(path):
+    context = Context(path, **SPLIT).grown(12)
     for begin, end in ((2, 5), (2, -1), (0, 5)):
         context.cp(0, 1, begin, end)
-    return context.ends(1), further(context, path, 12, **SPLIT)
+    assert (context.first(1), context.last(1)) == (-1, -1)
+    assert far(context, 12)
 
 
-def far_sequences(path, **params):
-    context = Context(path, **params)
-    context.feed(0, 12)
+@pytest.mark.parametrize("params", [{}, SPLIT], ids=["one", "two"])
+def test_a_sequence_out_of_range_is_refused(path, params):
+    context = Context(path, **params).grown(12)
     context.cp(0, 5)
     context.cp(5, 0)
     lib.llama_memory_seq_keep(context.memory, 5)
-    said = [
-        context.read(context.save(), 5),
-        context.rm(5, -1, -1),
-        context.rm(5, 3, -1),
-        len(context.save(5)),
-        context.last(5),
-    ]
-    return said, further(context, path, 12, **params)
+    assert not context.read(context.save(), 5)
+    assert not context.rm(5, -1, -1)
+    assert not context.rm(5, 3, -1)
+    assert not context.save(5)
+    assert context.last(5) == -1
+    assert far(context, 12)
 
 
-def far_of_one(path):
-    return far_sequences(path)
-
-
-def far_of_two(path):
-    return far_sequences(path, **SPLIT)
-
-
-def snapshot_alone(path):
-    context = Context(path)
-    context.feed(0, 12)
-    snapshot = context.save(flags=PARTIAL)
+def test_a_snapshot_without_its_compressed_rows_is_refused(path):
+    snapshot = Context(path).grown(12).save(flags=PARTIAL)
     empty = Context(path)
     assert empty.load(snapshot, flags=PARTIAL)
-    torn = empty.feed(12, 13)
+    assert empty.feed(12, 13) < 0
     assert empty.rm(0, -1, -1)
-    return torn, further(empty, path, 0)
+    assert far(empty, 0)
 
 
-def snapshot_and_cut(path):
-    context = Context(path)
-    context.feed(0, 12)
+@pytest.mark.right_on_stock
+def test_a_snapshot_over_its_own_history_is_exact(path):
+    context = Context(path).grown(12)
     snapshot = context.save(flags=PARTIAL)
     context.feed(12, 30)
-    assert context.load(snapshot, flags=PARTIAL)
-    assert context.rm(0, 12, -1)
-    return further(context, path, 12)
-
-
-@pytest.mark.parametrize(
-    "probe",
-    [cut_after_single_tokens, cut_after_a_cut, cut_after_a_restore, cut_of_a_copy],
-)
-def test_a_cut_to_a_plane_of_another_history_is_refused(run, tiny_model, probe):
-    granted, off = run(probe, tiny_model("deepseek4"))
-    assert not granted
-    assert off < EXACT
-
-
-def test_a_cut_to_a_plane_of_this_history_is_exact(run_both, tiny_model):
-    assert run_both(cut_within_a_batch, tiny_model("deepseek4")) < EXACT
-
-
-def test_a_pending_rollback_outlives_a_stop(run_both, tiny_model):
-    off = run_both(cut_then_stopped, tiny_model("deepseek4"))
-    assert off < EXACT
-
-
-def test_a_copy_continues_from_the_pending_rollback(run, tiny_model):
-    assert run(copy_while_a_cut_waits, tiny_model("deepseek4")) < EXACT
-
-
-def test_a_pending_copy_gets_the_content_of_its_time(run, tiny_model):
-    assert max(run(moved, tiny_model("deepseek4"))) < EXACT
-
-
-def test_a_copy_of_a_part_changes_nothing(run, tiny_model):
-    copied, off = run(copy_of_a_part, tiny_model("deepseek4"))
-    assert copied == [-1, -1]
-    assert off < EXACT
-
-
-@pytest.mark.parametrize("probe", [far_of_one, far_of_two])
-def test_a_sequence_out_of_range_is_refused(run, tiny_model, probe):
-    said, off = run(probe, tiny_model("deepseek4"))
-    assert said == [0, False, False, 0, -1]
-    assert off < EXACT
-
-
-def test_a_snapshot_without_its_compressed_rows_is_refused(run, tiny_model):
-    torn, removed = run(snapshot_alone, tiny_model("deepseek4"))
-    assert torn < 0
-    assert removed < EXACT
-
-
-def test_a_snapshot_over_its_own_history_is_exact(run_both, tiny_model):
-    assert run_both(snapshot_and_cut, tiny_model("deepseek4")) < EXACT
+    assert context.goes_back(snapshot, 12)
+    assert far(context, 12)

@@ -5,35 +5,45 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from capi import EXACT, Context, continued, lib
+from capi import TWO, Context, NotApplicable, load_range, on, save_range, sound
 
-from llamahybrid.harness.hazards.context import load_range, save_range
-from llamahybrid.harness.hazards.effect import NotApplicable
+from llamahybrid.harness.hazards.effect import Gap
 
 SMALL = {"swa_full": False, "n_ubatch": 32}
-SHARED = {**SMALL, "n_seq_max": 2, "kv_unified": True}
-ROOMY = {**SHARED, "n_ctx": 1024}
+ROOMY = {**SMALL, **TWO, "n_ctx": 1024}
 
 
-def _grown(path: str, length: int) -> Context:
-    context = Context(path, **SMALL)
-    assert context.feed(0, length, chunk=32) == 0
-    return context
+@pytest.mark.needs("0015")
+@on("gemma4")
+def test_a_range_is_not_written_into_another_context(path):
+    """Ranges asked of a draft context whose cells and tensors are those of its target."""
+    target = Context(path, **SMALL)
+    draft = Context(str(Path(path).with_name("assistant.gguf")), **SMALL, ctx_other=target.ctx)
+    target.grown(40, chunk=32)
+    part, before = save_range(target, 0, 20), target.save()
+    assert draft.last() == 39
+    with pytest.raises(NotApplicable):
+        save_range(draft, 0, 20)
+    assert not load_range(draft, part, 0, 20)
+    assert target.save() == before
+    assert sound(target, 40)
 
 
-def range_over_window(path):
+@pytest.mark.needs("0015")
+@on(windowed=["gemma3"])
+def test_a_range_ahead_of_its_window_is_refused(path):
     """50 tokens, then a range of 100 over them: going on behind the range, and behind the window."""
-    if not hasattr(lib._lib, "llama_state_seq_set_data_range"):
-        return None
-    donor = _grown(path, 100)
-    part = save_range(donor, 0, 100)
-    context = _grown(path, 50)
+    part = save_range(Context(path, **SMALL).grown(100, chunk=32), 0, 100)
+    context = Context(path, **SMALL).grown(50, chunk=32)
     assert load_range(context, part, 0, 100)
-    return context.feed(100, 101), context.feed(50, 51)
+    assert context.feed(100, 101) < 0
+    assert context.feed(50, 51) < 0
 
 
-def ordinary_use(path):
-    """Snapshots, cuts in the window, drops, two sequences in turn, a batch of both: nothing is refused."""
+@pytest.mark.right_on_stock
+@on("dots3note", "gemma4", windowed=("gemma3", "gemma2", "cohere2", "lfm2"))
+def test_ordinary_use_is_not_refused(path):
+    """Snapshots, cuts in the window, drops, two sequences in turn, a batch of both."""
     context = Context(path, **ROOMY)
     for begin in range(0, 300, 30):
         for seq in (0, 1):
@@ -44,52 +54,7 @@ def ordinary_use(path):
     snapshot = context.save(0)
     assert context.rm(0, -1, -1)
     assert context.load(snapshot)
-    return continued(context, path, 320, **ROOMY), continued(context, path, 301, 1, **ROOMY)
-
-
-def draft_on_another_memory(path):
-    """Ranges asked of a draft context whose cells and tensors are those of its target."""
-    if not hasattr(lib._lib, "llama_state_seq_set_data_range"):
-        return None
-    folder = Path(path).parent
-    target = Context(path, **SMALL)
-    draft = Context(str(folder / "assistant.gguf"), **SMALL, ctx_other=target.ctx)
-    target.feed(0, 40, chunk=32)
-    part, before = save_range(target, 0, 20), target.save()
-    assert draft.ends()[1] == 39
-    try:
-        read = len(save_range(draft, 0, 20))
-    except NotApplicable:
-        read = 0
-    written = load_range(draft, part, 0, 20)
-    return read, written, target.save() == before, continued(target, path, 40, **SMALL)
-
-
-@pytest.mark.needs("0015")
-def test_a_range_is_not_written_into_another_context(run, more_model):
-    found = run(draft_on_another_memory, more_model("gemma4"))
-    assert found is not None
-    read, written, same, off = found
-    assert (read, written, same) == (0, False, True)
-    assert off < EXACT
-
-
-@pytest.mark.parametrize("arch", ["dots3note", "gemma4"])
-def test_ordinary_use_with_an_indexer_or_shared_cells_is_not_refused(run_both, more_model, arch):
-    first, second = run_both(ordinary_use, more_model(arch))
-    assert first < 10 * EXACT
-    assert second < 10 * EXACT
-
-
-@pytest.mark.needs("0015")
-def test_a_range_ahead_of_its_window_is_refused(run, tiny_model):
-    found = run(range_over_window, tiny_model("gemma3", window=16))
-    assert found is not None
-    assert max(found) < 0
-
-
-@pytest.mark.parametrize("arch", ["gemma3", "gemma2", "cohere2", "lfm2"])
-def test_ordinary_use_is_not_refused(run_both, tiny_model, arch):
-    first, second = run_both(ordinary_use, tiny_model(arch, window=16))
-    assert first < 10 * EXACT
-    assert second < 10 * EXACT
+    for length, seq in ((320, 0), (301, 1)):
+        found = context.goes_on(length, seq, text=seq)
+        assert isinstance(found, Gap)
+        assert found.largest < 10 * found.share * found.span

@@ -12,8 +12,7 @@ import httpx
 import pytest
 
 from llamahybrid.errors import Busy
-from llamahybrid.server.anthropic.request import CountTokensRequest, MessagesRequest
-from llamahybrid.server.request_fields import FIELDS, Effect, effect
+from llamahybrid.server.anthropic.request import MessagesRequest
 from tests.lab.gguf_edits import with_template
 from tests.lab.serving import Serving, parts, serving
 
@@ -470,14 +469,6 @@ def test_errors_are_the_client_s_own(claude: anthropic.Anthropic, tiny_model: Ti
 
 
 # -- fields --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("request_type", [MessagesRequest, CountTokensRequest])
-def test_obeyed_fields_are_those_of_the_request(request_type: Any) -> None:
-    route = request_type.route
-    assert request_type.model_fields.keys() == {
-        name for name in FIELDS if effect(route, name) is Effect.OBEYED
-    }
 
 
 def test_types_are_those_of_the_package() -> None:

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from typing import Any
 from unittest.mock import Mock
 
-from llamahybrid.server.job import Done, Failure, Job, Outbox
+from llamahybrid.server.job import End, Job, Outbox
 
 ANSWER = {"choices": [{"text": "yes"}]}
 DEADLINE = 60
@@ -17,7 +17,7 @@ DEADLINE = 60
 def test_an_error_after_one_answer_keeps_back_no_answer() -> None:
     errors: list[Any] = []
 
-    def over(job: Job, last: Done | Failure) -> None:
+    def over(job: Job, last: End) -> None:
         raise KeyError("mine")
 
     async def answers() -> list[Any]:

@@ -223,10 +223,10 @@ def test_bodies_beyond_the_memory_for_them_get_503(tiny_model: TinyModel) -> Non
 
 
 def test_unread_stream_is_ended(tiny_model: TinyModel) -> None:
-    """The transport pauses at once, so that a few bytes in the buffers of the kernel are enough."""
-    with serving(tiny_model("qwen35"), send_seconds=2) as server:
+    """Few tokens fill the buffers, long before the kernel gives the connection up."""
+    with serving(tiny_model("qwen35"), model={"logits_all": True}, send_seconds=2) as server:
         server.listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        asked = {"prompt": "x", "max_tokens": 1000, "stream": True, "ignore_eos": True}
+        asked = {"prompt": "x", "max_tokens": 1000, "stream": True, "ignore_eos": True, "logprobs": 20}
         body = json.dumps(asked).encode()
         head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         with socket.socket() as reader:

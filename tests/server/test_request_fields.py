@@ -15,8 +15,10 @@ from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
+from llamahybrid.server.anthropic.request import CountTokensRequest, MessagesRequest
+from llamahybrid.server.bodies import BUDGETS, RequestBody
 from llamahybrid.server.request_fields import FIELDS, NEUTRAL, Effect, Route, effect
-from llamahybrid.server.thinking import BUDGETS
+from llamahybrid.server.responses.request import ResponseRequest
 from tests.lab.gguf_edits import with_template
 from tests.lab.serving import parts, serving
 
@@ -278,6 +280,14 @@ def test_unknown_fields_may_be_ignored(tiny_model: TinyModel) -> None:
 def test_every_field_that_the_vendors_clients_send_has_its_entry(route: Route, kind: Any) -> None:
     missing = [name for name in kind.__annotations__ if effect(route, name) is Effect.UNKNOWN]
     assert missing == []
+
+
+@pytest.mark.parametrize("body", [ResponseRequest, MessagesRequest, CountTokensRequest])
+def test_fields_of_another_api_are_its_own_or_those_of_chats(body: type[RequestBody]) -> None:
+    obeyed = {name for name in FIELDS if effect(body.route, name) is Effect.OBEYED}
+    own = body.model_fields.keys()
+    assert own <= obeyed
+    assert {effect(Route.CHAT, name) for name in obeyed - own} == {Effect.OBEYED}
 
 
 # -- what obeyed fields do -----------------------------------------------------------------------------

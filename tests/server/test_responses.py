@@ -12,8 +12,7 @@ import openai
 import pytest
 
 from llamahybrid.errors import Busy
-from llamahybrid.server.request_fields import FIELDS, Effect, Route, effect
-from llamahybrid.server.responses.request import ResponseRequest, chat_messages
+from llamahybrid.server.responses.request import chat_messages
 from tests.lab.gguf_edits import with_template
 from tests.lab.serving import Held, Serving, serving
 
@@ -271,13 +270,3 @@ def test_salts_hold(http: httpx.Client) -> None:
         usage = http.post(PATH, json=asked).raise_for_status().json()["usage"]
         cached.append(usage["input_tokens_details"]["cached_tokens"] > 0)
     assert cached == [False, True, False]
-
-
-# -- fields --------------------------------------------------------------------------------------------
-
-
-def test_fields_of_the_request_are_obeyed_and_chats_take_the_others() -> None:
-    obeyed = {name for name in FIELDS if effect(Route.RESPONSES, name) is Effect.OBEYED}
-    own = ResponseRequest.model_fields.keys()
-    assert own <= obeyed
-    assert {effect(Route.CHAT, name) for name in obeyed - own} == {Effect.OBEYED}

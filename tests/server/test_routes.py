@@ -260,5 +260,8 @@ def test_embeddings_as_openai_s_client_asks_for_them(tiny_model: TinyModel) -> N
         (floats,) = client.embeddings.create(model="any", input="hello", encoding_format="float").data
         (asked,) = client.embeddings.create(model="any", input="hello").data  # for base64
         assert asked.embedding == floats.embedding
-        with pytest.raises(openai.BadRequestError, match="nothing to embed"):
-            client.embeddings.create(model="any", input="")
+        for nothing in ("", [], ["a", ""]):
+            with pytest.raises(openai.BadRequestError, match="nothing to embed"):
+                client.embeddings.create(model="any", input=nothing)
+        with pytest.raises(openai.BadRequestError, match="dimensions"):
+            client.embeddings.create(model="any", input="a", dimensions=3)

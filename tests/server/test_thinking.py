@@ -10,7 +10,7 @@ import anthropic
 import httpx
 import pytest
 
-from llamahybrid.server.thinking import BUDGETS
+from llamahybrid.server.bodies import BUDGETS
 from tests.lab.gguf_edits import with_control_marks, with_template
 from tests.lab.serving import Serving, parts, serving
 from tests.request.test_thinking import CLOSE, HELLO, OPENED

@@ -12,45 +12,6 @@ from llamahybrid.server.job import Chunk
 from llamahybrid.server.usage import usage_so_far
 
 
-class Blocks:
-    """The content blocks of one answer, and the events that report them."""
-
-    def __init__(self) -> None:
-        self.content: list[Chunk] = []
-        """The last block is complete once it ended."""
-        self.whole = True
-        """The arguments of each call are JSON."""
-
-    def events(self, steps: Iterable[Step]) -> Iterator[Chunk]:
-        """Yield the events of steps."""
-        for step, part, text in steps:
-            if step == "begin":
-                block = _block(part)
-                self.content.append(block)
-                yield self._event("start", content_block={**block})
-            elif step == "more":
-                yield self._event("delta", delta=self._grown(part.kind, text))
-            else:
-                if part.kind == "thought":
-                    yield self._event("delta", delta={"type": "signature_delta", "signature": ""})
-                elif part.kind == "call":
-                    self.content[-1]["input"], whole = _input(part.text)
-                    self.whole &= whole
-                yield self._event("stop")
-
-    def _grown(self, kind: str, text: str) -> Chunk:
-        """Add text to the last block; return its delta."""
-        if kind == "call":
-            return {"type": "input_json_delta", "partial_json": text}
-        block = self.content[-1]
-        name = block["type"]
-        block[name] += text
-        return {"type": f"{name}_delta", name: text}
-
-    def _event(self, kind: str, **more: Chunk) -> Chunk:
-        return {"type": f"content_block_{kind}", "index": len(self.content) - 1, **more}
-
-
 def _block(part: Part) -> Chunk:
     """Return the block of a part at its beginning."""
     if part.kind == "call":
@@ -82,7 +43,9 @@ class MessageFormat(EventFormat):
 
     def events(self, chunks: Events) -> Events:
         """See `EventFormat.events`."""
-        self._blocks, parts = Blocks(), Parts()
+        parts = Parts()
+        self._content: list[Chunk] = []
+        self._whole_calls = True
         reason: str | None = None
         begun = False
         with closing(chunks):
@@ -92,17 +55,45 @@ class MessageFormat(EventFormat):
                     begun = True
                     yield {"type": "message_start", "message": self._begun(chunk["id"])}
                 if self.asked.max_tokens:
-                    yield from self._blocks.events(parts.add(choice["delta"]))
+                    yield from self._block_events(parts.add(choice["delta"]))
                 reason = choice["finish_reason"] or reason
         if begun:
-            yield from self._blocks.events(parts.end())
+            yield from self._block_events(parts.end())
             yield {"type": "message_delta", "delta": self._stop(reason), "usage": self._usage()}
             yield {"type": "message_stop"}
+
+    def _block_events(self, steps: Iterable[Step]) -> Iterator[Chunk]:
+        for step, part, text in steps:
+            if step == "begin":
+                block = _block(part)
+                self._content.append(block)
+                yield self._event("start", content_block={**block})
+            elif step == "more":
+                yield self._event("delta", delta=self._grown(part.kind, text))
+            else:
+                if part.kind == "thought":
+                    yield self._event("delta", delta={"type": "signature_delta", "signature": ""})
+                elif part.kind == "call":
+                    self._content[-1]["input"], whole = _input(part.text)
+                    self._whole_calls &= whole
+                yield self._event("stop")
+
+    def _grown(self, kind: str, text: str) -> Chunk:
+        """Add text to the last block; return its delta."""
+        if kind == "call":
+            return {"type": "input_json_delta", "partial_json": text}
+        block = self._content[-1]
+        name = block["type"]
+        block[name] += text
+        return {"type": f"{name}_delta", name: text}
+
+    def _event(self, kind: str, **more: Chunk) -> Chunk:
+        return {"type": f"content_block_{kind}", "index": len(self._content) - 1, **more}
 
     def whole(self, events: list[Chunk]) -> Chunk:
         """See `EventFormat.whole`."""
         begun, end = events[0]["message"], events[-2]
-        return {**begun, **end["delta"], "content": self._blocks.content, "usage": end["usage"]}
+        return {**begun, **end["delta"], "content": self._content, "usage": end["usage"]}
 
     def _begun(self, number: str) -> Chunk:
         """Return the message at its start."""
@@ -129,7 +120,7 @@ class MessageFormat(EventFormat):
         if full and used["completion_tokens"] < self.asked.max_tokens:
             cut = "model_context_window_exceeded"
         if reason in ("tool_calls", "function_call"):  # upstream, also for truncated calls
-            return {"stop_reason": "tool_use" if self._blocks.whole else cut, "stop_sequence": None}
+            return {"stop_reason": "tool_use" if self._whole_calls else cut, "stop_sequence": None}
         if reason == "length":
             return {"stop_reason": cut, "stop_sequence": None}
         if reason != "stop":  # it was cancelled

@@ -1,31 +1,188 @@
-"""Requests of `/v1/messages` and of its token counts, and the chats that they become."""
+"""Requests of `/v1/messages` and of its token counts, and the chats that they become.
+
+Fields as in the `anthropic` package (message_create_params.py). Blocks and tools of other types, as those
+that Anthropic's servers run, get 400. Other fields of a block are ignored: `signature`, `is_error`, and
+`cache_control`, as the start of each message has a checkpoint anyway.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, ClassVar
+from itertools import groupby
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from typing_extensions import Self
 
 from llamahybrid.client.chat_template import unread
 from llamahybrid.client.markers import markers_of
 from llamahybrid.llama import Llama
-from llamahybrid.server.anthropic import types
 from llamahybrid.server.anthropic.message import MessageFormat
-from llamahybrid.server.bodies import MOST_STOPS, MOST_TOOLS, ChatCompletionRequest, RequestBody
-from llamahybrid.server.messages import normalized, require_few, without_nulls
-from llamahybrid.server.options import First, Text, set_effort
+from llamahybrid.server.bodies import MOST_STOPS, MOST_TOOLS, ChatCompletionRequest, First, RequestBody, Text
+from llamahybrid.server.errors import bad
+from llamahybrid.server.messages import MOST_PARTS, normalized, require_few, without_nulls
+from llamahybrid.server.options import set_effort
 from llamahybrid.server.request_fields import Route
 
 _BILLING = re.compile(r"x-anthropic-billing-header:(\s*\w+=[^;\n]*;)+\s*")
 """Claude Code's first words, for Anthropic's servers. `cch` changes with each request, and no cached prompt
 would match behind it (llama.cpp, tools/server/server-chat.cpp, and its PR 21793)."""
 
-_SAME = {"model", "stream", "temperature", "top_p", "top_k", "min_p", "repeat_penalty", "seed", "cache_salt"}
-_SAME |= {"chat_template_kwargs", "grammar"}
-"""Fields that pass through to the chat."""
+_NEEDED: dict[str, tuple[str, ...]] = {
+    **{"text": ("text",), "image": ("source",), "thinking": ("thinking",), "redacted_thinking": ()},
+    **{"tool_use": ("id", "name", "input"), "tool_result": ("tool_use_id",)},
+}
+"""The fields that a block of each type needs. Redacted thinking, of another server, is left out."""
+
+_OF = {
+    "system": ("text",),
+    "user": ("text", "image", "tool_result"),
+    "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
+    "tool_result": ("text", "image"),
+}
+"""The types of blocks in messages of each role, and in results of calls."""
+
+
+class Source(BaseModel):
+    """An image, in the request or elsewhere; 400 unless the model reads images, as in chat completions."""
+
+    type: Literal["base64", "url"]
+    media_type: str = ""
+    data: str = ""
+    url: str = ""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if not (self.url if self.type == "url" else self.media_type and self.data):
+            raise ValueError(f"the {self.type} of this image is missing")
+        return self
+
+
+def _blocks(content: Any) -> Any:
+    """Return content as blocks: a text is one block of text."""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _require_types(place: str, blocks: Sequence[Part]) -> None:
+    for block in blocks:
+        if block.type not in _OF[place]:
+            raise ValueError(f"a block of type {block.type!r} is no part of {place} content")
+
+
+class Part(BaseModel):
+    """A block within the result of a call."""
+
+    type: str
+    text: str = ""
+    source: Source | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.type not in _NEEDED:
+            raise ValueError(f"a block of type {self.type!r} is not supported")
+        if missing := [name for name in _NEEDED[self.type] if name not in self.model_fields_set]:
+            raise ValueError(f"{missing[0]} is missing in a block of type {self.type!r}")
+        return self
+
+
+class Block(Part):
+    """A content block of any type."""
+
+    thinking: str = ""
+    id: str = ""
+    name: str = ""
+    input: dict[str, Any] = {}
+    tool_use_id: str = ""
+    content: Annotated[list[Part], First(), Field(max_length=MOST_PARTS), BeforeValidator(_blocks)] = []
+
+    @model_validator(mode="after")
+    def _results(self) -> Self:
+        _require_types("tool_result", self.content)
+        return self
+
+
+Blocks: TypeAlias = Annotated[list[Block], First(), Field(max_length=MOST_PARTS), BeforeValidator(_blocks)]
+
+
+class Message(BaseModel):
+    """A turn of the user, with results of calls, one of the model, or an instruction between turns."""
+
+    role: str
+    content: Blocks
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.role not in ("user", "assistant", "system"):
+            raise ValueError(f"there is no role {self.role!r}")
+        _require_types(self.role, self.content)
+        return self
+
+
+class Tool(BaseModel):
+    """A tool that the client runs."""
+
+    name: str
+    input_schema: dict[str, Any]
+    description: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _custom(cls, said: Any) -> Any:
+        kind = said.get("type") if isinstance(said, dict) else None
+        if kind not in (None, "custom"):
+            raise ValueError(f"a tool of type {kind!r} is not supported; only custom tools are")
+        return said
+
+
+class ToolChoice(BaseModel):
+    """The choice of a tool."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.type == "auto" and self.disable_parallel_tool_use:
+            raise ValueError("disable_parallel_tool_use goes with any or tool, not with auto")
+        if self.type == "tool" and self.name is None:
+            raise ValueError("name is missing")
+        return self
+
+
+class Thinking(BaseModel):
+    """Thinking on or off, and its budget, if the chat template has markers of thinking."""
+
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: int | None = Field(default=None, ge=0, le=1 << 30)
+
+
+class JsonFormat(BaseModel):
+    """A JSON schema that the answer follows."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(BaseModel):
+    """Effort, and the form of the answer."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: JsonFormat | None = None
+
+
+class Edit(BaseModel):
+    """Removal of old thinking, which the chat template decides; no other edit is supported."""
+
+    type: Literal["clear_thinking_20251015"]
+
+
+class ContextManagement(BaseModel):
+    """Edits of the context by the server."""
+
+    edits: list[Edit] = Field(default=[], max_length=100)
 
 
 class CountTokensRequest(RequestBody):
@@ -34,41 +191,36 @@ class CountTokensRequest(RequestBody):
     route: ClassVar = Route.COUNT_TOKENS
 
     model: str
-    messages: Annotated[list[types.Message], First()] = Field(min_length=1)
-    system: types.Texts = Field(default=[])
-    tools: Annotated[list[types.Tool], First()] = Field(default=[], max_length=MOST_TOOLS)
-    tool_choice: types.ToolChoice | None = None
-    thinking: types.Thinking | None = None
-    output_config: types.OutputConfig | None = None
-    output_format: types.JsonFormat | None = Field(default=None, description="`output_config.format`.")
-    context_management: types.ContextManagement | None = None
-    chat_template_kwargs: dict[str, Any] | None = Field(
-        default=None, description="Variables of the chat template (llama-server)."
-    )
+    messages: Annotated[list[Message], First()] = Field(min_length=1)
+    system: Blocks = Field(default=[])
+    tools: Annotated[list[Tool], First()] = Field(default=[], max_length=MOST_TOOLS)
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: JsonFormat | None = Field(default=None, description="`output_config.format`.")
+    context_management: ContextManagement | None = None
 
     @classmethod
     def received(cls, said: dict[str, Any]) -> dict[str, Any]:
         """See `RequestBody.received`."""
+        if "thread" in said:  # with this code the client sends all messages again
+            message = "this server holds no conversations: send all messages, and no thread"
+            raise bad(message, "thread", "thread_unsupported_request")
         require_few(said.get("messages"))
         require_few(_parts(said.get("messages")))  # results of calls have parts, too
         return said
 
     @model_validator(mode="after")
-    def _answerable(self) -> CountTokensRequest:
-        choice = self.tool_choice
-        if choice is not None and choice.type == "auto" and choice.disable_parallel_tool_use:
-            raise ValueError("tool_choice.disable_parallel_tool_use goes with any or tool, not with auto")
-        if choice is not None and choice.type == "tool" and choice.name is None:
-            raise ValueError("tool_choice.name is missing")
+    def _instructions(self) -> Self:
+        _require_types("system", self.system)
         return self
 
     def completion(self) -> ChatCompletionRequest:
         """See `RequestBody.completion`."""
-        given = self.model_fields_set & _SAME & type(self).model_fields.keys()
-        said: dict[str, Any] = {name: getattr(self, name) for name in given}
-        said.setdefault("repeat_penalty", 1.0)  # Anthropic has no such penalty; upstream's default is 1.1
-        said["messages"] = normalized([*_system(self.system), *_chat_messages(self.messages)])
-        if isinstance(self.messages[-1], types.AssistantMessage):
+        said = {**self.passed(), "model": self.model}
+        turns = [chat for message in self.messages for chat in _chat_messages(message)]
+        said["messages"] = normalized([*_system(self.system), *turns])
+        if self.messages[-1].role == "assistant":
             said["continue_final_message"] = True
         if self.tools:
             said["tools"] = [_tool(tool) for tool in self.tools]
@@ -78,15 +230,12 @@ class CountTokensRequest(RequestBody):
         if form:
             schema = {"name": "answer", "schema": form.schema_}
             said["response_format"] = {"type": "json_schema", "json_schema": schema}
-        return ChatCompletionRequest.model_validate({**said, **self._bounds()})
-
-    def _bounds(self) -> dict[str, Any]:
-        return {}
+        return ChatCompletionRequest.model_validate(said)
 
     def prepare(self, llm: Llama, body: ChatCompletionRequest) -> None:
         """Separate thinking from content in the answer, and switch it if the template can."""
         kind = self.thinking and self.thinking.type
-        output = self.output_config or types.OutputConfig()
+        output = self.output_config or OutputConfig()
         body.reasoning_format = "auto"
         idle = unread(llm, ("reasoning_effort", "enable_thinking"))
         given = body.chat_template_kwargs or {}
@@ -99,7 +248,7 @@ class CountTokensRequest(RequestBody):
 
 
 class MessagesRequest(CountTokensRequest):
-    """`/v1/messages`."""
+    """Answer messages, as Anthropic's API does."""
 
     route: ClassVar = Route.MESSAGES
     answer_format: ClassVar = MessageFormat
@@ -107,24 +256,16 @@ class MessagesRequest(CountTokensRequest):
     stream: bool = False
     max_tokens: int = Field(ge=0, description="0: the prompt is decoded and kept, nothing is said.")
     stop_sequences: Annotated[list[Text], First()] = Field(default=[], max_length=MOST_STOPS)
-    temperature: float | None = Field(default=None, ge=0)
-    top_p: float | None = Field(default=None, ge=0, le=1)
-    top_k: int | None = Field(default=None, ge=0)
-    min_p: float | None = Field(default=None, ge=0, le=1)
-    repeat_penalty: float | None = Field(default=None, ge=0)
-    seed: int | None = None
-    grammar: str | None = Field(default=None, description="In GBNF; the answer follows it (llama-server).")
-    cache_salt: str | None = Field(
-        default=None, max_length=1024, description="Only requests with the same salt share what is cached."
-    )
 
     @property
     def stops(self) -> list[str]:
         """The stop sequences that are not empty."""
         return [stop for stop in self.stop_sequences if stop]
 
-    def _bounds(self) -> dict[str, Any]:
-        return {"max_tokens": max(1, self.max_tokens), "stop": self.stops or None}
+    def passed(self) -> dict[str, Any]:
+        """See `RequestBody.passed`."""
+        bounds = {"max_tokens": max(1, self.max_tokens), "stop": self.stops or None}
+        return {**super().passed(), **bounds, "stream": self.stream}
 
 
 def _parts(messages: Any) -> list[Any]:
@@ -134,75 +275,55 @@ def _parts(messages: Any) -> list[Any]:
     return [part for content in contents if isinstance(content, list) for part in content]
 
 
-def _system(blocks: Sequence[types.TextBlock]) -> list[dict[str, Any]]:
-    texts = [
-        _BILLING.sub("", block.text, count=1) if number == 0 else block.text
-        for number, block in enumerate(blocks)
-    ]
-    kept = [text for text in texts if text]
-    return [{"role": "system", "content": "\n".join(kept)}] if kept else []
+def _system(blocks: Sequence[Block]) -> list[dict[str, Any]]:
+    texts = [block.text for block in blocks]
+    texts[:1] = [_BILLING.sub("", text, count=1) for text in texts[:1]]
+    kept = "\n".join(filter(None, texts))
+    return [{"role": "system", "content": kept}] if kept else []
 
 
-def _chat_messages(messages: Sequence[types.Message]) -> Iterator[dict[str, Any]]:
-    for message in messages:
-        if isinstance(message, types.AssistantMessage):
-            yield _assistant(message.content)
-        elif isinstance(message, types.UserMessage):
-            yield from _user(message.content)
-        else:
-            yield {"role": "system", "content": [_part(block) for block in message.content]}
-
-
-def _user(blocks: Sequence[types.UserBlock]) -> Iterator[dict[str, Any]]:
-    """Yield the messages of a user's blocks; each result of a call is a message of its own."""
-    parts: list[dict[str, Any]] = []
-    for block in blocks:
-        if not isinstance(block, types.ToolResultBlock):
-            parts.append(_part(block))
+def _chat_messages(message: Message) -> Iterator[dict[str, Any]]:
+    """Yield the messages of a chat for one message: each result of a call is a message of its own."""
+    if message.role == "assistant":
+        yield _assistant(message.content)
+        return
+    for result, group in groupby(message.content, lambda block: block.type == "tool_result"):
+        if not result:
+            yield {"role": message.role, "content": [*map(_part, group)]}
             continue
-        if parts:
-            yield {"role": "user", "content": parts}
-            parts = []
-        content = [_part(each) for each in block.content] or ""
-        yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
-    if parts or not blocks:
-        yield {"role": "user", "content": parts or ""}
+        for block in group:
+            content = [*map(_part, block.content)] or ""
+            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+    if not message.content:
+        yield {"role": message.role, "content": ""}
 
 
-def _part(block: types.TextBlock | types.ImageBlock) -> dict[str, Any]:
-    if isinstance(block, types.TextBlock):
+def _part(block: Part) -> dict[str, Any]:
+    if (source := block.source) is None:
         return {"type": "text", "text": block.text}
-    source = block.source
-    if isinstance(source, types.Base64Source):
-        url = f"data:{source.media_type};base64,{source.data}"
-    else:
-        url = source.url
-    return {"type": "image_url", "image_url": {"url": url}}
+    inside = f"data:{source.media_type};base64,{source.data}"
+    return {"type": "image_url", "image_url": {"url": inside if source.type == "base64" else source.url}}
 
 
-def _assistant(blocks: Sequence[types.AssistantBlock]) -> dict[str, Any]:
-    texts = [block.text for block in blocks if isinstance(block, types.TextBlock)]
-    said: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
-    if thoughts := [block.thinking for block in blocks if isinstance(block, types.ThinkingBlock)]:
-        said["reasoning_content"] = "".join(thoughts)
-    calls = [
-        {
-            "id": block.id,
-            "type": "function",
-            "function": {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)},
-        }
-        for block in blocks
-        if isinstance(block, types.ToolUseBlock)
-    ]
-    return {**said, "tool_calls": calls} if calls else said
+def _assistant(blocks: Sequence[Block]) -> dict[str, Any]:
+    said: dict[str, Any] = {"role": "assistant"}
+    said["content"] = "\n".join(block.text for block in blocks if block.type == "text")
+    if any(block.type == "thinking" for block in blocks):
+        said["reasoning_content"] = "".join(block.thinking for block in blocks)
+    for block in blocks:
+        if block.type == "tool_use":
+            function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
+            call = {"id": block.id, "type": "function", "function": function}
+            said.setdefault("tool_calls", []).append(call)
+    return said
 
 
-def _tool(tool: types.Tool) -> dict[str, Any]:
+def _tool(tool: Tool) -> dict[str, Any]:
     function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
     return {"type": "function", "function": without_nulls(function)}
 
 
-def _choice(choice: types.ToolChoice) -> Any:
+def _choice(choice: ToolChoice) -> Any:
     if choice.type == "tool":
         return {"type": "function", "function": {"name": choice.name}}
     return "required" if choice.type == "any" else choice.type

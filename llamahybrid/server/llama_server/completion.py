@@ -10,30 +10,20 @@ from contextlib import closing
 from llamahybrid.core.report import PromptProgress
 from llamahybrid.server.answer_format import EventFormat, Events
 from llamahybrid.server.job import Chunk, Create
-from llamahybrid.server.progress import Progress, numbers
-from llamahybrid.server.usage import reports_so_far, timings, usage_so_far
-
-
-class ContentProgress(Progress):
-    """Progress of a prompt in the form of these chunks."""
-
-    def chunk(self, progress: PromptProgress) -> Chunk:
-        """See `Progress.chunk`."""
-        nothing: Chunk = {"content": "", "tokens": [], "stop": False}
-        return {"index": 0, "id_slot": -1, **nothing, "prompt_progress": numbers(progress)}
-
-    def into(self, chunks: Events) -> Events:
-        """Return the chunks as they are: they have no ids."""
-        return chunks
+from llamahybrid.server.usage import prompt_progress, reports_so_far, timings, usage_so_far
 
 
 class CompletionFormat(EventFormat):
     """The completion that answers one request."""
 
-    progress = ContentProgress
     end = b""
 
     _text = ""
+
+    def progress(self, progress: PromptProgress) -> Chunk:
+        """See `AnswerFormat.progress`."""
+        nothing: Chunk = {"content": "", "tokens": [], "stop": False}
+        return {"index": 0, "id_slot": -1, **nothing, "prompt_progress": prompt_progress(progress)}
 
     def make(self, create: Create, stream: bool) -> Chunk | Events:
         """See `AnswerFormat.make`; a whole answer is that of a stream, so that both end alike."""

@@ -1,4 +1,4 @@
-"""Requests of `/completion` and `/infill`, the completions that they become, and requests for tokens."""
+"""Requests of `/completion` and `/infill`, and the completions that they become."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import llama_cpp
 from pydantic import BaseModel, Field
 
 from llamahybrid.llama import Llama
-from llamahybrid.server.bodies import CompletionRequest, RequestBody, Stops, Tokens
+from llamahybrid.server.bodies import CompletionRequest, First, RequestBody, Stops, Text
 from llamahybrid.server.errors import Refusal, bad
 from llamahybrid.server.llama_server.completion import CompletionFormat
-from llamahybrid.server.options import MOST_TOKENS, First, Text
-from llamahybrid.server.request_fields import Effect, Route, effect
+from llamahybrid.server.request_fields import Route
 
 _OFF: dict[str, dict[str, Any]] = {
     "top_k": {"top_k": 0},
@@ -43,7 +42,7 @@ SNIP = "\n\n--- snip ---\n\n"
 
 
 class LlamaServerRequest(RequestBody):
-    """`/completion`. Options of completions are validated when it becomes one."""
+    """Continue a prompt. Options of completions are validated when it becomes one."""
 
     route: ClassVar = Route.COMPLETION
     answer_format: ClassVar = CompletionFormat
@@ -71,10 +70,7 @@ class LlamaServerRequest(RequestBody):
 
     def completion(self) -> CompletionRequest:
         """See `RequestBody.completion`."""
-        own = type(self).model_fields.keys() - {"model", "prompt", "stops"}
-        given = self.model_dump(by_alias=True, exclude=own)
-        given = {name: v for name, v in given.items() if effect(self.route, name) is not Effect.NONE}
-        given.setdefault("repeat_penalty", 1.0)  # upstream's default is 1.1
+        given = {**self.passed(), "model": self.model, "prompt": self.prompt, "stop": self.stops}
         given["n_predict"] = max(1, self.n_predict) if self.n_predict >= 0 else -1
         if self.samplers is not None:
             names = [name.replace("-", "_") for name in self.samplers]
@@ -97,7 +93,7 @@ class Chunk(BaseModel):
 
 
 class InfillRequest(LlamaServerRequest):
-    """`/infill`."""
+    """Fill in between a prefix and a suffix."""
 
     route: ClassVar = Route.INFILL
 
@@ -150,24 +146,3 @@ def infill_prompt(llm: Llama, asked: InfillRequest) -> list[int]:
 
 def _last(tokens: Sequence[int], most: int) -> list[int]:
     return list(tokens[max(0, len(tokens) - max(0, most)) :])
-
-
-class TokenizeRequest(RequestBody):
-    """`/tokenize`."""
-
-    route: ClassVar = Route.TOKENIZE
-
-    model: str | None = None
-    content: str | Annotated[list[str | int], First(), Field(max_length=MOST_TOKENS)] = ""
-    add_special: bool = Field(default=False, description="With BOS.")
-    parse_special: bool = Field(default=True, description="Control tokens are read as such.")
-    with_pieces: bool = Field(default=False, description="The text of each token, too.")
-
-
-class DetokenizeRequest(RequestBody):
-    """`/detokenize`."""
-
-    route: ClassVar = Route.DETOKENIZE
-
-    model: str | None = None
-    tokens: Tokens = Field(default=[])

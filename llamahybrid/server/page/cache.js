@@ -67,22 +67,22 @@ function tiers(told) {
   return rows.length ? rows : [made("span", "soft", "nothing is kept")];
 }
 
-function slot(told, index) {
+function slot(told) {
   const row = made("div");
-  const words = { idle: "idle", busy: "in use by another tenant", begins: "begins", prompt: "reads its prompt",
-    answer: "answers" };
-  const parts = [`${index}: ${words[told.state]}`];
-  if (told.prompt !== undefined) {
-    parts.push(`prompt ${tokens(told.prompt)}, ${number.format(told.cached)} cached`);
-    if (told.generated) parts.push(`answer ${tokens(told.generated)}`);
-  } else if (told.live) {
-    parts.push(made("span", "soft", `${tokens(told.live)} live`));
+  const prompt = told.n_prompt_tokens, cached = told.n_prompt_tokens_cache, read = told.n_prompt_tokens_processed;
+  const said = prompt === undefined ? 0 : told.next_token[0].n_decoded;
+  const state = !told.is_processing ? "idle" : told.n_past === undefined ? "in use by another tenant"
+    : prompt === undefined ? "begins" : cached + read < prompt ? "reads its prompt" : "answers";
+  const parts = [`${told.id}: ${state}`];
+  if (prompt !== undefined) {
+    parts.push(`prompt ${tokens(prompt)}, ${number.format(cached)} cached`);
+    if (said) parts.push(`answer ${tokens(said)}`);
+  } else if (told.n_past) {
+    parts.push(made("span", "soft", `${tokens(told.n_past)} live`));
   }
   row.append(line(...parts, tenant(told.tenant)));
-  if (told.prompt !== undefined) {
-    const read = Math.max(0, Math.min(told.live, told.prompt) - told.cached);
-    row.append(bar([["cached", told.cached], ["decoded", read], ["said", told.generated]],
-      told.prompt + told.generated));
+  if (prompt !== undefined) {
+    row.append(bar([["cached", cached], ["decoded", read], ["said", said]], prompt + said));
   }
   return row;
 }
@@ -172,7 +172,7 @@ async function look() {
     const told = await response.json();
     if (mine !== asked) return; // another one was asked meanwhile
     show(told);
-    if (told.slots.some((each) => each.state !== "idle")) wait = BUSY_MS;
+    if (told.slots.some((each) => each.is_processing)) wait = BUSY_MS;
   } catch (error) {
     if (mine !== asked) return;
     at("state").className = "lost";

@@ -15,24 +15,70 @@ from llamahybrid.server.job import Chunk
 from llamahybrid.server.usage import usage_so_far
 
 
-class Output:
-    """The output items of one response, and the events that report them."""
+def freeform_input(arguments: str) -> str:
+    """Return the text that is the input of a freeform tool: the only argument of its call."""
+    try:
+        (text,) = json.loads(arguments).values()
+    except (ValueError, AttributeError, RecursionError):
+        return arguments
+    return text if isinstance(text, str) else arguments
 
-    def __init__(self, response_id: str, freeform: frozenset[str]) -> None:
-        """`freeform`: names of the tools whose input is text."""
-        self.items: list[Chunk] = []
-        self._response_id = response_id
-        self._freeform = freeform
 
-    def events(
+class ResponseFormat(EventFormat):
+    """The response to one request."""
+
+    def events(self, chunks: Events) -> Events:
+        """See `EventFormat.events`."""
+        number, began, events = 0, None, self._events(chunks)
+        try:
+            for number, event in enumerate(events, 1):
+                yield {**event, "sequence_number": number}
+                began = began or event
+        except Exception as error:
+            if began is not None:
+                refused = refusal(error)
+                fault = {"code": refused.code or "server_error", "message": refused.message}
+                response = {**began["response"], "status": "failed", "error": fault}
+                yield {"type": "response.failed", "response": response, "sequence_number": number + 1}
+            raise
+        finally:
+            events.close()
+
+    def whole(self, events: list[Chunk]) -> Chunk:
+        """See `EventFormat.whole`."""
+        response: Chunk = events[-1]["response"]
+        return response
+
+    def _events(self, chunks: Events) -> Events:
+        parts, reason, chunk = Parts(), None, Chunk()
+        self._items: list[Chunk] = []
+        self._response_id = ""
+        with closing(chunks):
+            for chunk in chunks:
+                if not self._response_id:
+                    self._response_id = f"resp_{chunk['id']}"
+                    for kind in ("created", "in_progress"):
+                        response = self._response(chunk, "in_progress")
+                        yield {"type": f"response.{kind}", "response": response}
+                (choice,) = chunk["choices"]
+                logprobs = (choice.get("logprobs") or {}).get("content") or []
+                yield from self._item_events(parts.add(choice["delta"]), logprobs)
+                reason = choice["finish_reason"] or reason
+        if self._response_id:
+            # A cancelled response is incomplete, too: OpenAI's types have no other word.
+            status = "incomplete" if reason in ("length", "cancelled") else "completed"
+            yield from self._item_events(parts.end(), status=status)
+            yield {"type": f"response.{status}", "response": self._response(chunk, status)}
+
+    def _item_events(
         self, steps: Iterable[Step], logprobs: Sequence[Any] = (), status: str = "completed"
     ) -> Iterator[Chunk]:
         """Yield the events of steps. `logprobs`: of text. `status`: of an item that ends."""
         for step, part, text in steps:
             if step == "begin":
-                self.items.append(self._item(part))
-                yield self._event("output_item.added", item=deepcopy(self.items[-1]))
-            item = self.items[-1]
+                self._items.append(self._item(part))
+                yield self._event("output_item.added", item=deepcopy(self._items[-1]))
+            item = self._items[-1]
             if step == "end":
                 item["status"] = status
             if part.kind == "call":
@@ -44,9 +90,9 @@ class Output:
 
     def _item(self, part: Part) -> Chunk:
         """Return the item of a part at its beginning."""
-        item: Chunk = {"id": f"item_{len(self.items)}_{self._response_id}", "status": "in_progress"}
+        item: Chunk = {"id": f"item_{len(self._items)}_{self._response_id}", "status": "in_progress"}
         if part.kind == "call":
-            freeform = part.name in self._freeform
+            freeform = part.name in self.asked.freeform
             kind, field = ("custom_tool_call", "input") if freeform else ("function_call", "arguments")
             return {**item, "type": kind, "call_id": part.call_id, "name": part.name, field: ""}
         if part.kind == "thought":
@@ -88,72 +134,18 @@ class Output:
 
     def _event(self, kind: str, **more: Any) -> Chunk:
         """Return an event of the last item."""
-        about = {} if "item" in more else {"item_id": self.items[-1]["id"]}
-        return {"type": f"response.{kind}", "output_index": len(self.items) - 1, **about, **more}
+        about = {} if "item" in more else {"item_id": self._items[-1]["id"]}
+        return {"type": f"response.{kind}", "output_index": len(self._items) - 1, **about, **more}
 
-
-def freeform_input(arguments: str) -> str:
-    """Return the text that is the input of a freeform tool: the only argument of its call."""
-    try:
-        (text,) = json.loads(arguments).values()
-    except (ValueError, AttributeError, RecursionError):
-        return arguments
-    return text if isinstance(text, str) else arguments
-
-
-class ResponseFormat(EventFormat):
-    """The response to one request."""
-
-    def events(self, chunks: Events) -> Events:
-        """See `EventFormat.events`."""
-        number, began, events = 0, None, self._events(chunks)
-        try:
-            for number, event in enumerate(events, 1):
-                yield {**event, "sequence_number": number}
-                began = began or event
-        except Exception as error:
-            if began is not None:
-                refused = refusal(error)
-                fault = {"code": refused.code or "server_error", "message": refused.message}
-                response = {**began["response"], "status": "failed", "error": fault}
-                yield {"type": "response.failed", "response": response, "sequence_number": number + 1}
-            raise
-        finally:
-            events.close()
-
-    def whole(self, events: list[Chunk]) -> Chunk:
-        """See `EventFormat.whole`."""
-        response: Chunk = events[-1]["response"]
-        return response
-
-    def _events(self, chunks: Events) -> Events:
-        output, parts, reason, chunk = None, Parts(), None, Chunk()
-        with closing(chunks):
-            for chunk in chunks:
-                if output is None:
-                    output = Output(f"resp_{chunk['id']}", self.asked.freeform)
-                    for kind in ("created", "in_progress"):
-                        response = self._response(chunk, output, "in_progress")
-                        yield {"type": f"response.{kind}", "response": response}
-                (choice,) = chunk["choices"]
-                logprobs = (choice.get("logprobs") or {}).get("content") or []
-                yield from output.events(parts.add(choice["delta"]), logprobs)
-                reason = choice["finish_reason"] or reason
-        if output is not None:
-            # A cancelled response is incomplete, too: OpenAI's types have no other word.
-            status = "incomplete" if reason in ("length", "cancelled") else "completed"
-            yield from output.events(parts.end(), status=status)
-            yield {"type": f"response.{status}", "response": self._response(chunk, output, status)}
-
-    def _response(self, made: Chunk, output: Output, status: str) -> Chunk:
+    def _response(self, made: Chunk, status: str) -> Chunk:
         ended, asked = status != "in_progress", self.asked
         return {
             **asked.model_dump(by_alias=True, exclude={"input", "stream"}),
-            **{"id": f"resp_{made['id']}", "object": "response", "created_at": float(made["created"])},
+            **{"id": self._response_id, "object": "response", "created_at": float(made["created"])},
             "completed_at": time.time() if ended else None,
             **{"status": status, "error": None, "model": self.alias, "store": False},
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "output": deepcopy(output.items),
+            "output": deepcopy(self._items),
             **{"previous_response_id": None, "truncation": "disabled"},
             "usage": self._usage() if ended else None,
         }

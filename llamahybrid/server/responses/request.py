@@ -15,10 +15,10 @@ from pydantic import BaseModel, Field, model_validator
 
 from llamahybrid.client.chat_template import template_of
 from llamahybrid.llama import Llama
-from llamahybrid.server.bodies import MOST_TOOLS, ChatCompletionRequest, RequestBody
+from llamahybrid.server.bodies import MOST_TOOLS, ChatCompletionRequest, First, RequestBody, at_most
 from llamahybrid.server.messages import require_few, without_nulls
-from llamahybrid.server.options import First, at_most, set_effort
-from llamahybrid.server.request_fields import Effect, Route, effect
+from llamahybrid.server.options import set_effort
+from llamahybrid.server.request_fields import Route
 from llamahybrid.server.responses.output import ResponseFormat
 
 MOST_METADATA = 16
@@ -106,7 +106,7 @@ class Reasoning(BaseModel):
 
 
 class ResponseRequest(RequestBody):
-    """`/v1/responses`. Sampling and cache options of chats pass through to the chat."""
+    """Answer input items (OpenAI's Responses, stateless). Sampling and cache options are those of chats."""
 
     route: ClassVar = Route.RESPONSES
     answer_format: ClassVar = ResponseFormat
@@ -139,10 +139,7 @@ class ResponseRequest(RequestBody):
 
     def completion(self) -> ChatCompletionRequest:
         """See `RequestBody.completion`."""
-        passed = (name for name in self.model_extra or {} if effect(self.route, name) is Effect.OBEYED)
-        said: Json = {name: (self.model_extra or {})[name] for name in passed}
-        said |= without_nulls({"temperature": self.temperature, "top_p": self.top_p})
-        said.setdefault("repeat_penalty", 1.0)  # OpenAI has no such penalty; upstream's default is 1.1
+        said = self.passed() | without_nulls({"temperature": self.temperature, "top_p": self.top_p})
         said |= {"model": self.model, "stream": self.stream, "max_tokens": self.max_output_tokens}
         said["messages"] = list(chat_messages(self.instructions, self.input))
         if tools := [tool.chat_tool() for tool in self.tools if tool.type in CLIENT_TOOLS]:
