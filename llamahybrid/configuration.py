@@ -1,8 +1,8 @@
 """Defaults for a program that cannot be edited, by `configure` or by the environment.
 
 `LLAMAHYBRID_RAM` and `LLAMAHYBRID_DISK` are sizes ("2GiB", "0": none), the disk's also a folder;
-`LLAMAHYBRID_PARALLEL` is a number of requests, `LLAMAHYBRID_STOCK_LOGPROBS` "on" or "off". Precedence: an
-argument of the constructor, arguments of `install`, `configure`, the environment, the default.
+`LLAMAHYBRID_PARALLEL` is a number of requests. Precedence: an argument of the constructor, arguments of
+`install`, `configure`, the environment, the default.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
-from llamahybrid.errors import ConfigurationError, EngineError
+from llamahybrid.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from llamahybrid.prompt_cache import PromptCache
@@ -53,8 +53,6 @@ class Configuration:
     """The prompt cache's folder; False: no disk."""
     parallel: int | None = None
     """Requests that may run at once on each `Llama`."""
-    stock_logprobs: bool | None = None
-    """Log-probabilities with `echo` are those of llama-cpp-python."""
 
 
 _lock = threading.Lock()
@@ -67,7 +65,6 @@ def configure(
     ram: int | str | EllipsisType | None = ...,
     disk: int | str | os.PathLike[str] | bool | EllipsisType | None = ...,
     parallel: int | str | EllipsisType | None = ...,
-    stock_logprobs: bool | EllipsisType | None = ...,
 ) -> Configuration:
     """Set defaults for every `Llama` opened from now on; return the settings in effect.
 
@@ -77,17 +74,16 @@ def configure(
     in the cache folder (`LLAMAHYBRID_CACHE_DIR`); 0, False or "off": no disk.
     `parallel`: slots of a `Llama`; reduced to one, with a warning, if the model or its arguments do not allow
     several, or if the program gives a draft model.
-    `stock_logprobs`: see `Llama`.
 
     An argument that is left out stays; None removes the setting, so that the environment counts again
-    (`LLAMAHYBRID_RAM`, `LLAMAHYBRID_DISK`, `LLAMAHYBRID_PARALLEL`, `LLAMAHYBRID_STOCK_LOGPROBS`).
+    (`LLAMAHYBRID_RAM`, `LLAMAHYBRID_DISK`, `LLAMAHYBRID_PARALLEL`).
 
     Raises ConfigurationError, with nothing changed, for a value that cannot be read.
     """
     global _configured
-    given = {"ram": ram, "disk": disk, "parallel": parallel, "stock_logprobs": stock_logprobs}
+    given = {"ram": ram, "disk": disk, "parallel": parallel}
     changes = {
-        name: None if value is None else _PARSERS[name](value, f"configure({name}={value!r})")
+        name: None if value is None else _parsed(name, value, f"configure({name}={value!r})")
         for name, value in given.items()
         if not isinstance(value, EllipsisType)
     }
@@ -128,7 +124,7 @@ def _made(wanted: Configuration) -> PromptCache:
 def _shared_cache(wanted: Configuration) -> PromptCache:
     """Return the process's prompt cache of these settings, made anew when they have changed."""
     global _shared
-    wanted = replace(wanted, parallel=None, stock_logprobs=None)
+    wanted = replace(wanted, parallel=None)
     with _lock:
         if _shared is None or _shared[0] != wanted:
             _shared = (wanted, _made(wanted))
@@ -188,14 +184,23 @@ def default_folder() -> Path:
 
 
 def _over_environment(configured: Configuration) -> Configuration:
-    for name, parse in _PARSERS.items():
-        text = os.environ.get(f"LLAMAHYBRID_{name.upper()}", "").strip()
+    for name in _PARSERS:
+        variable = f"LLAMAHYBRID_{name.upper()}"
+        text = os.environ.get(variable, "").strip()
         if text and getattr(configured, name) is None:
-            configured = replace(configured, **{name: parse(text, f"LLAMAHYBRID_{name.upper()}={text}")})
+            configured = replace(configured, **{name: _parsed(name, text, f"{variable}={text}")})
     return configured
 
 
-def _size(value: object, said: str) -> int:
+def _parsed(name: str, value: object, said: str) -> Any:
+    """Return the value of a setting. Raises ConfigurationError, which begins with `said`."""
+    try:
+        return _PARSERS[name](value)
+    except (ValueError, RuntimeError) as error:  # the latter where there is no home folder
+        raise ConfigurationError(f"{said}: {error}") from error
+
+
+def _size(value: object) -> int:
     """Bytes."""
     found = None
     if isinstance(value, str):
@@ -203,9 +208,9 @@ def _size(value: object, said: str) -> int:
     elif isinstance(value, int):
         found = 0 if value is False else value
     if found is None or value is True or found < 0:
-        raise ConfigurationError(f'{said}: that is no size; give one like "2GiB", or 0 for none')
+        raise ValueError('that is no size; give one like "2GiB", or 0 for none')
     if 0 < found < _LEAST:
-        raise ConfigurationError(f'{said}: that is {found} bytes; give a unit, as in "2GiB"')
+        raise ValueError(f'that is {found} bytes; give a unit, as in "2GiB"')
     return found
 
 
@@ -218,76 +223,47 @@ def _bytes(text: str) -> int | None:
     return math.ceil(float(match[1]) * unit)  # "0.5" counts as one byte, not as "none"
 
 
-def _disk(value: object, said: str) -> Disk | bool:
+def _disk(value: object) -> Disk | bool:
     """False: nothing on disk."""
-    if isinstance(value, bool):
-        return value and Disk(_usual(said))
-    if isinstance(value, str):
-        word = value.strip().lower()
-        if word in _OFF:
-            return False
-        if word in _ON:
-            return Disk(_usual(said))
-        if _bytes(word) is None:
-            return _folder(value.strip(), said)
+    word = value.strip().lower() if isinstance(value, str) else value
+    if word is False or word in _OFF:
+        return False
+    if word is True or word in _ON:
+        return Disk(default_folder())
+    if isinstance(value, str) and _bytes(value) is None:
+        return _folder(value.strip())
     if isinstance(value, (str, int)):
-        n_bytes = _size(value, said)
-        return Disk(_usual(said), n_bytes) if n_bytes else False
+        n_bytes = _size(value)
+        return Disk(default_folder(), n_bytes) if n_bytes else False
     if isinstance(value, os.PathLike):
-        return Disk(_whole(Path(value), said))
-    raise ConfigurationError(f'{said}: give a folder, a size like "20GiB", or 0 for none')
+        return Disk(Path(value).expanduser().absolute())
+    raise ValueError('give a folder, a size like "20GiB", or 0 for none')
 
 
-def _folder(text: str, said: str) -> Disk:
+def _folder(text: str) -> Disk:
     """Parse a folder, with an optional budget after a colon."""
     path, colon, size = text.rpartition(":")
     budget = None
     if colon and _bytes(size) is not None:
-        text, budget = path, _size(size, said)
+        text, budget = path, _size(size)
     if not text.startswith(("~", ".")) and not any(mark in text for mark in (os.sep, os.altsep) if mark):
-        raise ConfigurationError(
-            f'{said}: that is neither a size like "20GiB" nor a folder; a folder here is written "./{text}"'
+        raise ValueError(
+            f'that is neither a size like "20GiB" nor a folder; a folder here is written "./{text}"'
         )
     if budget == 0:
-        raise ConfigurationError(f"{said}: a folder for nothing; leave out its size, or give 0 alone")
-    return Disk(_whole(Path(text), said), budget)
+        raise ValueError("a folder for nothing; leave out its size, or give 0 alone")
+    return Disk(Path(text).expanduser().absolute(), budget)
 
 
-def _usual(said: str) -> Path:
-    try:
-        return default_folder()
-    except EngineError as error:
-        raise ConfigurationError(f"{said}: {error}") from error
-
-
-def _whole(path: Path, said: str) -> Path:
-    try:
-        return path.expanduser().absolute()
-    except RuntimeError as error:
-        raise ConfigurationError(f"{said}: nobody of that name has a home folder") from error
-
-
-def _number(value: object, said: str) -> int:
+def _number(value: object) -> int:
     text = value.strip() if isinstance(value, str) else "" if isinstance(value, bool) else str(value)
     if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text)):
-        raise ConfigurationError(f"{said}: give how many requests may run at once on a model, 1 or more")
+        raise ValueError("give how many requests may run at once on a model, 1 or more")
     return int(text)
 
 
-def _switch(value: object, said: str) -> bool:
-    word = {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value).strip().lower()
-    if word not in (*_ON, *_OFF, "0", "1"):
-        raise ConfigurationError(f'{said}: give "on" or "off"')
-    return word in (*_ON, "1")
-
-
-_PARSERS: dict[str, Callable[[object, str], Any]] = {
-    "ram": _size,
-    "disk": _disk,
-    "parallel": _number,
-    "stock_logprobs": _switch,
-}
-"""For each setting, a function of the value and of the text that introduces an error."""
+_PARSERS: dict[str, Callable[[object], Any]] = {"ram": _size, "disk": _disk, "parallel": _number}
+"""For each setting, a function of the value."""
 
 
 def _forked() -> None:

@@ -19,15 +19,15 @@ from llama_cpp.llama_speculative import LlamaDraftModel
 from llamahybrid.capi.samplers import Samplers
 from llamahybrid.client.answer import TokenBytes, completion
 from llamahybrid.client.answers import answers
-from llamahybrid.client.chat_template import let_templates_fill_lists
+from llamahybrid.client.chat_template import use_own_formatter
 from llamahybrid.client.chat_way import chat_answer
 from llamahybrid.client.completion import answer_count, arguments, decode_ahead, generate
-from llamahybrid.client.embedding import embedded, embedded_beside
+from llamahybrid.client.embedding import embedded_beside, embedded_one_by_one
 from llamahybrid.client.extras import NO_EXTRAS, current_extras
 from llamahybrid.client.handle import RequestHandle, made_with, takes_salt
 from llamahybrid.client.native_calls import GuardedModel, NativeCalls, held
 from llamahybrid.client.requests import Requests
-from llamahybrid.client.salt import digest, model_salt, text_of
+from llamahybrid.client.salt import digest, text_of
 from llamahybrid.client.stateful import StatefulLlama
 from llamahybrid.configuration import cache_for, current, wait_timeout
 from llamahybrid.core.assembly import ContextShape, Wish, assemble, filled_in, require_adapter, slots_for
@@ -54,8 +54,7 @@ class Llama(StatefulLlama):
     Takes upstream's arguments, and:
 
     `prompt_cache`: True: a cache in RAM of the default size; a `PromptCache`; False: upstream's behaviour.
-    None, here and for `n_parallel` and `stock_logprobs`: the value of `configure` or the environment,
-    else True, 1 and False.
+    None, here and for `n_parallel`: the value of `configure` or the environment, else True and 1.
     `paging`: store attention, too, for conversations that alternate. One slot needs a spare sequence for
     that: memory for one more recurrent state.
     `draft_planes`: rollback planes (states of the last tokens) for undoing drafts on hybrid models. None:
@@ -69,8 +68,6 @@ class Llama(StatefulLlama):
     machine's. Raises DeviceError if one does not answer.
     `explain`: quote in `last_request.reason` the older prompt's token where a prompt differs, maybe another
     user's.
-    `stock_logprobs`: with `echo` and `logprobs`, score each prompt token by the logits behind it, as upstream
-    does. False: by the logits before it, as lm-evaluation-harness expects.
     `wait`: without a free slot, True: wait; False: raise `Busy`; seconds: wait, then raise. A stream that is
     not read gives its slot to a waiting request, and continues when it is read.
 
@@ -91,7 +88,6 @@ class Llama(StatefulLlama):
         cache_salt: str | None = "",
         explain: bool = False,
         rpc_servers: str | Sequence[str] | None = None,
-        stock_logprobs: bool | None = None,
         **kwargs: Any,
     ) -> None:
         self._cache_salt, wait = text_of(cache_salt), wait_timeout(wait)
@@ -108,9 +104,8 @@ class Llama(StatefulLlama):
         self._made_with = {
             **{"prompt_cache": prompt_cache, "paging": paging, "n_parallel": n_parallel, "wait": wait},
             **{"draft_planes": draft_planes, "explain": explain, "rpc_servers": rpc_servers},
-            **{"stock_logprobs": stock_logprobs, "embedding": embedding},
+            "embedding": embedding,
         }
-        self.stock_logprobs = bool(current().stock_logprobs if stock_logprobs is None else stock_logprobs)
         self.offload = Offload.of(rpc_servers, kwargs.get("n_gpu_layers"), watched=cache is not None)
         gpu = self.offload.computes(kwargs.get("n_gpu_layers"))
         self._shape = ContextShape.of(cache is not None, paging, draft_planes, n_parallel, kwargs, gpu)
@@ -149,14 +144,34 @@ class Llama(StatefulLlama):
         self._token_bytes = TokenBytes(self)
         self.offload.opened(self._model)
         require_adapter(self)
-        let_templates_fill_lists(self)
+        use_own_formatter(self)
 
     pooling_type = held(llama_cpp.Llama.pooling_type)
 
     model_params = filled_in("_model_params", by="offload")
     context_params = filled_in("_context_params", by="_shape")
-    cache_salt = model_salt()
     draft_model = asked_model()
+
+    @property
+    def cache_salt(self) -> str:
+        """Name of the computation: state stored under one salt is never used under another.
+
+        Model content, parameters, engine, and changes by llama_cpp's functions are noticed without a salt.
+        Set one when you change the numbers in another way; the old one makes its state usable again.
+        """
+        return self._cache_salt
+
+    @cache_salt.setter
+    def cache_salt(self, salt: str | None) -> None:
+        text, loop = text_of(salt), self.requests.loop
+
+        def change() -> None:
+            for slot in self.slots:
+                slot.runner.computed_under(text)
+
+        if loop is not None and not loop.closed:
+            self.requests.whole(change)
+        self._cache_salt = text
 
     @property
     def runner(self) -> Runner | None:
@@ -321,8 +336,9 @@ class Llama(StatefulLlama):
         """
         if self._vectors is not None:
             return embedded_beside(self._vectors, self.requests, self.tokenize, *args, **kwargs)
-        alone = self.embeds and llama_cpp.Llama.pooling_type(self) == llama_cpp.LLAMA_POOLING_TYPE_NONE
-        return embedded(super().embed, alone, *args, **kwargs)
+        if self.embeds and llama_cpp.Llama.pooling_type(self) == llama_cpp.LLAMA_POOLING_TYPE_NONE:
+            return embedded_one_by_one(super().embed, *args, **kwargs)
+        return super().embed(*args, **kwargs)
 
     # -- the end ---------------------------------------------------------------------------------
 

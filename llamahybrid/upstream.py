@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -25,8 +25,11 @@ Look: TypeAlias = Callable[[Any], str]
 """Describes how an object differs, in words that follow its name; empty: it does not."""
 
 
-def takes(*first: str, named: tuple[str, ...] = ()) -> Look:
-    """A function whose first parameters are these, in this order, and that has those `named` anywhere."""
+def takes(*first: str, named: tuple[str, ...] = (), uses: tuple[str, ...] = ()) -> Look:
+    """A function whose first parameters are these, in this order, and that has those `named` anywhere.
+
+    `uses`: attributes that its code sets, reads or calls.
+    """
 
     def look(function: Any) -> str:
         try:
@@ -36,20 +39,11 @@ def takes(*first: str, named: tuple[str, ...] = ()) -> Look:
         missing = [name for name in named if name not in parameters]
         if tuple(parameters[: len(first)]) != first:
             return f"takes ({', '.join(parameters[: len(first)])}), expected ({', '.join(first)})"
-        return f"does not take {', '.join(missing)}" if missing else ""
-
-    return look
-
-
-def mentions(*names: str) -> Look:
-    """A Python function whose code sets, reads or calls these attributes."""
-
-    def look(function: Any) -> str:
+        if missing:
+            return f"does not take {', '.join(missing)}"
         code = getattr(inspect.unwrap(function), "__code__", None)
-        if code is None:
-            return "is no Python function"
-        missing = [name for name in names if name not in code.co_names]
-        return f"does not use {', '.join(missing)}" if missing else ""
+        unused = [name for name in uses if name not in getattr(code, "co_names", ())]
+        return f"does not use {', '.join(unused)}" if unused else ""
 
     return look
 
@@ -82,168 +76,98 @@ def is_a(kind: type) -> Look:
     return lambda value: "" if isinstance(value, kind) else f"is a {type(value).__name__}"
 
 
-@dataclass(frozen=True)
-class Need:
-    """A name, and the feature that depends on it."""
-
-    path: str
-    """Module below llama_cpp, then the name: "llama:Llama.generate"."""
-    look: Look
-    feature: str
-    """The feature that is off, or limited, without it."""
-    vital: bool = False
-    """Without it answers could be wrong, or nothing works."""
-
-
 _u32, _i32, _bool = ctypes.c_uint32, ctypes.c_int32, ctypes.c_bool
 _f32, _f64 = ctypes.c_float, ctypes.c_double
-_REUSE = "reuse of what was decoded"
-_WATCH = "noticing what others do to a context"
-_SEVERAL = "n_parallel"
-
-NEEDS = (
-    # -- methods that are overridden: upstream must call them, and with these arguments ---------------
-    Need(
-        "llama:Llama.__init__",
-        mentions(
-            *("_ctx", "_model", "_logits_all", "_n_ctx", "_n_vocab", "_sampler", "_mirostat_mu"),
-            *("_requires_eval", "_lora_adapter", "lora_scale", "input_ids", "scores", "n_tokens"),
-            *("n_batch", "model_params", "context_params", "chat_handler", "draft_model", "cache"),
-        ),
-        _REUSE,
-        True,
-    ),
-    Need("llama:Llama.eval", takes("self", "tokens"), _REUSE, True),
-    Need("llama:Llama.generate", takes("self", "tokens", named=("reset",)), _REUSE, True),
-    Need("llama:Llama.sample", mentions("_sampler", "_ctx", "_init_sampler"), _SEVERAL),
-    Need("llama:Llama._init_sampler", mentions("_seed"), _SEVERAL),
-    Need("_internals:LlamaSampler.sample", takes("self", "ctx", "idx"), _SEVERAL),
-    Need("_internals:LlamaSampler.sample", mentions("sampler"), _SEVERAL),
-    Need("llama:Llama._input_ids", is_a(property), _REUSE, True),
-    Need("llama:Llama._scores", is_a(property), _REUSE, True),
-    Need(
-        "llama:Llama._create_completion",
-        takes("self", "prompt", named=("stopping_criteria", "logprobs")),
-        "cancelling, `usage`, several users",
-        True,
-    ),
-    Need("llama:Llama._create_completion", mentions("generate"), _REUSE, True),
-    Need("llama:Llama.logits_to_logprobs", takes("logits"), "`logprobs` of streams"),
-    Need("llama:Llama._create_completion", mentions("cache", "load_state"), "set_cache"),
-    Need("llama:Llama.create_completion", mentions("_create_completion"), "cancelling, `usage`", True),
-    Need("llama:Llama.reset", takes("self"), _REUSE, True),
-    Need("llama:Llama.close", takes("self"), "closing", True),
-    Need("llama:Llama.save_state", takes("self"), "save_state"),
-    Need("llama:Llama.load_state", takes("self", "state"), "load_state", True),
-    Need("llama:Llama.__getstate__", takes("self"), "pickling"),
-    Need("llama:Llama.tokenize", takes("self", "text", named=("special",)), "warm"),
-    Need(
-        "llama:LlamaState.__init__",
-        takes("self", "input_ids", "scores", "n_tokens", "llama_state", "llama_state_size"),
-        "save_state, load_state",
-    ),
-    Need("llama_cache:BaseLlamaCache.__init__", takes("self", "capacity_bytes"), "set_cache"),
-    Need("llama_cache:LlamaRAMCache._find_longest_prefix_key", takes("self", "key"), "set_cache"),
-    Need("llama_cache:LlamaDiskCache._find_longest_prefix_key", takes("self", "key"), "set_cache"),
-    Need("llama_cache:LlamaDiskCache.__init__", mentions("cache"), "set_cache"),
-    # -- the context and the model that upstream holds ------------------------------------------------
-    Need("_internals:LlamaContext.__init__", mentions("ctx", "memory", "model"), _REUSE, True),
-    Need("_internals:LlamaContext.decode", takes("self", "batch"), _WATCH, True),
-    Need("_internals:LlamaContext.decode", mentions("batch", "llama_decode"), _WATCH, True),
-    Need("_internals:LlamaContext.kv_cache_clear", takes("self"), _WATCH, True),
-    Need("_internals:LlamaContext.kv_cache_seq_rm", takes("self", "seq_id", "p0", "p1"), _WATCH, True),
-    Need(
-        "_internals:LlamaContext.kv_cache_seq_cp",
-        takes("self", "seq_id_src", "seq_id_dst", "p0", "p1"),
-        _WATCH,
-        True,
-    ),
-    Need("_internals:LlamaContext.kv_cache_seq_keep", takes("self", "seq_id"), _WATCH, True),
-    Need(
-        "_internals:LlamaContext.kv_cache_seq_shift",
-        takes("self", "seq_id", "p0", "p1", "shift"),
-        _WATCH,
-        True,
-    ),
-    Need("_internals:LlamaContext.reset_timings", takes("self"), _WATCH),
-    Need("_internals:LlamaModel.__init__", mentions("model", "vocab"), _REUSE, True),
-    Need("_internals:LlamaModel.detokenize", takes("self", "tokens", "special"), "reports"),
-    # -- structures: a field that is not there is set without effect -----------------------------------
-    Need(
-        "llama_cpp:llama_batch",
-        has_fields(n_tokens=_i32, token=None, embd=None, pos=None, n_seq_id=None, seq_id=None, logits=None),
-        _REUSE,
-        True,
-    ),
-    Need("llama_cpp:llama_context_params", has_fields(n_seq_max=_u32, kv_unified=_bool), "paging"),
-    Need("llama_cpp:llama_context_params", has_fields(n_ctx=_u32, flash_attn_type=None), _SEVERAL),
-    Need("llama_cpp:llama_context_params", has_fields(n_rs_seq=_u32), "draft_planes"),
-    Need(
-        "llama_cpp:llama_context_params",
-        has_fields(swa_full=_bool, n_batch=_u32, n_ubatch=_u32, n_threads=_i32, n_threads_batch=_i32),
-        _REUSE,
-        True,
-    ),
-    Need(
-        "llama_cpp:llama_model_params",
-        has_fields(n_gpu_layers=_i32, load_mode=None, tensor_split=None, kv_overrides=None),
-        "telling one model from another",
-        True,
-    ),
-    Need(
-        "llama_cpp:llama_perf_context_data",
-        has_fields(n_p_eval=_i32, n_eval=_i32, t_p_eval_ms=_f64, t_eval_ms=_f64),
-        _WATCH,
-        True,
-    ),
-    Need("llama_cpp:llama_token_data", has_fields(id=_i32, logit=_f32, p=_f32), _SEVERAL),
-    Need(
-        "llama_cpp:llama_token_data_array",
-        has_fields(data=None, size=None, selected=None, sorted=_bool),
-        _SEVERAL,
-    ),
-    Need("llama_cpp:LLAMA_LOAD_MODE_NONE", is_a(int), "noticing edits of a mapped model", True),
-    Need("llama_cpp:LLAMA_LOAD_MODE_MLOCK", is_a(int), "noticing edits of a mapped model", True),
-    # -- functions of libllama, through the objects that everyone shares -------------------------------
-    Need("llama_cpp:_lib", is_a(ctypes.CDLL), "the native shim, the patched engine's functions", True),
-    *(
-        Need(f"llama_cpp:{name}", declared(arguments), "noticing adapters and modes", True)
-        for name, arguments in {
-            "llama_set_adapters_lora": 4,
-            "llama_set_adapter_cvec": 6,
-            "llama_set_causal_attn": 2,
-            "llama_set_warmup": 2,
-            "llama_adapter_lora_init": 2,
-            "llama_adapter_lora_free": 1,
-        }.items()
-    ),
-    *(
-        Need(f"llama_cpp:{name}", declared(arguments), _REUSE, True)
-        for name, arguments in {
-            "llama_memory_clear": 2,
-            "llama_memory_seq_cp": 5,
-            "llama_memory_seq_pos_max": 2,
-            "llama_memory_seq_pos_min": 2,
-            "llama_memory_seq_rm": 4,
-            "llama_state_seq_get_size_ext": 3,
-            "llama_state_seq_get_data_ext": 5,
-            "llama_state_seq_set_data_ext": 5,
-            "llama_get_logits_ith": 2,
-            "llama_perf_context": 1,
-        }.items()
-    ),
-    Need("llama_cpp:llama_get_logits", declared(1), _REUSE, True),
-    Need("llama_cpp:llama_n_ctx_seq", declared(1), _REUSE, True),
-    Need("llama_cpp:llama_sampler_apply", declared(2), _SEVERAL),
-    Need("llama_cpp:llama_sampler_accept", declared(2), _SEVERAL),
-    Need("llama_cpp:llama_set_abort_callback", declared(3), "stops inside a batch"),
-    Need("llama_cpp:llama_n_rs_seq", declared(1), "draft_planes"),
-    Need(
-        "_ctypes_extensions:load_shared_library",
-        takes("lib_base_name", "base_path"),
-        "choosing the patched engine (set LLAMA_CPP_LIB_PATH)",
-    ),
+_SET_BY_INIT = (
+    *("_ctx", "_model", "_logits_all", "_n_ctx", "_n_vocab", "_sampler", "_mirostat_mu", "_requires_eval"),
+    *("_lora_adapter", "lora_scale", "input_ids", "scores", "n_tokens", "n_batch", "model_params"),
+    *("context_params", "chat_handler", "draft_model", "cache"),
 )
+_LIBRARY = {
+    **{"llama_set_adapters_lora": 4, "llama_set_adapter_cvec": 6, "llama_set_causal_attn": 2},
+    **{"llama_set_warmup": 2, "llama_adapter_lora_init": 2, "llama_adapter_lora_free": 1},
+    **{"llama_memory_clear": 2, "llama_memory_seq_cp": 5, "llama_memory_seq_rm": 4},
+    **{"llama_memory_seq_pos_max": 2, "llama_memory_seq_pos_min": 2, "llama_n_ctx_seq": 1},
+    **{"llama_state_seq_get_size_ext": 3, "llama_state_seq_get_data_ext": 5},
+    **{"llama_state_seq_set_data_ext": 5, "llama_perf_context": 1},
+    **{"llama_get_logits": 1, "llama_get_logits_ith": 2},
+}
+"""Functions of libllama with the number of their arguments."""
+
+REQUIRED: Mapping[str, Look] = {
+    "llama:Llama.__init__": takes(uses=_SET_BY_INIT),
+    "llama:Llama.eval": takes("self", "tokens"),
+    "llama:Llama.generate": takes("self", "tokens", named=("reset",)),
+    "llama:Llama._input_ids": is_a(property),
+    "llama:Llama._scores": is_a(property),
+    "llama:Llama._create_completion": takes(
+        "self", "prompt", named=("stopping_criteria", "logprobs"), uses=("generate",)
+    ),
+    "llama:Llama.create_completion": takes(uses=("_create_completion",)),
+    "llama:Llama.reset": takes("self"),
+    "llama:Llama.close": takes("self"),
+    "llama:Llama.load_state": takes("self", "state"),
+    "_internals:LlamaContext.__init__": takes(uses=("ctx", "memory", "model")),
+    "_internals:LlamaContext.decode": takes("self", "batch", uses=("batch", "llama_decode")),
+    "_internals:LlamaContext.kv_cache_clear": takes("self"),
+    "_internals:LlamaContext.kv_cache_seq_rm": takes("self", "seq_id", "p0", "p1"),
+    "_internals:LlamaContext.kv_cache_seq_cp": takes("self", "seq_id_src", "seq_id_dst", "p0", "p1"),
+    "_internals:LlamaContext.kv_cache_seq_keep": takes("self", "seq_id"),
+    "_internals:LlamaContext.kv_cache_seq_shift": takes("self", "seq_id", "p0", "p1", "shift"),
+    "_internals:LlamaModel.__init__": takes(uses=("model", "vocab")),
+    "llama_cpp:llama_batch": has_fields(
+        n_tokens=_i32, token=None, embd=None, pos=None, n_seq_id=None, seq_id=None, logits=None
+    ),
+    "llama_cpp:llama_context_params": has_fields(
+        swa_full=_bool, n_batch=_u32, n_ubatch=_u32, n_threads=_i32, n_threads_batch=_i32
+    ),
+    "llama_cpp:llama_model_params": has_fields(
+        n_gpu_layers=_i32, load_mode=None, tensor_split=None, kv_overrides=None
+    ),
+    "llama_cpp:llama_perf_context_data": has_fields(
+        n_p_eval=_i32, n_eval=_i32, t_p_eval_ms=_f64, t_eval_ms=_f64
+    ),
+    "llama_cpp:LLAMA_LOAD_MODE_NONE": is_a(int),
+    "llama_cpp:LLAMA_LOAD_MODE_MLOCK": is_a(int),
+    "llama_cpp:_lib": is_a(ctypes.CDLL),
+    **{f"llama_cpp:{name}": declared(arguments) for name, arguments in _LIBRARY.items()},
+}
+"""Names without which answers could be wrong, or nothing works: the path of each, a module below llama_cpp
+and the name in it."""
+
+FEATURES: Mapping[str, Mapping[str, Look]] = {
+    "n_parallel": {
+        "llama:Llama.sample": takes(uses=("_sampler", "_ctx", "_init_sampler")),
+        "llama:Llama._init_sampler": takes(uses=("_seed",)),
+        "_internals:LlamaSampler.sample": takes("self", "ctx", "idx", uses=("sampler",)),
+        "llama_cpp:llama_context_params": has_fields(n_ctx=_u32, flash_attn_type=None),
+        "llama_cpp:llama_token_data": has_fields(id=_i32, logit=_f32, p=_f32),
+        "llama_cpp:llama_token_data_array": has_fields(data=None, size=None, selected=None, sorted=_bool),
+        "llama_cpp:llama_sampler_apply": declared(2),
+        "llama_cpp:llama_sampler_accept": declared(2),
+    },
+    "`logprobs` of streams": {"llama:Llama.logits_to_logprobs": takes("logits")},
+    "save_state, load_state": {
+        "llama:Llama.save_state": takes("self"),
+        "llama:LlamaState.__init__": takes(
+            "self", "input_ids", "scores", "n_tokens", "llama_state", "llama_state_size"
+        ),
+    },
+    "pickling": {"llama:Llama.__getstate__": takes("self")},
+    "warm": {"llama:Llama.tokenize": takes("self", "text", named=("special",))},
+    "reports": {"_internals:LlamaModel.detokenize": takes("self", "tokens", "special")},
+    "noticing what others do to a context": {"_internals:LlamaContext.reset_timings": takes("self")},
+    "paging": {"llama_cpp:llama_context_params": has_fields(n_seq_max=_u32, kv_unified=_bool)},
+    "draft_planes": {
+        "llama_cpp:llama_context_params": has_fields(n_rs_seq=_u32),
+        "llama_cpp:llama_n_rs_seq": declared(1),
+    },
+    "stops inside a batch": {"llama_cpp:llama_set_abort_callback": declared(3)},
+    "choosing the patched engine (set LLAMA_CPP_LIB_PATH)": {
+        "_ctypes_extensions:load_shared_library": takes("lib_base_name", "base_path")
+    },
+}
+"""Names of each feature that is off, or limited, without one of them."""
 
 OPTIONAL = (
     "llama_n_rs_seq",
@@ -258,31 +182,31 @@ patched engine's attention of a range."""
 class Difference:
     """A name of llama_cpp that is not what llamahybrid knows."""
 
-    need: Need
+    name: str
     text: str
+    feature: str
+    """The feature that depends on it; empty: all do."""
 
     def __str__(self) -> str:
-        return f"{self.need.path.partition(':')[2]} {self.text} ({self.need.feature})"
+        return f"{self.name} {self.text}" + (f" ({self.feature})" if self.feature else "")
 
 
-def differences() -> list[Difference]:
+def differences() -> Iterator[Difference]:
     """Look at every name; imports llama_cpp."""
-    found = []
-    for need in NEEDS:
-        module, _, name = need.path.partition(":")
-        try:
-            value: Any = import_module(f"llama_cpp.{module}")
-            for part in name.split("."):
-                value = (
-                    inspect.getattr_static(value, part) if inspect.isclass(value) else getattr(value, part)
-                )
-        except (ImportError, AttributeError):
-            text = "is not there"
-        else:
-            text = "" if _wrapped_by_others(value) else need.look(value)
-        if text:
-            found.append(Difference(need, text))
-    return found
+    for feature, names in {"": REQUIRED, **FEATURES}.items():
+        for path, look in names.items():
+            module, _, name = path.partition(":")
+            try:
+                value: Any = import_module(f"llama_cpp.{module}")
+                for part in name.split("."):
+                    read = inspect.getattr_static if inspect.isclass(value) else getattr
+                    value = read(value, part)
+            except (ImportError, AttributeError):
+                text = "is not there"
+            else:
+                text = "" if _wrapped_by_others(value) else look(value)
+            if text:
+                yield Difference(name, text, feature)
 
 
 def _wrapped_by_others(value: Any) -> bool:
@@ -297,11 +221,11 @@ def require() -> None:
     Raises:
         EngineError: answers could be wrong with this llama-cpp-python.
     """
-    found = differences()
+    found = list(differences())
     if not found:
         return
     version = getattr(import_module("llama_cpp"), "__version__", "of unknown version")
     said = f"llama-cpp-python {version} is not as llamahybrid knows it: {'; '.join(map(str, found))}"
-    if any(difference.need.vital for difference in found):
+    if not all(difference.feature for difference in found):
         raise EngineError(f"{said}; install llama-cpp-python 0.3.36, or a newer llamahybrid")
     logger.warning("%s; these do less, or nothing", said)

@@ -41,17 +41,6 @@ def test_without_the_cache_everything_is_upstreams(open_model, fresh):
 # -- the cache -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("budget", [100, 150_000])
-def test_the_budget_is_never_exceeded(open_model, fresh, budget):
-    llm = open_model(prompt_cache=PromptCache(ram_bytes=budget))
-    for i in range(6):
-        take(llm, [*PROMPT[: 10 * i + 20], *OTHER], 20)
-        assert llm.prompt_cache.stats().bytes_ram <= budget
-        check_integrity(llm.prompt_cache)
-    assert (llm.prompt_cache.stats().evictions > 0) == (budget > 100)
-    assert take(llm, PROMPT) == fresh(PROMPT)
-
-
 def test_models_that_share_a_cache_never_serve_each_other(open_model, fresh):
     cache = PromptCache()
     first, second = open_model("mamba", prompt_cache=cache), open_model("mamba2", prompt_cache=cache)

@@ -104,6 +104,9 @@ def test_script_sees_and_ends_as_under_python(folder: Path, end: str) -> None:
         ("compiled.pyc", "exits"),
         ("-m", "wrong"),
         ("-m", "wants.inside"),
+        ("-m", "no.where"),
+        ("-m", "nothing"),
+        ("nothing",),
     ],
     ids=" ".join,
 )
@@ -116,22 +119,19 @@ def test_modules_folders_and_archives_run_as_under_python(folder: Path, argument
 
 
 @pytest.mark.parametrize(
-    ("arguments", "env", "status", "words"),
+    ("arguments", "env", "words"),
     [
-        ((), {}, 2, "usage"),
-        (("--unknown", "script.py"), {}, 2, "usage"),
-        (("nowhere.py",), {}, 2, "can't open file"),
-        (("-m", "no.where"), {}, 1, "No module named no.where"),
-        (("-m", "nothing"), {}, 1, "nothing is a package without a __main__ module"),
-        (("nothing",), {}, 1, "can't find '__main__' module in"),
-        (("script.py", "falls"), {"LLAMAHYBRID_RAM": "lots"}, 2, "LLAMAHYBRID_RAM=lots"),
+        ((), {}, "usage"),
+        (("--unknown", "script.py"), {}, "usage"),
+        (("nowhere.py",), {}, "can't open file"),
+        (("script.py", "falls"), {"LLAMAHYBRID_RAM": "lots"}, "LLAMAHYBRID_RAM=lots"),
     ],
 )
 def test_missing_programs_are_one_line_and_an_exit_status(
-    folder: Path, arguments: tuple[str, ...], env: dict[str, str], status: int, words: str
+    folder: Path, arguments: tuple[str, ...], env: dict[str, str], words: str
 ) -> None:
     done = run(OURS, folder, *arguments, **env)
-    assert done.returncode == status
+    assert done.returncode == 2
     assert words in done.stderr
     assert not done.stdout
     assert "Traceback" not in done.stderr

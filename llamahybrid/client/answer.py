@@ -31,7 +31,6 @@ from llamahybrid.client.logprobs import (
     logprobs_with_prompt,
     no_logprobs,
 )
-from llamahybrid.client.saved_state import load_from
 from llamahybrid.core.request import Request
 
 _DEFAULTS = {
@@ -75,8 +74,7 @@ def answer(
 ) -> Generator[Any, None, None]:
     """Make the completion of a request, or its chunks. Raises upstream's errors."""
     options = _with_defaults(llm, extras, options)
-    cache = _cache(llm, request)
-    prompt, asked = _asked(llm, options, cache)
+    prompt, asked = _asked(llm, options)
     bounds, stream, bos_said = Bounds(llm, options, prompt), options["stream"], not len(options["prompt"])
     pauses = Pauses(llm, extras.stop_token_ids, bounds.stops)
     request.most, request.pauses = bounds.tokens, pauses
@@ -170,13 +168,8 @@ def answer(
         made = with_choice(text[start:end].decode("utf-8", "ignore"), told, finish_reason)
         made["usage"] = _usage(prompt, said)
         if options["echo"]:
-            scored = {**options, "logprobs": None} if llm.stock_logprobs else options
-            _echo(llm, scored, extras, made, prompt, [*said, *ending])
-        if llm.stock_logprobs and options["logprobs"] is not None:
-            made["choices"][0]["logprobs"] = _stock_logprobs(llm, options, [*said[bos_said:], *ending])
+            _echo(llm, options, extras, made, prompt, [*said, *ending])
     request.annotate(made)
-    if cache is not None:
-        cache[prompt + said] = llm.save_state()
     yield made
 
 
@@ -302,38 +295,20 @@ class _Asked(Exception):
         self.options = options
 
 
-def _cache(llm: Any, request: Request) -> Any:
-    """Return the user's cache of whole states; None without one, with several slots or a salt."""
-    return llm.cache if llm.cache and not (llm.requests.several or request.salt) else None
-
-
 class _Asking(StandIn):
-    """Captures the arguments of upstream's `generate`; stands for the user's cache, too."""
+    """Captures the arguments of upstream's `generate`."""
 
-    def __init__(self, llm: Any, cache: Any) -> None:
-        super().__init__(llm)
-        self._cache = cache
-
-    @property
-    def cache(self) -> _Asking | None:
-        """Upstream takes a state from it, and loads that."""
-        return None if self._cache is None else self
-
-    def __getitem__(self, prompt: Sequence[int]) -> llama_cpp.LlamaState:
-        return load_from(self._cache, self._llm, prompt)
-
-    def load_state(self, state: llama_cpp.LlamaState) -> None:
-        """Do nothing: the state was loaded when upstream took it."""
+    cache = None
 
     def generate(self, tokens: list[int], **options: Any) -> Iterator[int]:
         """Raises _Asked."""
         raise _Asked(tokens, options)
 
 
-def _asked(llm: Any, options: Mapping[str, Any], cache: Any) -> tuple[list[int], dict[str, Any]]:
+def _asked(llm: Any, options: Mapping[str, Any]) -> tuple[list[int], dict[str, Any]]:
     """Return the prompt and the options with which upstream calls `generate`. Raises upstream's errors."""
     try:
-        list(llama_cpp.Llama._create_completion(_Asking(llm, cache), **options))
+        list(llama_cpp.Llama._create_completion(_Asking(llm), **options))
     except _Asked as asked:
         return asked.tokens, asked.options
     except ValueError as error:
@@ -342,31 +317,6 @@ def _asked(llm: Any, options: Mapping[str, Any], cache: Any) -> tuple[list[int],
             raise
         raise ValueError(f"{said}{window}{llm.n_ctx()}") from None  # upstream adds up the slots' contexts
     raise AssertionError("upstream's completion generates")
-
-
-class _Replay(StandIn):
-    """Says the tokens of an answer again, whose rows of logits are there."""
-
-    cache = None
-    verbose = False
-
-    def __init__(self, llm: Any, said: list[int]) -> None:
-        super().__init__(llm)
-        self._said = said
-
-    def generate(self, tokens: list[int], **options: Any) -> Iterator[int]:
-        """See `Llama.generate`."""
-        return iter(self._said)
-
-    def set_seed(self, seed: int) -> None:
-        """The tokens are sampled already."""
-
-
-def _stock_logprobs(llm: Any, options: Mapping[str, Any], said: list[int]) -> Any:
-    """Return upstream's log-probabilities of an answer, `said`, with the token that ended it."""
-    options = {**options, "stopping_criteria": None}
-    (made,) = llama_cpp.Llama._create_completion(_Replay(llm, said), **options)
-    return made["choices"][0]["logprobs"]
 
 
 def _echo(

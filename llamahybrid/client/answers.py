@@ -261,7 +261,7 @@ class Group:
         """End all answers, also where the end of one raises; later completions are not of the group."""
         self._asked.update(range(len(self.seeds)))
         if self._running:
-            self._handle.drop()
+            self._handle.cancel()
         with ExitStack() as ends:
             for answer in reversed(self._answers):
                 ends.callback(answer.close)

@@ -26,39 +26,42 @@ _OURS = ("eos_token", "bos_token", "raise_exception", "add_generation_prompt", "
 _FILLS_LISTS = re.compile(r"\.(append|pop)\(")
 
 
-class ListFormatter(llama_chat_format.Jinja2ChatFormatter):  # type: ignore[misc]
-    """Upstream's formatter for a template that fills lists of its own, as llama.cpp's for Kimi K2 do.
+class TemplateFormatter(llama_chat_format.Jinja2ChatFormatter):  # type: ignore[misc]
+    """Upstream's formatter, also for templates that fill lists of their own, as llama.cpp's for Kimi K2 do.
 
     The sandbox of upstream and of transformers refuses changes of any list, since it cannot tell a template's
-    from the caller's. Here a template has copies of all that it is given. `append` and `pop` reach no more of
-    Python than `+` on lists, which the sandbox allows.
+    from the caller's. Here such a template has copies of all that it is given. `append` and `pop` reach no
+    more of Python than `+` on lists, which the sandbox allows.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, template: str, *args: Any, **kwargs: Any) -> None:
+        super().__init__(template, *args, **kwargs)
         environment = self._environment.environment  # the sandbox of this template alone
         safe = environment.is_safe_attribute
+        self._fills_lists = bool(_FILLS_LISTS.search(template))
 
         def fills_list(obj: Any, name: str, value: Any) -> bool:
             return (type(obj) is list and name in ("append", "pop")) or bool(safe(obj, name, value))
 
-        environment.is_safe_attribute = fills_list
+        if self._fills_lists:
+            environment.is_safe_attribute = fills_list
 
     def __call__(self, **given: Any) -> Any:
         """See `llama_cpp.llama_chat_format.Jinja2ChatFormatter`."""
-        return super().__call__(**deepcopy(given))
+        made = super().__call__(**(deepcopy(given) if self._fills_lists else given))
+        if not (self.eos_token and made.prompt.endswith(self.eos_token)):
+            # Upstream's ends an answer whose last decoded token is the end token: answers end before that.
+            made.stopping_criteria = None
+        return made
 
 
-def let_templates_fill_lists(llm: Any) -> None:
-    """Take `ListFormatter` for the templates of a new model that need it."""
+def use_own_formatter(llm: Any) -> None:
+    """Take `TemplateFormatter` for the templates of a new model."""
+    ends = llm.token_eos(), llm.token_bos()
+    spelt = [llm._model.token_get_text(token) if token != -1 else "" for token in ends]
     for name in llm._chat_handlers:
-        template = llm.metadata.get("tokenizer." + name.removesuffix(".default"), "")
-        if _FILLS_LISTS.search(template):
-            spelt = [
-                llm._model.token_get_text(token) if token != -1 else ""
-                for token in (llm.token_eos(), llm.token_bos())
-            ]
-            formatter = ListFormatter(template, *spelt, stop_token_ids=[llm.token_eos()])
+        if template := llm.metadata.get("tokenizer." + name.removesuffix(".default")):
+            formatter = TemplateFormatter(template, *spelt, stop_token_ids=[llm.token_eos()])
             llm._chat_handlers[name] = formatter.to_chat_handler()
 
 

@@ -35,8 +35,6 @@ _SAMPLING = {
 }
 """Arguments of upstream's sampler, with the defaults of its `generate`."""
 
-_CRITERION = "Jinja2ChatFormatter.__call__.<locals>.stop_on_last_token"
-
 
 def arguments(method: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
     """Return a function that binds arguments to the parameters of an upstream method, without `self`."""
@@ -119,7 +117,7 @@ def generate(
         else:
             yield from _done(loop, request, lambda ex: ex.prefill(request, prompt, reset))
     except RequestCancelled:
-        if request.completing and not (request.unwanted and request.progress is None):
+        if request.completing:
             return
         raise
     finally:
@@ -193,9 +191,6 @@ def _answer(
     llm: Any, request: Request, options: dict[str, Any], rest: list[int], sampler: RowSampler
 ) -> Tokens:
     """Return the answer's tokens, sampled in the loop unless code of the caller takes part."""
-    criteria = options.get("stopping_criteria")
-    if request.completing and criteria is not None and _idle(llm, request, criteria):
-        options = {**options, "stopping_criteria": None}
     lock_step = (
         overrides(llm, "eval", "sample")
         or options.get("stopping_criteria") is not None
@@ -210,23 +205,6 @@ def _answer(
     if lock_step or sampler.calls_back:
         return _lock_step(llm, request, options, rest, view.n_tokens + len(rest) - 1)
     return _run_ahead(llm, request, options, sampler)
-
-
-def _idle(llm: Any, request: Request, criteria: Any) -> bool:
-    """The criteria are upstream's for chat templates, and cannot end this answer.
-
-    Upstream's criterion compares the last decoded token with end tokens (llama_chat_format.py,
-    Jinja2ChatFormatter.__call__). Answers end on such a token before it is decoded; a prompt may end with it.
-    """
-    first = next(iter(criteria), None) if isinstance(criteria, llama_cpp.StoppingCriteriaList) else None
-    if first is None or len(criteria) != 1 or getattr(first, "__qualname__", None) != _CRITERION:
-        return False
-    formatter = inspect.getclosurevars(first).nonlocals.get("self")
-    ends = getattr(formatter, "stop_token_ids", None)
-    progress = request.progress
-    if not ends or progress is None or int(progress.prompt[-1]) in ends:
-        return False
-    return all(llama_cpp.llama_vocab_is_eog(llm._model.vocab, token) for token in ends)
 
 
 def _lock_step(llm: Any, request: Request, options: dict[str, Any], tokens: list[int], index: int) -> Tokens:

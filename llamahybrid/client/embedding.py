@@ -13,23 +13,21 @@ from llamahybrid.client.requests import Requests
 from llamahybrid.memory.vectors import Vectors
 
 
-def embedded(
+def embedded_one_by_one(
     embed: Callable[..., Any],
-    alone: bool,
     input: str | Iterable[str],
     normalize: bool = False,
     truncate: bool = True,
     return_count: bool = False,
 ) -> Any:
-    """The result of `embed`, upstream's; with `alone`, of one text after the other.
+    """The result of `embed`, upstream's, of one text after the other.
 
     Of a batch of several upstream takes the vectors of all but the first from an offset in tokens, where the
     offset is in numbers (llama_cpp/llama.py, Llama.embed: `pos += size`).
     """
-    texts = list(input) if alone and not isinstance(input, str) else input
-    if not (alone and isinstance(texts, list) and texts):
-        return embed(texts, normalize, truncate, return_count)
-    made = [embed(text, normalize, truncate, True) for text in texts]
+    if isinstance(input, str):
+        return embed(input, normalize, truncate, return_count)
+    made = [embed(text, normalize, truncate, True) for text in input]
     vectors = [each for each, _ in made]
     return (vectors, sum(count for _, count in made)) if return_count else vectors
 

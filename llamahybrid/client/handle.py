@@ -41,20 +41,12 @@ class RequestHandle:
         self._requests: list[Request] = []
         self.cancelled = False
         """Its requests were told to end."""
-        self._unwanted = False
 
     def cancel(self) -> None:
         """Cancel these requests, running, suspended or waiting (see `Llama.cancel`)."""
         self.cancelled = True
         for request in list(self._requests):
             self._owner.cancel(request)
-
-    def drop(self) -> None:
-        """Cancel without a reader: waiting requests raise RequestCancelled at once."""
-        self._unwanted = True
-        for request in list(self._requests):
-            request.unwanted = True
-        self.cancel()
 
     @property
     def reports(self) -> list[RequestReport]:
@@ -69,8 +61,6 @@ class RequestHandle:
     def add(self, request: Request) -> None:
         """Add a request."""
         self._requests.append(request)
-        if self._unwanted:  # no |=: it would undo what `drop` says between its read and its write
-            request.unwanted = True
         if self.cancelled:
             self._owner.cancel(request)
         if self._part_of is not None:

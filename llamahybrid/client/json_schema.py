@@ -13,7 +13,7 @@ import ctypes
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -248,67 +248,46 @@ def schema_of(options: dict[str, Any]) -> Any:
 
 # -- objects without properties that their schema does not name ------------------------------------------
 
-_SAYS_OTHERWISE = {
-    *("additionalProperties", "patternProperties", "unevaluatedProperties", "minProperties"),
-    *("$ref", "allOf", "anyOf", "oneOf"),
-}
-_COMBINATIONS = ("allOf", "anyOf", "oneOf")
+_SAYS_OTHERWISE = {"additionalProperties", "patternProperties", "unevaluatedProperties", "minProperties"}
+_COMBINATIONS = ("allOf", "anyOf", "oneOf", "$ref")
+_INNER = ("items", "additionalProperties", "prefixItems", "allOf", "anyOf", "oneOf")
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 _NOTES = {"title", "description", "default", "examples", "discriminator", "$defs", "definitions", "$schema"}
 """Keywords that constrain nothing."""
+
+
+class _Combined(Exception):
+    """A value is constrained by several schemas."""
 
 
 def closed(schema: Any) -> Any:
     """Return the schema with `additionalProperties: false` in each object that does not say otherwise.
 
     A model seldom adds useful properties: llama.cpp's converters and OpenAI's strict mode forbid them, too.
-    Schemas that are combined with others stay open: a closed one would contradict the rest.
+    A schema that combines schemas for one value stays open: a closed one would contradict the rest.
     """
-    return _closed(schema, "#", frozenset(_combined_references(schema, False)))
+    try:
+        return _closed(schema)
+    except _Combined:
+        return schema
 
 
-def _closed(part: Any, pointer: str, combined: frozenset[str]) -> Any:
-    """`part`, which lies at `pointer` (RFC 6901) and is combined with nothing else."""
-    if not isinstance(part, dict) or pointer in combined:
+def _closed(part: Any) -> Any:
+    if isinstance(part, list):
+        return [_closed(each) for each in part]
+    if not isinstance(part, dict):
         return part
     result = dict(part)
     for name, value in part.items():
-        below = f"{pointer}/{name}"
+        several = name == "allOf" and isinstance(value, list) and len(value) > 1
+        if name in _COMBINATIONS and (several or not part.keys() <= {name, *_NOTES}):
+            raise _Combined
         if name in _BY_NAME and isinstance(value, dict):
-            result[name] = {key: _closed(each, f"{below}/{key}", combined) for key, each in value.items()}
-        elif name in ("items", "additionalProperties"):
-            result[name] = _closed(value, below, combined)
-        elif isinstance(value, list) and (
-            name == "prefixItems" or (name in _COMBINATIONS and _stands_alone(part, name))
-        ):
-            result[name] = [_closed(each, f"{below}/{i}", combined) for i, each in enumerate(value)]
-    if _names_all_it_needs(part) and not part.keys() & _SAYS_OTHERWISE:
-        result["additionalProperties"] = False
-    return result
-
-
-def _names_all_it_needs(part: dict[str, Any]) -> bool:
-    """A schema names properties, among them all required ones."""
+            result[name] = {key: _closed(each) for key, each in value.items()}
+        elif name in _INNER:
+            result[name] = _closed(value)
     names, required = part.get("properties"), part.get("required", [])
-    if not isinstance(names, dict) or not isinstance(required, list):
-        return False
-    return all(str(name) in names for name in required)
-
-
-def _stands_alone(part: dict[str, Any], name: str) -> bool:
-    """A list of schemas constrains its value alone, and no schema in it another one."""
-    return part.keys() <= {name, *_NOTES} and (name != "allOf" or len(part[name]) == 1)
-
-
-def _combined_references(part: Any, combined: bool) -> Iterator[str]:
-    """The references to schemas that are combined with others."""
-    if isinstance(part, list):
-        for each in part:
-            yield from _combined_references(each, combined)
-    elif isinstance(part, dict):
-        reference = part.get("$ref")
-        if isinstance(reference, str) and (combined or not part.keys() <= {"$ref", *_NOTES}):
-            yield reference
-        for name, value in part.items():
-            lists = name in _COMBINATIONS and isinstance(value, list)
-            yield from _combined_references(value, combined or (lists and not _stands_alone(part, name)))
+    if isinstance(names, dict) and isinstance(required, list) and not part.keys() & _SAYS_OTHERWISE:
+        closes = all(str(name) in names for name in required)
+        result |= {"additionalProperties": False} if closes else {}
+    return result

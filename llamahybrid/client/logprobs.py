@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import llama_cpp
 import numpy as np
 import numpy.typing as npt
+
+from llamahybrid.prompt_cache.base import Logits
 
 Logprobs = dict[str, list[Any]]
 """`tokens`, `text_offset`, `token_logprobs` and `top_logprobs`, each with one item a token."""
@@ -52,22 +55,30 @@ class AnswerLogprobs:
         row, self._row = self._llm._scores[self._row], self._row + 1
         if token == self._llm.token_bos():  # as upstream
             return
-        odds = llama_cpp.Llama.logits_to_logprobs(row)
-        likeliest = {self._spell(each, said): float(odds[each]) for each in top(odds, self._best)}
-        spelt = self._spell(token, said)
-        likeliest[spelt] = float(odds[token])
         offset = self._before + len(text.decode("utf-8", errors="ignore"))
         self._told = self._told or no_logprobs()
-        for name, value in zip(_NAMES, (spelt, offset, likeliest[spelt], likeliest), strict=True):
-            self._told[name].append(value)
+        _add(self._told, token, offset, row, self._best, partial(self._spell, said))
 
     def take(self) -> Logprobs | None:
         """Return the log-probabilities since the last call."""
         told, self._told = self._told, None
         return told
 
-    def _spell(self, token: int, before: list[int]) -> str:
+    def _spell(self, before: list[int], token: int) -> str:
         return str(self._llm.detokenize([token], prev_tokens=before), "utf-8", errors="ignore")
+
+
+def _add(
+    told: Logprobs, token: int, offset: int, row: Logits | None, best: int, name: Callable[[int], str]
+) -> None:
+    """Add a token, scored by the row of logits before it, beside the `best` likeliest ones."""
+    logprob = likeliest = None
+    if row is not None:
+        odds = llama_cpp.Llama.logits_to_logprobs(row)
+        likeliest = {name(each): float(odds[each]) for each in top(odds, best)}
+        logprob = likeliest[name(token)] = float(odds[token])
+    for key, value in zip(_NAMES, (name(token), offset, logprob, likeliest), strict=True):
+        told[key].append(value)
 
 
 # -- of a prompt and its answer ------------------------------------------------------------------------
@@ -108,15 +119,9 @@ def logprobs_with_prompt(llm: Any, best: int, prompt: EchoedPrompt, said: Sequen
     tokens = [*prompt.tokens, *said]
     pieces = [*prompt.pieces, *(_bytes_of(llm, token) for token in said)]
     told = no_logprobs()
-    decoder, offset, name = _Decoder(errors="ignore"), 0, _namer(llm)
+    decoder, offset, name = _Decoder(errors="ignore"), 0, cache(partial(_name, llm))
     for n, (token, piece) in enumerate(zip(tokens, pieces, strict=True)):
-        logprob = likeliest = None
-        if n:
-            odds = llama_cpp.Llama.logits_to_logprobs(llm._scores[n - 1])
-            likeliest = {name(each): float(odds[each]) for each in top(odds, best)}
-            logprob = likeliest[name(token)] = float(odds[token])
-        for key, value in zip(_NAMES, (name(token), offset, logprob, likeliest), strict=True):
-            told[key].append(value)
+        _add(told, token, offset, llm._scores[n - 1] if n else None, best, name)
         offset += len(decoder.decode(piece))
     return told
 
@@ -125,20 +130,13 @@ def _bytes_of(llm: Any, token: int) -> bytes:
     return bytes(llm.detokenize([token], special=True))
 
 
-def _namer(llm: Any) -> Callable[[int], str]:
-    """Names of tokens, each by itself."""
-    known: dict[int, str] = {}
-
-    def name(token: int) -> str:
-        if token not in known:
-            spelt = _bytes_of(llm, token)
-            try:
-                known[token] = spelt.decode("utf-8")
-            except UnicodeDecodeError:
-                known[token] = "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelt)
-        return known[token]
-
-    return name
+def _name(llm: Any, token: int) -> str:
+    """The text of a token by itself, or its bytes."""
+    spelt = _bytes_of(llm, token)
+    try:
+        return spelt.decode("utf-8")
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelt)
 
 
 def _spaced(llm: Any) -> bool:

@@ -16,14 +16,14 @@ from typing import Any, TypeVar
 from weakref import ref
 
 from llamahybrid.client.handle import RequestHandle, advanced_for, handle_here
-from llamahybrid.client.native_calls import ThreadState, collecting, piece
+from llamahybrid.client.native_calls import ThreadState, collecting
 from llamahybrid.client.salt import SHARED
 from llamahybrid.core.loop import DecodeLoop
 from llamahybrid.core.report import Progress, RequestReport
 from llamahybrid.core.request import Request
 from llamahybrid.core.slot import Slot
 from llamahybrid.core.view import View
-from llamahybrid.errors import LlamaHybridError
+from llamahybrid.errors import LlamaHybridError, ModelClosed
 
 Result = TypeVar("Result")
 
@@ -56,7 +56,19 @@ class Requests:
     @property
     def inside(self) -> Request | None:
         """The request whose step runs in the calling thread."""
-        return self._here.inside()
+        return None if self._here.running is None else next(iter(self._steps()), None)
+
+    def _steps(self) -> list[Request]:
+        """The requests whose steps run in the calling thread, the innermost first.
+
+        They are read from the thread's stack, where an interrupt cannot leave one that is over.
+        """
+        found, frame = list[Request](), sys._getframe().f_back
+        while frame is not None:
+            if frame.f_code in _STEPS and (local := frame.f_locals)["self"] is self:
+                found += filter(None, [local.get("running")])
+            frame = frame.f_back
+        return found
 
     @property
     def seen(self) -> View:
@@ -103,19 +115,15 @@ class Requests:
         """Make this the view of the calling thread."""
         self._here.view = self._shown = view
 
-    def step(self, request: Request, work: Callable[..., Result], *args: Any) -> Result:
+    def step(self, running: Request, work: Callable[..., Result], *args: Any) -> Result:
         """Run `work(*args)` as a step of a request."""
-        here, entry = self._here, (request, sys._getframe())
-        stack = here.stack
+        here, outer = self._here, self._here.running
         try:
-            stack.append(entry)
-            request.entered, request.reader = True, here.mark
+            here.running = running
+            running.entered, running.reader = True, here.mark
             return work(*args)
         finally:
-            request.entered = False
-            if stack and stack[-1] is entry:
-                stack.pop()
-            del entry  # it holds this frame
+            running.entered, here.running = False, outer
 
     # -- making requests ---------------------------------------------------------------------------
 
@@ -146,11 +154,12 @@ class Requests:
     ) -> Generator[Any, Any, None]:
         """Run a generator in steps of a request, which ends with it."""
         inner: Generator[Any, Any, None] | None = None
+        running: Request | None = None
         try:
             sent = None
             while True:
                 here = self._here  # whichever thread advances it
-                outer = here.inside() if here.stack else None
+                outer = here.running and self.inside
                 if outer is not None and outer is not request and outer.salt != request.salt:
                     raise LlamaHybridError("a request of one salt cannot be part of one that has another")
                 if inner is None:
@@ -159,10 +168,14 @@ class Requests:
                 if outer is None and request.progress is not None and request.view.busy:
                     here.view = self._shown = request.view
                     here.last = self._last = request
-                try:
-                    item = self.step(request, inner.send, sent)
+                try:  # a step, without a further call for each token
+                    running = here.running = request
+                    running.entered, running.reader = True, here.mark
+                    item = inner.send(sent)
                 except StopIteration:
                     return
+                finally:
+                    request.entered, running, here.running = False, None, outer
                 sent = yield item
         finally:
             try:
@@ -175,8 +188,7 @@ class Requests:
         """Give a new request its view; `reset` False: it continues this thread's view."""
         self._limit(request)
         before = self._outside()
-        stack = self._here.stack
-        outer = stack[-2][0] if len(stack) > 1 else None
+        _, outer, *_ = *self._steps(), None, None
         if outer is not None:
             before = outer.view
         if reset:
@@ -351,14 +363,7 @@ class Requests:
         """Return the report of a request."""
         llm = self._of()
         assert llm is not None, "the caller holds it"
-        return progress.report(self._spell, explain=llm._explain)
-
-    def _spell(self, token: int) -> str:
-        """Return the text of a token; its id for native content and for a closed model."""
-        llm = self._of()
-        if llm is None or not 0 <= token < llm._n_vocab:
-            return str(token)
-        return piece(llm._model, token)
+        return progress.report(partial(_text_of, llm._model), explain=llm._explain)
 
     def reporter(self) -> Callable[[Request], None]:
         """Return a function that calls `on_request`, for the loop, which must not keep its model alive."""
@@ -388,3 +393,16 @@ class Requests:
             raise LlamaHybridError("on_request and on_progress cannot use their model: use it afterwards")
         if self.loop is not None and self.loop.here and (self.inside is None or collecting()):
             raise LlamaHybridError("a finalizer in the decode loop's thread cannot use its model")
+
+
+_STEPS = {Requests.step.__code__, Requests.drive.__code__}
+"""The code of frames whose `running` is the request of a step."""
+
+
+def _text_of(model: Any, token: int) -> str:
+    """Return the text of a token; its id for native content and for a closed model."""
+    try:
+        text: bytes = model.detokenize([token], special=True)
+    except (ModelClosed, ValueError):
+        return str(token)
+    return text.decode("utf-8", "replace")

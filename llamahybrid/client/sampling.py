@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -27,81 +26,36 @@ _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32
 """llama_token_data (include/llama.h)."""
 
 
-class Processors:
-    """The caller's logits processors and the form of an answer, applied to the logits before all samplers.
-
-    The processors are called with the tokens before the sampled one: upstream passes all decoded tokens, a
-    draft's later guesses included, so that the length of drafts would change answers. They run in a ctypes
-    callback, which drops exceptions.
-    """
-
-    def __init__(self, llm: Any, given: Any, constraint: Constraint | None) -> None:
-        self.row = -1
-        """The token whose logits are processed, counted from the last decoded one, -1."""
-        self.error: BaseException | None = None
-        """The exception that one of them raised."""
-        self.given = given
-        """The caller's processors; None: none."""
-        self._model, self._constraint = ref(llm), constraint
-
-    def __call__(self, array: Any) -> None:
-        """Change the logits of a `llama_token_data_array`."""
-        candidates = array.contents
-        data = ctypes.addressof(candidates.data.contents)
-        room = (ctypes.c_byte * (candidates.size * _CANDIDATE.itemsize)).from_address(data)
-        logits = np.frombuffer(room, _CANDIDATE)["logit"]
-        for processor in self.given or ():
-            self._run(self._processed, processor, logits)
-        if self._constraint is not None:
-            self._run(self._constraint.mask, logits)
-
-    def _processed(self, processor: Callable[[Any, Any], Any], logits: Logits) -> None:
-        llm = self._model()
-        assert llm is not None, "its thread samples"
-        ids = llm._input_ids
-        logits[:] = processor(ids[: self.row + 1] if self.row < -1 else ids, logits)
-
-    def _run(self, work: Callable[..., None], *args: Any) -> None:
-        if self.error is None:
-            try:
-                work(*args)
-            except BaseException as error:
-                self.error = error
-
-    def require_success(self) -> None:
-        """Raise the exception that one of them raised."""
-        error, self.error = self.error, None
-        if error is not None:
-            raise error
-
-
 class RowSampler(LlamaSampler):  # type: ignore[misc]
-    """A `LlamaSampler` over copied rows of logits, or over those of the context.
+    """A sampler of upstream's that reads copied rows, and raises where the library would end the process.
 
-    Raises where the library ends the process: without logits (src/llama-sampler.cpp, llama_sampler_sample),
-    and where a grammar allows no token.
+    That is where there are no logits (src/llama-sampler.cpp, llama_sampler_sample), and where a grammar
+    allows no token.
     """
 
-    processors: Processors | None = None
+    processors: Iterable[Callable[[Any, Any], Any]] = ()
+    """The caller's logits processors. They are called before all samplers with the tokens before the sampled
+    one: upstream passes all decoded tokens, a draft's later guesses included, so that the length of drafts
+    would change answers; and it calls them in a ctypes callback, which drops their exceptions."""
     constraint: Constraint | None = None
+    """The form of the answer, applied behind the processors."""
     limits: ThoughtLimit | None = None
     _passing: Sequence[tuple[int, Any]] = ()
     """Samplers that only the first tokens of an answer have, each with the number of these."""
     _said: int = 0
-    _model: ref[Any] | None = None
+    _model: ref[Any]
+    _copied: bool
     _candidates: Any = None
     _ids: Any = None
     _grammar: bool = False
 
     @classmethod
-    def over(cls, sampler: LlamaSampler, model: Any, grammar: bool) -> RowSampler:
-        """Turn a sampler that upstream made into one, in place; `grammar`: it has one.
-
-        `model.last_row(index)` gives copied rows; None: `sample` reads rows of the context.
-        """
+    def over(cls, sampler: LlamaSampler, llm: Any, grammar: bool) -> RowSampler:
+        """Turn a sampler that upstream made into one, in place; `grammar`: it has one."""
         sampler.__class__ = cls
         assert isinstance(sampler, cls)
-        sampler._model = None if model is None else ref(model)  # weak: no reference cycle
+        sampler._model = ref(llm)  # weak: no reference cycle
+        sampler._copied = llm.requests.loop is not None
         sampler._grammar = grammar
         return sampler
 
@@ -114,15 +68,11 @@ class RowSampler(LlamaSampler):  # type: ignore[misc]
     @property
     def calls_back(self) -> bool:
         """The sampler calls the caller's code for each token."""
-        ours = self.processors is not None and self.processors.given is None
-        return len(self.custom_samplers) > ours
+        return bool(self.processors or self.custom_samplers)
 
-    def lead(self, processors: Processors | None, biases: Iterable[TokenBias], n_vocab: int) -> None:
-        """Put processors, and behind them biases, before all other samplers."""
+    def lead(self, biases: Iterable[TokenBias], n_vocab: int) -> None:
+        """Put biases before all other samplers."""
         rest, passing = taken_out(self.sampler, 0), list[tuple[int, Any]]()
-        if processors is not None:
-            self.processors = processors
-            self.add_custom(processors)
         for bias in biases:
             part = bias.sampler(n_vocab)
             llama_cpp.llama_sampler_chain_add(self.sampler, part)
@@ -137,12 +87,15 @@ class RowSampler(LlamaSampler):  # type: ignore[misc]
 
         Raises LlamaHybridError as `sample_at`.
         """
-        if self.processors is not None:
-            self.processors.row = idx
-        return self.sample_at(ctx, self._place(ctx, idx))
+        llm = self._model()
+        if llm is None or not ctx.ctx:
+            raise LlamaHybridError("there are no logits to sample from: the model is closed")
+        return self.sample_at(ctx, llm.last_row(idx) if self._copied else idx, idx)
 
-    def sample_at(self, ctx: Any, place: int | Logits) -> int:
+    def sample_at(self, ctx: Any, place: int | Logits, idx: int = -1) -> int:
         """Sample and accept a token from a row of the context, by its index, or from a copy.
+
+        `idx`: the token whose logits these are, counted from the last decoded one, -1.
 
         Raises what a logits processor raised, and LlamaHybridError without logits, and where a grammar or
         constraint allows no token. A grammar allows none for `[b-a]` and
@@ -151,12 +104,7 @@ class RowSampler(LlamaSampler):  # type: ignore[misc]
         """
         token = None if self.limits is None else self._forced(self.limits)
         if token is None:
-            token = self._sampled(ctx, place)
-            if self.processors is not None:
-                self.processors.require_success()
-            if self.constraint is not None and (why := self.constraint.error):
-                reason = why.strip().splitlines()[0]
-                raise LlamaHybridError(f"the answer cannot go on as its form demands: {reason}")
+            token = self._sampled(ctx, place, idx)
             if self.constraint is not None:
                 self.constraint.took(token)
         if self.limits is not None:
@@ -167,16 +115,6 @@ class RowSampler(LlamaSampler):  # type: ignore[misc]
                 if last == self._said:
                     drop(self.sampler, part)
         return token
-
-    def _place(self, ctx: Any, idx: int) -> int | Logits:
-        """The row to sample from: a copy, or the index of a row of the context."""
-        if self._model is None:
-            return idx
-        model = self._model()
-        if model is None or not ctx.ctx:
-            raise LlamaHybridError("there are no logits to sample from: the model is closed")
-        row: Logits = model.last_row(idx)
-        return row
 
     def _forced(self, limits: ThoughtLimit) -> int | None:
         """The token that the limits demand, accepted by all samplers but a grammar; None: any."""
@@ -194,15 +132,31 @@ class RowSampler(LlamaSampler):  # type: ignore[misc]
             if index in nameless or llama_cpp.llama_sampler_name(part) != b"grammar":
                 yield part
 
-    def _sampled(self, ctx: Any, place: int | Logits) -> int:
-        if isinstance(place, np.ndarray):
-            return self._sample_from(place)
-        if not ctx.ctx or not (first := llama_cpp.llama_get_logits_ith(ctx.ctx, place)):
-            raise LlamaHybridError("there are no logits to sample from: eval a token first")
-        if not self._grammar:
-            return int(llama_cpp.llama_sampler_sample(self.sampler, ctx.ctx, place))
-        n_vocab = int(llama_cpp.llama_vocab_n_tokens(ctx.model.vocab))
-        return self._sample_from(np.ctypeslib.as_array(first, (n_vocab,)))
+    def _sampled(self, ctx: Any, place: int | Logits, idx: int) -> int:
+        if not isinstance(place, np.ndarray):
+            if not ctx.ctx or not (first := llama_cpp.llama_get_logits_ith(ctx.ctx, place)):
+                raise LlamaHybridError("there are no logits to sample from: eval a token first")
+            if not (self._grammar or self.processors or self.constraint):
+                return int(llama_cpp.llama_sampler_sample(self.sampler, ctx.ctx, place))
+            n_vocab = int(llama_cpp.llama_vocab_n_tokens(ctx.model.vocab))
+            place = np.ctypeslib.as_array(first, (n_vocab,))
+        if self.processors or self.constraint:
+            place = self._processed(place.copy(), idx)
+        return self._sample_from(place)
+
+    def _processed(self, row: Logits, idx: int) -> Logits:
+        """Apply processors and constraint to a row, in place."""
+        for processor in self.processors:
+            llm = self._model()
+            assert llm is not None, "its thread samples"
+            ids = llm._input_ids
+            row[:] = processor(ids[: idx + 1] if idx < -1 else ids, row)
+        if self.constraint is not None:
+            self.constraint.mask(row)
+            if why := self.constraint.error:
+                reason = why.strip().splitlines()[0]
+                raise LlamaHybridError(f"the answer cannot go on as its form demands: {reason}")
+        return row
 
     def _sample_from(self, row: Logits) -> int:
         """Sample from a row as llama_sampler_sample does from one of the context (src/llama-sampler.cpp)."""
@@ -233,10 +187,9 @@ def sampler_for(llm: Any, make: Callable[..., LlamaSampler], *args: Any, **kwarg
 
     Raises ValueError for a grammar that cannot be read, ModelClosed.
     """
-    llm._calls.require_open()
     constraint: Constraint | None = None
     if (grammar := kwargs.get("grammar")) is not None:
-        if isinstance(grammar, ConstraintGrammar):  # enforced by a processor instead of rules
+        if isinstance(grammar, ConstraintGrammar):  # a mask for each row instead of rules
             constraint = grammar.constraint(llm)
             kwargs["grammar"] = grammar = None
         else:
@@ -244,20 +197,10 @@ def sampler_for(llm: Any, make: Callable[..., LlamaSampler], *args: Any, **kwarg
     given, biases = kwargs.pop("logits_processor", None), list[TokenBias]()
     if isinstance(given, list) and (biases := [each for each in given if isinstance(each, TokenBias)]):
         given = [each for each in given if not isinstance(each, TokenBias)] or None
-    sampler = llm._calls.run(partial(make, *args, **kwargs))
-    copies = None if llm.requests.loop is None else llm
-    checked = RowSampler.over(sampler, copies, grammar is not None)
-    checked.constraint = constraint
-    own = None if given is None and constraint is None else Processors(llm, given, constraint)
-    if own is not None or biases:
-        checked.lead(own, biases, llm._n_vocab)
-    return checked
-
-
-def sampled(llm: Any, sample: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
-    """Return the token that `llm.sample` gives; drop the sampler of a call that failed."""
-    try:
-        return int(llm._calls.run(partial(sample, *args, **kwargs)))
-    except BaseException:
-        llm._sampler = None  # upstream would use it for the next call, too
-        raise
+    sampler = RowSampler.over(llm._calls.run(make, *args, **kwargs), llm, grammar is not None)
+    sampler.constraint = constraint
+    if isinstance(given, Iterable):  # upstream's callback fails at anything else, without effect
+        sampler.processors = given
+    if biases:
+        sampler.lead(biases, llm._n_vocab)
+    return sampler

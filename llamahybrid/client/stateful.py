@@ -7,20 +7,24 @@ upstream's.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import llama_cpp
+from llama_cpp.llama_cache import BaseLlamaCache
 
 from llamahybrid.client.native_calls import NativeCalls
 from llamahybrid.client.requests import Requests
-from llamahybrid.client.sampling import sampled, sampler_for
+from llamahybrid.client.sampling import sampler_for
 from llamahybrid.client.saved_state import load, save
 from llamahybrid.core.slot import Slot
 from llamahybrid.errors import LlamaHybridError
 from llamahybrid.prompt_cache.base import Logits
 from llamahybrid.signatures import as_of
+
+logger = logging.getLogger("llamahybrid")
 
 
 def upstream_attribute(name: str) -> Any:
@@ -36,24 +40,6 @@ def upstream_attribute(name: str) -> Any:
     return property(get, put)
 
 
-def upstream_seed() -> Any:
-    """`_seed` of `Llama`: in a request its own; elsewhere the next one's, which upstream draws from it."""
-
-    def get(llm: Any) -> int:
-        requests = llm.requests
-        seed: int = requests.next_seed() if requests.inside is None else requests.inside.view.seed
-        return seed
-
-    def put(llm: Any, seed: int) -> None:
-        requests = llm.requests
-        if not (requests.salted and requests.salt()):
-            requests.seed = seed
-        if requests.inside is not None:
-            requests.inside.view.seed = seed
-
-    return property(get, put)
-
-
 class StatefulLlama(llama_cpp.Llama):  # type: ignore[misc]
     """Upstream's attributes and operations on live tokens."""
 
@@ -66,7 +52,19 @@ class StatefulLlama(llama_cpp.Llama):  # type: ignore[misc]
     _sampler = upstream_attribute("sampler")
     _requires_eval = upstream_attribute("requires_eval")
     _logits_all = upstream_attribute("logits_all")
-    _seed = upstream_seed()
+
+    @property
+    def _seed(self) -> int:
+        """That of a request; outside of one the next one's, which upstream draws from it."""
+        inside = self.requests.inside
+        return self.requests.next_seed() if inside is None else inside.view.seed
+
+    @_seed.setter
+    def _seed(self, seed: int) -> None:
+        if not (self.requests.salted and self.requests.salt()):
+            self.requests.seed = seed
+        if (inside := self.requests.inside) is not None:
+            inside.view.seed = seed
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Decode tokens behind the `n_tokens` present, in batches of at most `n_batch`.
@@ -84,7 +82,11 @@ class StatefulLlama(llama_cpp.Llama):  # type: ignore[misc]
         """Sample as `llama_cpp.Llama.sample`. Raises LlamaHybridError without logits to sample from."""
         if self.requests.several and not self.n_tokens:
             raise AssertionError("there are no tokens to sample behind: eval some first")  # as upstream
-        return sampled(self, super().sample, *args, **kwargs)
+        try:
+            return int(self._calls.run(super().sample, *args, **kwargs))
+        except BaseException:
+            self._sampler = None  # upstream would use that of a call that failed for the next one, too
+            raise
 
     def _init_sampler(self, *args: Any, **kwargs: Any) -> Any:
         return sampler_for(self, super()._init_sampler, *args, **kwargs)
@@ -112,6 +114,12 @@ class StatefulLlama(llama_cpp.Llama):  # type: ignore[misc]
             self._calls.run(super().reset)
         else:
             self.requests.alone(Slot.reset)
+
+    def set_cache(self, cache: BaseLlamaCache | None) -> None:
+        """Set upstream's cache of whole states, which is used where there is no prompt cache."""
+        super().set_cache(cache)
+        if cache is not None and self.requests.loop is not None:
+            logger.warning("set_cache() has no effect: the prompt cache serves; it can have a folder, too")
 
     def save_state(self) -> llama_cpp.LlamaState:
         """Return the whole context as upstream's `LlamaState`, with a checksum."""

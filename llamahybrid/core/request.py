@@ -248,8 +248,6 @@ class Request:
         """The caller sent tokens into the generator (`generate().send`)."""
         self.cancelled = False
         """Asked to end; `progress.cancelled` says whether that came before its end."""
-        self.unwanted = False
-        """Cancelled, and its caller does not wait for a result."""
         self.over = False
         """Ended: it cannot continue."""
 

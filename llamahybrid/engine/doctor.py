@@ -151,9 +151,9 @@ def _built(loaded: Engine | None, site: InstalledBindings) -> Finding:
 
 def _private_names() -> list[Finding]:
     """Undocumented names of llama_cpp that llamahybrid uses."""
-    found = upstream.differences()
+    found = list(upstream.differences())
     if not found:
-        return [Finding("private names", f"all {len(upstream.NEEDS)} as llamahybrid knows them")]
+        return [Finding("private names", "all as llamahybrid knows them")]
     advice = f"install llama-cpp-python {sdist.PIN.version}, or a newer llamahybrid"
     return [Finding("private names", str(difference), advice) for difference in found]
 

@@ -148,11 +148,8 @@ class Job:
 
     def drop(self) -> None:
         """End the request, whose client has left."""
-        with self._lock:
-            self._dropped = self.cancelled = True
-            handle = self._handle
-        if handle is not None:
-            handle.drop()
+        self._dropped = True
+        self.cancel()
 
     @property
     def reports(self) -> list[RequestReport]:
@@ -172,9 +169,7 @@ class Job:
         with self._open_handle() as handle:
             with self._lock:
                 self._handle = handle
-            if self._dropped:  # before there was a handle
-                handle.drop()
-            elif self.cancelled:
+            if self.cancelled:  # before there was a handle
                 handle.cancel()
             if self._progress is not None:
                 handle.on_progress = self._put_progress

@@ -268,19 +268,6 @@ def test_a_criterion_that_is_met_with_a_stop_string_has_all_of_the_text(llm: Lla
         assert (joined.text, joined.finish_reason) == ("ab", "stop")
 
 
-def test_a_stream_is_kept_in_upstreams_cache_as_the_whole_answer(open_model: Opened) -> None:
-    kept = []
-    for stream in (False, True):
-        llm = open_model()
-        llm.set_cache(llama_cpp.LlamaRAMCache())
-        made = llm.create_completion(
-            PROMPT, logits_processor=says(llm, "a€b".encode()), max_tokens=20, stream=stream
-        )
-        list(made)
-        kept.append([list(tokens) for tokens in llm.cache.cache_state])
-    assert kept[0] == kept[1] != []
-
-
 def test_wrong_arguments_are_refused_before_the_first_chunk(open_model: Opened) -> None:
     llm = open_model()
     for options in ({"logprobs": 1}, {"stop": ["\ud800"]}):
@@ -290,16 +277,6 @@ def test_wrong_arguments_are_refused_before_the_first_chunk(open_model: Opened) 
             llm.create_completion(PROMPT, **options)
     with pytest.raises(ValueError, match="exceed context window"):
         next(llm.create_completion([1] * 600, stream=True))
-
-
-def test_a_seed_is_drawn_once(open_model: Opened) -> None:
-    """The next answer without a seed is the same after a stream as after a whole one."""
-    after = []
-    for stream in (False, True):
-        llm = open_model(seed=5)
-        list(llm.create_completion(PROMPT, max_tokens=4, stream=stream))
-        after.append(llm.create_completion(PROMPT, max_tokens=12, temperature=2.0)["choices"][0]["text"])
-    assert after[0] == after[1]
 
 
 def test_a_streamed_token_takes_few_calls_of_python(open_model: Opened) -> None:

@@ -6,11 +6,9 @@ import threading
 from contextlib import suppress
 
 import llama_cpp
-import numpy as np
 import pytest
 
 from llamahybrid.client.answers import RANDOM_SEED, seeds
-from llamahybrid.client.completion import answer_count
 from llamahybrid.core import slots
 from llamahybrid.errors import Busy, ModelClosed
 from llamahybrid.harness.counters import DecodeCounter
@@ -150,14 +148,6 @@ def test_wrong_number_of_answers_is_refused(several, n):
         llm.create_chat_completion(MESSAGES, n=n, stream=True)
 
 
-def test_one_answer_is_upstreams_completion(several):
-    llm = several()
-    assert [answer_count(n) for n in (None, 1, np.int64(3))] == [1, 1, 3]
-    for n in (None, 1, np.int64(1)):
-        made = llm.create_completion(PROMPT, n=n, seed=40, **ASKED)
-        assert [choice["index"] for choice in made["choices"]] == [0]
-
-
 # -- what one asks for, each gets ------------------------------------------------------------------
 
 
@@ -195,20 +185,20 @@ def test_processors_and_a_bias_count_together(several, n, stream):
 
 @pytest.mark.parametrize("n_parallel", [1, 2])
 def test_logprobs(several, alone, n_parallel):
-    llm = several(n_parallel=n_parallel, logits_all=True, stock_logprobs=True)
+    llm = several(n_parallel=n_parallel, logits_all=True)
     count = DecodeCounter(llm)
-    made = llm.create_completion("a few words", n=2, seed=40, logprobs=2, echo=True, **ASKED)
+    made = llm.create_completion("a few words", n=2, seed=40, logprobs=2, **ASKED)
     prompt = made["usage"]["prompt_tokens"]
     assert count.take() <= prompt + 2 * 7 + 1
     for ours, theirs in zip(
         made["choices"],
-        alone("qwen35", "a few words", n=2, logits_all=True, logprobs=2, echo=True)[0],
+        alone("qwen35", "a few words", n=2, logits_all=True, logprobs=2)[0],
         strict=True,
     ):
         assert {**ours, "logprobs": None} == {**theirs, "logprobs": None}
         ours, theirs = ours["logprobs"], theirs["logprobs"]
         assert ours["tokens"] == theirs["tokens"]
-        assert ours["token_logprobs"][1:] == pytest.approx(theirs["token_logprobs"][1:], abs=1e-3)
+        assert ours["token_logprobs"] == pytest.approx(theirs["token_logprobs"], abs=1e-3)
 
 
 # -- who they are ----------------------------------------------------------------------------------
@@ -328,14 +318,6 @@ def test_cancelling_ends_all_with_the_text_so_far(several, alone, patient, n_par
 
 
 @pytest.mark.parametrize("n_parallel", [1, 2])
-def test_cancelling_from_another_thread_ends_a_completion(several, n_parallel):
-    llm = several(n_parallel=n_parallel)
-    processors = llama_cpp.LogitsProcessorList([lambda _, scores: (in_thread(llm.cancel), scores)[1]])
-    made = llm.create_completion(PROMPT, n=3, seed=40, logits_processor=processors, **LONG)
-    assert gathered(made)[1] == ["cancelled"] * 3
-
-
-@pytest.mark.parametrize("n_parallel", [1, 2])
 @pytest.mark.parametrize("how", ["closed", "collected", "failed"])
 def test_a_stream_that_is_given_up_ends_all(several, alone, n_parallel, how):
     llm = several(n_parallel=n_parallel)
@@ -416,36 +398,6 @@ def test_several_answers_are_refused_where_upstream_refuses_one(several):
             llm.create_completion(PROMPT, n=2, best_of=3)
         with pytest.raises(TypeError):
             llm.create_chat_completion(MESSAGES, n=2, best_of=3)
-
-
-def test_a_model_that_is_closed_meanwhile(several):
-    llm = several(n_parallel=2)
-    stream = llm.create_completion(PROMPT, n=2, seed=40, stream=True, **LONG)
-    next(stream)
-    llm.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        list(stream)
-
-
-def test_a_first_request_that_never_comes_in_holds_up_no_other(several):
-    """Answers whose chat handler does not ask the model for the first one."""
-    llm = several(n_parallel=2)
-    said = []
-
-    def canned(llama, messages, seed, **asked):
-        said.append(seed)
-        if seed == 40:
-            return {
-                "id": "x",
-                "created": 1,
-                "choices": [{"message": {"content": ""}, "finish_reason": "stop"}],
-            }
-        return llama.create_completion(PROMPT, seed=seed, **ASKED)
-
-    llm.chat_handler = canned
-    made = llm.create_chat_completion(MESSAGES, n=3, seed=40)
-    assert [choice["index"] for choice in made["choices"]] == [0, 1, 2]
-    assert sorted(said) == [40, 41, 42]
 
 
 def test_completion_after_the_end_of_several_answers_is_none_of_them(several, alone):

@@ -266,10 +266,14 @@ def test_prompt_that_lost_cells_is_decoded_again_before_it_is_answered(open_one,
 @pytest.mark.parametrize("arch", CUTS)
 def test_memory_that_others_cleared_is_noticed_and_said_once(open_one, stock, caplog, arch):
     llm, right = open_one(arch), stock(arch)
-    for _ in range(2):
-        take(llm, ONE)
+    for by_hand in (False, True):
+        take(llm, ONE, 1)
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(llm.ctx), True)
-        assert take(llm, [*ONE, 4]) == right([*ONE, 4])
+        if by_hand:
+            llm.eval([4])
+            assert llm.sample(temp=0.0) == right([*ONE, 4], 1)[0]
+        else:
+            assert take(llm, [*ONE, 4]) == right([*ONE, 4])
     assert caplog.text.count("changed context memory") == 1
 
 

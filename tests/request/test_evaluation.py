@@ -18,27 +18,15 @@ PROMPT = [(7 * i + 1) % 200 for i in range(80)]
 OTHER = [(11 * i + 5) % 200 for i in range(50)]
 
 
-def test_a_continued_sequence_is_planned_too(open_model, fresh):
+@pytest.mark.parametrize(("kept", "others", "more"), [(50, [], OTHER), (80, OTHER[:40], [4])])
+def test_tokens_removed_or_replaced_by_hand_are_decoded_right(open_model, fresh, kept, others, more):
     llm = open_model()
     llm.eval(PROMPT)
-    assert take(llm, OTHER, reset=False) == fresh(PROMPT + OTHER)
-    assert llm.last_request.cached == len(PROMPT)
-
-
-def test_a_sequence_shortened_by_hand_is_decoded_right(open_model, fresh):
-    llm = open_model()
-    llm.eval(PROMPT)
-    llm.n_tokens = 50
-    llm.eval(OTHER)
-    assert llm.sample(temp=0.0) == fresh(PROMPT[:50] + OTHER, 1)[0]
-
-
-def test_ids_changed_by_hand_are_decoded_again(open_model, fresh):
-    llm = open_model()
-    llm.eval(PROMPT)
-    llm.input_ids[40:80] = OTHER[:40]
-    llm.eval([4])
-    assert llm.sample(temp=0.0) == fresh([*PROMPT[:40], *OTHER[:40], 4], 1)[0]
+    llm.n_tokens = kept
+    first = kept - len(others)
+    llm.input_ids[first:kept] = others
+    llm.eval(more)
+    assert llm.sample(temp=0.0) == fresh([*PROMPT[:first], *others, *more], 1)[0]
 
 
 # -- what is refused -------------------------------------------------------------------------------
@@ -83,14 +71,6 @@ def test_generating_to_the_end_of_the_context(open_model, fresh):
 
 
 # -- what others did -------------------------------------------------------------------------------
-
-
-def test_memory_cleared_by_others_is_noticed_by_a_plain_eval(open_model, fresh):
-    llm = open_model()
-    llm.eval(PROMPT)
-    llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(llm.ctx), True)
-    llm.eval([4])
-    assert llm.sample(temp=0.0) == fresh([*PROMPT, 4], 1)[0]
 
 
 def test_upstreams_reset_of_the_counters_is_no_change_of_memory(open_model, capfd):
@@ -156,17 +136,3 @@ def test_rows_of_one_request_are_not_another_ones(open_model):
         each.create_completion(second, logprobs=1, **asked)["choices"][0]["logprobs"] for each in (llm, stock)
     )
     assert np.allclose(ours["token_logprobs"], want["token_logprobs"], atol=1e-3)
-
-
-@pytest.mark.parametrize("arch", ["qwen35", "gemma3"])
-def test_logprobs_of_a_prompt_are_those_of_its_own_tokens(open_model, arch):
-    """Prompts of one length in the same place, one after the other."""
-    llm = open_model(arch, logits_all=True, stock_logprobs=True)
-    stock = open_model(arch, llama_cpp.Llama, logits_all=True)
-    asked = {"max_tokens": 2, "temperature": 0.0, "logprobs": 1, "echo": True}
-    for text in ("the tea is hot, I think", "the ink is dry, I think", "the tea was hot, I think", "the tea"):
-        ours, want = (
-            each.create_completion(text, **asked)["choices"][0]["logprobs"]["token_logprobs"]
-            for each in (llm, stock)
-        )
-        assert np.allclose(ours[1:], want[1:], atol=1e-3)

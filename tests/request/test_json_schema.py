@@ -84,6 +84,16 @@ def test_a_schema_serves_as_grammar_of_a_completion(llm):
     assert json.loads(text["choices"][0]["text"]) in (12, 13)
 
 
+@pytest.mark.parametrize("arch", ["qwen35", "llama"])
+def test_a_prompt_that_was_answered_in_a_form_keeps_its_logits(open_model, arch):
+    asked = {"prompt": "It is ", "temperature": 0.0}
+    llm, other = open_model(arch), open_model(arch)
+    llm.create_completion(grammar=SchemaGrammar({"enum": [12, 13]}), max_tokens=1, **asked)
+    assert said(llm.create_completion(max_tokens=8, **asked)) == said(
+        other.create_completion(max_tokens=8, **asked)
+    )
+
+
 def test_a_chat_handler_keeps_a_grammar_of_its_own(llm):
     inner = llama_cpp.LlamaGrammar.from_string('root ::= "yes"', verbose=False)
 

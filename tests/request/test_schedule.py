@@ -13,13 +13,11 @@ import pytest
 
 from llamahybrid import Llama
 from llamahybrid.core.schedule import (
-    Action,
     Schedule,
-    batch_borders,
 )
 from llamahybrid.prompt_cache import Costs, Plan, PromptCache
 from llamahybrid.prompt_cache.base import Outline
-from llamahybrid.prompt_cache.placement import FINAL_TOKENS, prefill_cuts
+from llamahybrid.prompt_cache.placement import prefill_cuts
 from tests.lab.fake_engine import FakeEngine, Kind
 
 TinyModel = Callable[..., Path]
@@ -35,13 +33,6 @@ def planned(total: int = 200, cached: int = 0, **more: object) -> Plan:
 
 def schedule(plan: Plan, costs: Callable[[], Costs] = lambda: SLOW, **more: bool) -> Schedule:
     return Schedule(plan, SLOW, costs, **more)
-
-
-def done(plan: Plan, costs: Callable[[], Costs] = lambda: SLOW, **more: bool) -> Schedule:
-    """The schedule of a request whose prompt is decoded."""
-    made = schedule(plan, costs, **more)
-    list(made.prompt_done(plan.total, logits=True))
-    return made
 
 
 # -- the prompt ------------------------------------------------------------------------------------
@@ -84,87 +75,6 @@ def test_a_cut_that_was_not_planned_keeps_its_distance_from_the_last_one() -> No
     made = schedule(planned(1573, cuts=(1535,), outline=QUESTION), lambda: CHEAP)
     assert made.recut(1536)
     assert made.cuts[:2] == (1535, 1560)
-
-
-@pytest.mark.parametrize(
-    ("first", "last", "cuts", "borders"),
-    [
-        (40, 60, (30, 40, 50, 60, 70), [40, 50, 60]),
-        (40, 70, (), [40, 70]),
-        (40, 100, (70,), [40, 64, 70, 96, 100]),
-    ],
-)
-def test_batches_end_at_cuts_and_long_ones_on_the_grid(
-    first: int, last: int, cuts: tuple[int, ...], borders: list[int]
-) -> None:
-    assert batch_borders(first, last, cuts, 32) == borders
-
-
-# -- the answer ------------------------------------------------------------------------------------
-
-
-def answered(made: Schedule, first: int, last: int, *, refused: bool = False) -> list[int]:
-    """Positions that are stored while tokens [first, last) are decoded one by one."""
-    stored = []
-    for position in range(first, last):
-        for action in made.before_token(position):
-            assert action is Action.CHECKPOINT_IF_FINITE
-            stored.append(position)
-            if not refused:
-                made.stored(position)
-    return stored
-
-
-def test_an_answer_is_stored_on_the_grid() -> None:
-    assert answered(done(planned()), 200, 400) == [256, 320, 384]
-
-
-def test_next_checkpoint_follows_from_measured_costs() -> None:
-    now = [SLOW]
-    made = schedule(planned(), lambda: now[0])
-    list(made.prompt_done(200, logits=True))
-    for _ in made.before_token(256):
-        now[0] = CHEAP
-    assert made.next_due == 272
-
-
-def test_a_prompt_that_was_decoded_again_from_zero_is_stored_with_its_first_token() -> None:
-    """Nothing of it was stored at its end: a prompt that was not proven right gets no `prompt_done`."""
-    assert list(schedule(planned()).before_token(200)) == [Action.CHECKPOINT_IF_FINITE]
-
-
-# -- the end ---------------------------------------------------------------------------------------
-
-STORE_END = [Action.ADMIT_STAGED, Action.CHECKPOINT_IF_FINITE, Action.REMEMBER, Action.PAGE_OUT]
-END = [Action.ADMIT_STAGED, Action.REMEMBER, Action.PAGE_OUT]
-
-
-@pytest.mark.parametrize(
-    ("last", "more", "told"),
-    [
-        (201, {}, STORE_END),
-        (200, {}, END),
-        (201, {"waiting": 1}, [*STORE_END[:-1], Action.PAGE_OUT_LATER]),
-        (256, {"stored": 257}, END),
-        (400, {"opaque": True}, [Action.ADMIT_STAGED]),
-        (200 + FINAL_TOKENS, {"keeps_chats": False}, STORE_END),
-        (199 + FINAL_TOKENS, {"keeps_chats": False}, END),
-        (270, {"keeps_chats": False, "stored": 270}, END),
-        (270, {"keeps_chats": False, "stored": 270, "refused": True}, STORE_END),
-    ],
-    ids=[
-        *("an answer", "no answer", "others wait", "at a checkpoint", "unknown content"),
-        *("no other chat between", "a short answer", "near a checkpoint", "a refused checkpoint"),
-    ],
-)
-def test_end_of_an_answer_is_stored_where_the_next_request_would_store_it(
-    last: int, more: dict[str, Any], told: list[Action]
-) -> None:
-    """At any cost, since the next request's first token does not wait for it."""
-    costs = replace(SLOW, waiting=more.get("waiting", 0))
-    made = done(planned(), lambda: costs, keeps_chats=more.get("keeps_chats", True))
-    answered(made, 200, more.get("stored", 200), refused=more.get("refused", False))
-    assert list(made.end(last, opaque=more.get("opaque", False))) == told
 
 
 # -- who drives it ---------------------------------------------------------------------------------

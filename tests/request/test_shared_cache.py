@@ -67,18 +67,6 @@ def test_live_state_does_not_serve_a_forgotten_prompt(opened: Opened, arch: str)
         assert (llm.last_request.cached, llm.last_request.source) == (0, "none")
 
 
-def test_a_stream_that_runs_meanwhile_goes_on_and_leaves_nothing(opened: Opened) -> None:
-    llm, fresh = opened(), opened("qwen35", llama_cpp.Llama)
-    stream = llm.generate(SECRET, temp=0.0)
-    answer = [next(stream) for _ in range(5)]
-    llm.prompt_cache.forget(SECRET[:50])
-    answer += [next(stream) for _ in range(90)]
-    stream.close()
-    assert answer == take(fresh, SECRET, 95)
-    take(llm, OTHER, 1)
-    assert entries_of(llm.prompt_cache, SECRET) == 0
-
-
 def test_one_forgotten_while_its_prompt_is_decoded_leaves_nothing(opened: Opened) -> None:
     llm = opened()
     batches = Batches(llm)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
-from llamahybrid.client.chat_template import ListFormatter
+from llamahybrid.client.chat_template import TemplateFormatter
 from llamahybrid.client.markers import Markers, probe
 from llamahybrid.client.thought import ThoughtMarkers
 from llamahybrid.engine.sdist import member
@@ -54,7 +54,7 @@ THINKS = (
 
 
 def markers(template: str) -> Markers:
-    formatter = ListFormatter(template, "<eos>", "<bos>")
+    formatter = TemplateFormatter(template, "<eos>", "<bos>")
     return probe(lambda messages, tools: formatter(messages=messages, tools=tools).prompt, lambda text: True)
 
 
@@ -123,7 +123,7 @@ OF_MODELS = (
 def test_calls_are_read_as_templates_of_models_write_them(name: str) -> None:
     template = template_of(name)
     found = markers(template)
-    formatter = ListFormatter(template, "<eos>", "<bos>")
+    formatter = TemplateFormatter(template, "<eos>", "<bos>")
     arguments = {"path": "a b.py", "text": "if a < b:\n    return 1\n"}
     function = {"name": "edit", "arguments": arguments if found.mapping else json.dumps(arguments)}
     tool = {"type": "function", "function": {"name": "edit", "description": "", "parameters": TOOLS["edit"]}}
