@@ -1,8 +1,8 @@
 """Defaults for a program that cannot be edited, by `configure` or by the environment.
 
 `LLAMAHYBRID_RAM` and `LLAMAHYBRID_DISK` are sizes ("2GiB", "0": none), the disk's also a folder;
-`LLAMAHYBRID_PARALLEL` is a number of requests. Precedence: an argument of the constructor, arguments of
-`install`, `configure`, the environment, the default.
+`LLAMAHYBRID_PARALLEL` is a number of requests, `LLAMAHYBRID_STOCK_LOGPROBS` "on" or "off". Precedence: an
+argument of the constructor, arguments of `install`, `configure`, the environment, the default.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ class Configuration:
     """The prompt cache's folder; False: no disk."""
     parallel: int | None = None
     """Requests that may run at once on each `Llama`."""
+    stock_logprobs: bool | None = None
+    """Log-probabilities with `echo` are those of llama-cpp-python."""
 
 
 _lock = threading.Lock()
@@ -65,6 +67,7 @@ def configure(
     ram: int | str | EllipsisType | None = ...,
     disk: int | str | os.PathLike[str] | bool | EllipsisType | None = ...,
     parallel: int | str | EllipsisType | None = ...,
+    stock_logprobs: bool | EllipsisType | None = ...,
 ) -> Configuration:
     """Set defaults for every `Llama` opened from now on; return the settings in effect.
 
@@ -74,14 +77,15 @@ def configure(
     in the cache folder (`LLAMAHYBRID_CACHE_DIR`); 0, False or "off": no disk.
     `parallel`: slots of a `Llama`; reduced to one, with a warning, if the model or its arguments do not allow
     several, or if the program gives a draft model.
+    `stock_logprobs`: see `Llama`.
 
     An argument that is left out stays; None removes the setting, so that the environment counts again
-    (`LLAMAHYBRID_RAM`, `LLAMAHYBRID_DISK`, `LLAMAHYBRID_PARALLEL`).
+    (`LLAMAHYBRID_RAM`, `LLAMAHYBRID_DISK`, `LLAMAHYBRID_PARALLEL`, `LLAMAHYBRID_STOCK_LOGPROBS`).
 
     Raises ConfigurationError, with nothing changed, for a value that cannot be read.
     """
     global _configured
-    given = {"ram": ram, "disk": disk, "parallel": parallel}
+    given = {"ram": ram, "disk": disk, "parallel": parallel, "stock_logprobs": stock_logprobs}
     changes = {
         name: None if value is None else _parsed(name, value, f"configure({name}={value!r})")
         for name, value in given.items()
@@ -124,7 +128,7 @@ def _made(wanted: Configuration) -> PromptCache:
 def _shared_cache(wanted: Configuration) -> PromptCache:
     """Return the process's prompt cache of these settings, made anew when they have changed."""
     global _shared
-    wanted = replace(wanted, parallel=None)
+    wanted = replace(wanted, parallel=None, stock_logprobs=None)
     with _lock:
         if _shared is None or _shared[0] != wanted:
             _shared = (wanted, _made(wanted))
@@ -262,7 +266,19 @@ def _number(value: object) -> int:
     return int(text)
 
 
-_PARSERS: dict[str, Callable[[object], Any]] = {"ram": _size, "disk": _disk, "parallel": _number}
+def _switch(value: object) -> bool:
+    word = {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value).strip().lower()
+    if word not in (*_ON, *_OFF, "0", "1"):
+        raise ValueError('give "on" or "off"')
+    return word in (*_ON, "1")
+
+
+_PARSERS: dict[str, Callable[[object], Any]] = {
+    "ram": _size,
+    "disk": _disk,
+    "parallel": _number,
+    "stock_logprobs": _switch,
+}
 """For each setting, a function of the value."""
 
 

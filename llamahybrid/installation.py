@@ -47,7 +47,7 @@ _replaced: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 _adapted: WeakValueDictionary[type, type] = WeakValueDictionary()
 """Class of the program's -> ours that stands for it."""
 _OPENING = "_llamahybrid_opening"
-_ATTRIBUTES = {"offload", "on_progress", "on_request", "requests", "slots"}
+_ATTRIBUTES = {"offload", "on_progress", "on_request", "requests", "slots", "stock_logprobs"}
 """Attributes of our instances whose names a subclass may use, too."""
 
 

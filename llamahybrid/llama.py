@@ -54,7 +54,8 @@ class Llama(StatefulLlama):
     Takes upstream's arguments, and:
 
     `prompt_cache`: True: a cache in RAM of the default size; a `PromptCache`; False: upstream's behaviour.
-    None, here and for `n_parallel`: the value of `configure` or the environment, else True and 1.
+    None, here and for `n_parallel` and `stock_logprobs`: the value of `configure` or the environment,
+    else True, 1 and False.
     `paging`: store attention, too, for conversations that alternate. One slot needs a spare sequence for
     that: memory for one more recurrent state.
     `draft_planes`: rollback planes (states of the last tokens) for undoing drafts on hybrid models. None:
@@ -68,6 +69,8 @@ class Llama(StatefulLlama):
     machine's. Raises DeviceError if one does not answer.
     `explain`: quote in `last_request.reason` the older prompt's token where a prompt differs, maybe another
     user's.
+    `stock_logprobs`: with `echo` and `logprobs`, score each prompt token by the logits behind it, as upstream
+    does. False: by the logits before it, as lm-evaluation-harness expects.
     `wait`: without a free slot, True: wait; False: raise `Busy`; seconds: wait, then raise. A stream that is
     not read gives its slot to a waiting request, and continues when it is read.
 
@@ -88,6 +91,7 @@ class Llama(StatefulLlama):
         cache_salt: str | None = "",
         explain: bool = False,
         rpc_servers: str | Sequence[str] | None = None,
+        stock_logprobs: bool | None = None,
         **kwargs: Any,
     ) -> None:
         self._cache_salt, wait = text_of(cache_salt), wait_timeout(wait)
@@ -104,8 +108,9 @@ class Llama(StatefulLlama):
         self._made_with = {
             **{"prompt_cache": prompt_cache, "paging": paging, "n_parallel": n_parallel, "wait": wait},
             **{"draft_planes": draft_planes, "explain": explain, "rpc_servers": rpc_servers},
-            "embedding": embedding,
+            **{"stock_logprobs": stock_logprobs, "embedding": embedding},
         }
+        self.stock_logprobs = bool(current().stock_logprobs if stock_logprobs is None else stock_logprobs)
         self.offload = Offload.of(rpc_servers, kwargs.get("n_gpu_layers"), watched=cache is not None)
         gpu = self.offload.computes(kwargs.get("n_gpu_layers"))
         self._shape = ContextShape.of(cache is not None, paging, draft_planes, n_parallel, kwargs, gpu)

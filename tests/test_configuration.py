@@ -265,7 +265,7 @@ def test_opening_a_model_refuses_a_wrong_environment(
     no_settings.setenv("LLAMAHYBRID_PARALLEL", "many")
     with pytest.raises(ConfigurationError, match="LLAMAHYBRID_PARALLEL=many"):
         open_model()
-    assert open_model(prompt_cache=False, n_parallel=1)
+    assert open_model(prompt_cache=False, n_parallel=1, stock_logprobs=False)
 
 
 @pytest.mark.parametrize("given", ["~/chats", "x", 0, 1, 5, Path("chats"), {}])

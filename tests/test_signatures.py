@@ -18,7 +18,7 @@ from llamahybrid.signatures import as_of
 OURS = {
     "__init__": {
         *("prompt_cache", "wait", "paging", "draft_planes", "n_parallel", "cache_salt", "explain"),
-        "rpc_servers",
+        *("rpc_servers", "stock_logprobs"),
     },
     "__call__": {"n", "cache_salt"},
     "create_completion": {"n", "cache_salt"},

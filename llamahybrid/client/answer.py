@@ -168,7 +168,10 @@ def answer(
         made = with_choice(text[start:end].decode("utf-8", "ignore"), told, finish_reason)
         made["usage"] = _usage(prompt, said)
         if options["echo"]:
-            _echo(llm, options, extras, made, prompt, [*said, *ending])
+            scored = {**options, "logprobs": None} if llm.stock_logprobs else options
+            _echo(llm, scored, extras, made, prompt, [*said, *ending])
+        if llm.stock_logprobs and options["logprobs"] is not None:
+            made["choices"][0]["logprobs"] = _stock_logprobs(llm, options, [*said[bos_said:], *ending])
     request.annotate(made)
     yield made
 
@@ -317,6 +320,31 @@ def _asked(llm: Any, options: Mapping[str, Any]) -> tuple[list[int], dict[str, A
             raise
         raise ValueError(f"{said}{window}{llm.n_ctx()}") from None  # upstream adds up the slots' contexts
     raise AssertionError("upstream's completion generates")
+
+
+class _Replay(StandIn):
+    """Says the tokens of an answer again, whose rows of logits are there."""
+
+    cache = None
+    verbose = False
+
+    def __init__(self, llm: Any, said: list[int]) -> None:
+        super().__init__(llm)
+        self._said = said
+
+    def generate(self, tokens: list[int], **options: Any) -> Iterator[int]:
+        """See `Llama.generate`."""
+        return iter(self._said)
+
+    def set_seed(self, seed: int) -> None:
+        """The tokens are sampled already."""
+
+
+def _stock_logprobs(llm: Any, options: Mapping[str, Any], said: list[int]) -> Any:
+    """Return upstream's log-probabilities of an answer, `said`, with the token that ended it."""
+    options = {**options, "stopping_criteria": None}
+    (made,) = llama_cpp.Llama._create_completion(_Replay(llm, said), **options)
+    return made["choices"][0]["logprobs"]
 
 
 def _echo(

@@ -136,3 +136,17 @@ def test_rows_of_one_request_are_not_another_ones(open_model):
         each.create_completion(second, logprobs=1, **asked)["choices"][0]["logprobs"] for each in (llm, stock)
     )
     assert np.allclose(ours["token_logprobs"], want["token_logprobs"], atol=1e-3)
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "gemma3"])
+def test_logprobs_of_a_prompt_are_those_of_its_own_tokens(open_model, arch):
+    """Prompts of one length in the same place, one after the other."""
+    llm = open_model(arch, logits_all=True, stock_logprobs=True)
+    stock = open_model(arch, llama_cpp.Llama, logits_all=True)
+    asked = {"max_tokens": 2, "temperature": 0.0, "logprobs": 1, "echo": True}
+    for text in ("the tea is hot, I think", "the ink is dry, I think", "the tea was hot, I think", "the tea"):
+        ours, want = (
+            each.create_completion(text, **asked)["choices"][0]["logprobs"]["token_logprobs"]
+            for each in (llm, stock)
+        )
+        assert np.allclose(ours[1:], want[1:], atol=1e-3)

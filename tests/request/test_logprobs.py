@@ -1,4 +1,4 @@
-"""Log-probabilities of a prompt and its answer (`echo`)."""
+"""Log-probabilities of a prompt and its answer (`echo`), and stock's order of rows on request."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import llama_cpp
 import numpy as np
 import pytest
 
+from llamahybrid import Llama
 from tests.request.asking import in_thread
 
 Opened = Callable[..., Any]
@@ -36,8 +37,41 @@ def test_each_token_is_scored_by_the_row_before_it(open_model: Opened, arch: str
         assert choice["text"][offset : offset + len(name)] == name
 
 
-def test_an_empty_prompt_is_echoed_with_logprobs(open_model: Opened) -> None:
-    llm = open_model(logits_all=True, kv_overrides={"tokenizer.ggml.add_bos_token": True})
+def test_stocks_order_of_rows_on_request(open_model: Opened) -> None:
+    """Its usage, too, and its scores of an answer that the model ends."""
+    told = []
+    for cls, more in ((Llama, {"stock_logprobs": True}), (llama_cpp.Llama, {})):
+        llm = open_model(cls=cls, logits_all=True, **more)
+        end = llama_cpp.LogitsProcessorList([Ends(llm, PROMPT)])
+        told.append([llm(PROMPT, **ASKED), llm(PROMPT, logits_processor=end, **ASKED)])
+    for ours, theirs in zip(*told, strict=True):
+        assert {name: ours["usage"][name] for name in theirs["usage"]} == theirs["usage"]
+        (ours,), (theirs,) = ours["choices"], theirs["choices"]
+        assert (ours["text"], ours["finish_reason"]) == (theirs["text"], theirs["finish_reason"])
+        assert ours["logprobs"]["tokens"] == theirs["logprobs"]["tokens"]
+        numbers, expected = (each["logprobs"]["token_logprobs"][1:] for each in (ours, theirs))
+        assert numbers == pytest.approx(expected, abs=1e-3)
+    assert theirs["finish_reason"] == "stop"
+
+
+class Ends:
+    """A processor of logits that ends an answer after two tokens."""
+
+    def __init__(self, llm: llama_cpp.Llama, prompt: str) -> None:
+        self._end = llm.token_eos()
+        self._length = len(llm.tokenize(prompt.encode())) + 2
+
+    def __call__(self, ids: Any, scores: Any) -> Any:
+        if len(ids) >= self._length:
+            scores[:] = -100.0
+            scores[self._end] = 100.0
+        return scores
+
+
+@pytest.mark.parametrize("stock_logprobs", [False, True])
+def test_an_empty_prompt_is_echoed_with_logprobs(open_model: Opened, stock_logprobs: bool) -> None:
+    options = {"kv_overrides": {"tokenizer.ggml.add_bos_token": True}, "stock_logprobs": stock_logprobs}
+    llm = open_model(logits_all=True, **options)
     made = llm("", **ASKED)
     assert made["choices"][0]["text"] == llm("", **{**ASKED, "logprobs": None})["choices"][0]["text"]
     assert made["choices"][0]["logprobs"]["tokens"]

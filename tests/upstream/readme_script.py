@@ -148,7 +148,7 @@ for kind in ("hybrid", "recurrent", "plain"):
     for turn in ("first", "second"):
         keep(
             f"{kind} logprobs {turn}",
-            llm("The quick brown fox", max_tokens=6, logprobs=3, temperature=0),
+            llm("The quick brown fox", max_tokens=6, logprobs=3, echo=True, temperature=0),
         )
     keep(
         f"{kind} chat logprobs",

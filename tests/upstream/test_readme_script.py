@@ -43,10 +43,11 @@ def run_script(folder: Path, package: str) -> dict[str, object]:
     script.write_text(text)
     path = os.pathsep.join(filter(None, (str(HERE.parents[1]), os.environ.get("PYTHONPATH"))))
     library = str(bindings.loaded_from())
+    as_stock = {"LLAMAHYBRID_STOCK_LOGPROBS": "on"}
     same_engine = {"LLAMA_CPP_LIB_PATH": library, "MTMD_CPP_LIB": library}  # llama_cpp alone would take stock
     done = subprocess.run(
         [sys.executable, script, folder / "models.json", out],
-        env={**os.environ, "PYTHONPATH": path, **same_engine},
+        env={**os.environ, "PYTHONPATH": path, **same_engine, **as_stock},
         capture_output=True,
         text=True,
         timeout=300,
