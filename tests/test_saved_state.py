@@ -1,4 +1,4 @@
-"""Whole states: saved, loaded and refused, and out of the process."""
+"""Whole states: saved, loaded and refused; in upstream's caches; and out of the process."""
 
 import pickle
 import shutil
@@ -6,6 +6,7 @@ import shutil
 import llama_cpp
 import numpy as np
 import pytest
+from llama_cpp.llama_cache import BaseLlamaCache
 
 from llamahybrid import Llama
 from llamahybrid.engine import content
@@ -33,71 +34,94 @@ def open_model(tiny_model):
     return opener
 
 
+def keys(cache):
+    return list(cache.cache_state if isinstance(cache, llama_cpp.LlamaRAMCache) else cache.cache)
+
+
 def text(llm, prompt):
     return llm.create_completion(prompt, **ASKED)["choices"][0]["text"]
 
 
-# -- states that do not fit ------------------------------------------------------------------------
+FOREIGN = [
+    ({}, {"n_ctx": 1024}),
+    ({}, {"seed": 1}),
+    ({}, {"arch": "qwen35"}),
+    ({"arch": "qwen35"}, {"arch": "qwen35", "n_ctx": 1024}),
+    ({}, {"type_k": llama_cpp.GGML_TYPE_F32}),
+    ({}, {"cache_salt": "another"}),
+]
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ({}, {"n_ctx": 1024}),
-        ({}, {"seed": 1}),
-        ({}, {"arch": "qwen35"}),
-        ({"arch": "qwen35"}, {"arch": "qwen35", "n_ctx": 1024}),
-        ({}, {"type_k": llama_cpp.GGML_TYPE_F32}),
-        ({}, {"cache_salt": "another"}),
-    ],
+    ("one", "other", "disk"),
+    [*((*pair, False) for pair in FOREIGN), (*FOREIGN[0], True), (*FOREIGN[2], True)],
 )
-def test_a_state_of_another_model_or_context_is_refused_and_nothing_lost(open_model, one, other):
-    saved, llm = open_model(**one), open_model(**other)
-    saved.eval(PROMPT)
-    state = saved.save_state()
-    take(llm, PROMPT)
-    with pytest.raises(SnapshotError, match="another model"):
-        llm.load_state(state)
+def test_a_state_that_does_not_fit_is_a_miss_and_stays(open_model, tmp_path, one, other, disk):
+    cache = llama_cpp.LlamaDiskCache(str(tmp_path)) if disk else llama_cpp.LlamaRAMCache()
+    a, b = open_model(**one), open_model(**other)
+    a.set_cache(cache)
+    b.set_cache(cache)
+    text(a, PROMPT)
+    (key,) = keys(cache)
     plain = {k: v for k, v in other.items() if k != "cache_salt"}
-    assert text(llm, LONGER) == text(open_model(cls=llama_cpp.Llama, **plain), LONGER)
-    assert llm.last_request.cached == len(PROMPT)
-    take(saved, OTHER)
-    saved.load_state(state)
-    take(saved, LONGER)
-    assert saved.last_request.cached == len(PROMPT), "its owner takes it"
+    assert text(b, LONGER) == text(open_model(cls=llama_cpp.Llama, **plain), LONGER)
+    assert b.last_request.cached == 0
+    reader = open_model(**one)
+    reader.set_cache(cache)
+    text(reader, [*key, 5])
+    assert reader.last_request.cached == len(key) - 1, "its owner finds it there"
 
 
 @pytest.mark.parametrize(("one", "other"), [({}, {"logits_all": True}), ({"logits_all": True}, {})])
 @pytest.mark.parametrize("n", [4, 10])
 def test_rows_of_scores_are_used_for_their_own_tokens(open_model, one, other, n):
+    cache = llama_cpp.LlamaRAMCache()
     prompt = "Once upon a time " * n
-    a, b = (open_model(n_batch=64, **more) for more in (one, other))
+    a, b = (open_model(n_batch=64, stock_logprobs=True, **more) for more in (one, other))
+    a.set_cache(cache)
+    b.set_cache(cache)
     text(a, prompt)
-    b.load_state(a.save_state())
+    asked = {**ASKED, **({"logprobs": 2, "echo": True} if other else {})}
     stock = open_model(cls=llama_cpp.Llama, n_batch=64, **other)
-    assert text(b, prompt + "and") == text(stock, prompt + "and")
+    mine, reference = (x.create_completion(prompt + "and", **asked)["choices"][0] for x in (b, stock))
+    assert mine["text"] == reference["text"]
     if other:
-        mine, reference = (each.scores[: each.n_tokens] for each in (b, stock))
-        assert np.allclose(mine, reference, atol=1e-3)
+        numbers, expected = (x["logprobs"]["token_logprobs"][1:] for x in (mine, reference))
+        assert np.allclose(numbers, expected, atol=1e-3, rtol=0)
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ({"n_ctx": 1024}, {"arch": "gemma3"}),
-        ({"n_ctx": 1024}, {"arch": "qwen35"}),
-        ({"arch": "gemma3", "n_ctx": 256}, {"n_ctx": 1024}),
-    ],
-)
-def test_a_state_of_stock_that_the_library_refuses_leaves_the_whole_context(open_model, one, other):
+def test_a_damaged_state_in_a_cache_is_a_miss(open_model):
+    cache, llm = llama_cpp.LlamaRAMCache(), open_model()
+    llm.set_cache(cache)
+    text(llm, PROMPT)
+    (state,) = cache.cache_state.values()
+    state.llama_state = state.llama_state[:-1] + bytes([state.llama_state[-1] ^ 1])
+    other = open_model()
+    other.set_cache(cache)
+    assert text(other, LONGER) == text(open_model(cls=llama_cpp.Llama), LONGER)
+
+
+@pytest.mark.parametrize("other", [{"arch": "gemma3"}, {"arch": "qwen35"}, {"n_ctx": 256}])
+def test_a_state_of_stock_that_the_library_refuses_is_a_miss(open_model, other):
     """States that upstream saved are not sealed: only the library can tell."""
-    stock, llm = open_model(cls=llama_cpp.Llama, **one), open_model(**other)
+    cache, stock = llama_cpp.LlamaRAMCache(), open_model(cls=llama_cpp.Llama, n_ctx=1024)
+    stock.set_cache(cache)
+    text(stock, PROMPT)
+    llm = open_model(**other)
+    llm.set_cache(cache)
+    assert text(llm, LONGER) == text(open_model(cls=llama_cpp.Llama, **other), LONGER)
+    assert take(llm, LONGER) == take(open_model(cls=llama_cpp.Llama, **other), LONGER)
+
+
+def test_a_refused_load_leaves_room_for_the_whole_context(open_model):
+    stock = open_model("gemma3", llama_cpp.Llama, n_ctx=256)
     stock.eval(PROMPT)
+    llm = open_model(n_ctx=1024)
     with pytest.raises(RuntimeError):
         llm.load_state(stock.save_state())
     assert llm.n_tokens == 0
-    long = (PROMPT * 12)[: llm.n_ctx() - 50]
-    assert take(llm, long) == take(open_model(cls=llama_cpp.Llama, **other), long)
+    long = (PROMPT * 12)[:900]
+    assert take(llm, long) == take(open_model(cls=llama_cpp.Llama, n_ctx=1024), long)
 
 
 def test_a_state_of_another_vocabulary_changes_nothing(open_model):
@@ -190,7 +214,7 @@ def test_a_state_that_stock_saved_is_taken(open_model, fresh, arch):
     assert llm.last_request.cached == len(PROMPT)
 
 
-def test_a_damaged_state_is_refused_and_nothing_lost(open_model):
+def test_a_damaged_or_foreign_state_is_refused_and_nothing_lost(open_model):
     llm = open_model("qwen35")
     take(llm, PROMPT)
     state = llm.save_state()
@@ -200,6 +224,8 @@ def test_a_damaged_state_is_refused_and_nothing_lost(open_model):
     state.llama_state = state.llama_state[:-1]
     with pytest.raises(SnapshotError, match="truncated"):
         llm.load_state(state)
+    with pytest.raises(SnapshotError, match="another model"):
+        open_model("jamba").load_state(llm.save_state())
     take(llm, PROMPT)
     assert llm.last_request.cached == len(PROMPT)
 
@@ -242,13 +268,93 @@ def test_a_load_that_reports_failure_is_not_believed(open_model, fresh, monkeypa
 # -- upstream's caches -----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("arch", KINDS)
+@pytest.mark.parametrize("kind", ["ram", "disk"])
+def test_upstreams_caches_still_serve(open_model, fresh, tmp_path, arch, kind):
+    cache = llama_cpp.LlamaRAMCache() if kind == "ram" else llama_cpp.LlamaDiskCache(str(tmp_path))
+    writer, reader = open_model(arch), open_model(arch)
+    writer.set_cache(cache)
+    reader.set_cache(cache)
+    said = text(writer, PROMPT)
+    assert text(reader, PROMPT) == text(writer, PROMPT) == said
+    assert take(reader, PROMPT) == fresh(PROMPT, arch=arch)
+
+
+class Duck:
+    """All that upstream asks of a cache."""
+
+    def __init__(self):
+        self.states, self.asked = {}, 0
+
+    def __getitem__(self, key):
+        self.asked += 1
+        common = llama_cpp.Llama.longest_token_prefix
+        return self.states[max(self.states, key=lambda known: common(known, key), default=None)]
+
+    def __setitem__(self, key, state):
+        self.states[tuple(key)] = state
+
+
+class Base(Duck, BaseLlamaCache):
+    """As the base class wants it, which finds no keys."""
+
+    cache_size = 0
+
+    def __contains__(self, key):
+        return bool(self.states)
+
+
+class Other(Duck, llama_cpp.LlamaRAMCache):
+    """Another index than the one that it derives from."""
+
+    def __init__(self):
+        llama_cpp.LlamaRAMCache.__init__(self)
+        Duck.__init__(self)
+
+
+@pytest.mark.parametrize("arch", ["gemma3", "qwen35"])
+@pytest.mark.parametrize("kind", [Duck, Base, Other])
+def test_a_cache_of_the_users_own_is_asked(open_model, fresh, arch, kind):
+    cache = kind()
+    asked = []
+    for cls in (llama_cpp.Llama, Llama):
+        writer, reader = open_model(arch, cls), open_model(arch, cls)
+        for llm in (writer, reader):
+            llm.set_cache(cache)
+        text(writer, PROMPT)
+        (key,) = cache.states
+        assert text(reader, [*key, 5]) == text(open_model(arch, llama_cpp.Llama), [*key, 5])
+        asked.append(cache.asked)
+        cache.states.clear()
+        cache.asked = 0
+    assert asked == [2, 2], "as stock asks it"
+    assert reader.last_request.cached == len(key) - 1
+    reader.set_cache(cache)
+    text(writer, PROMPT)
+    (state,) = cache.states.values()
+    text(reader, OTHER)
+    assert text(reader, PROMPT[:40]) == text(open_model(arch, llama_cpp.Llama), PROMPT[:40])
+    assert take(reader, [*OTHER, 4]) == fresh([*OTHER, 4], arch=arch)
+    assert state in cache.states.values()
+
+
+def test_an_empty_dictionary_is_no_cache_as_with_upstream(open_model):
+    llm = open_model()
+    llm.cache = nothing = {}
+    assert text(llm, PROMPT) == text(open_model(cls=llama_cpp.Llama), PROMPT)
+    assert llm.cache is nothing
+    assert not nothing
+
+
 @pytest.mark.parametrize("more", [{}, {"n_parallel": 2}, {"prompt_cache": False}])
-def test_a_cache_of_upstreams_is_used_where_there_is_no_prompt_cache(open_model, caplog, more):
-    llm, cache, right = open_model(**more), llama_cpp.LlamaRAMCache(), text(open_model(), PROMPT)
+def test_cache_attribute_is_the_cache_that_was_set(open_model, more):
+    llm = open_model(**more)
     assert llm.cache is None
+    cache = llama_cpp.LlamaRAMCache()
     llm.set_cache(cache)
+    text(llm, PROMPT)
     assert llm.cache is cache
-    assert text(llm, PROMPT) == text(llm, PROMPT) == right
-    assert ("set_cache" in caplog.text) == (not cache.cache_state) == (llm.prompt_cache is not None)
+    llm.cache = llm.cache
+    assert llm.cache is cache
     llm.set_cache(None)
     assert llm.cache is None

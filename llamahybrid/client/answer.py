@@ -31,6 +31,7 @@ from llamahybrid.client.logprobs import (
     logprobs_with_prompt,
     no_logprobs,
 )
+from llamahybrid.client.saved_state import load_from
 from llamahybrid.core.request import Request
 
 _DEFAULTS = {
@@ -74,7 +75,8 @@ def answer(
 ) -> Generator[Any, None, None]:
     """Make the completion of a request, or its chunks. Raises upstream's errors."""
     options = _with_defaults(llm, extras, options)
-    prompt, asked = _asked(llm, options)
+    cache = _cache(llm, request)
+    prompt, asked = _asked(llm, options, cache)
     bounds, stream, bos_said = Bounds(llm, options, prompt), options["stream"], not len(options["prompt"])
     pauses = Pauses(llm, extras.stop_token_ids, bounds.stops)
     request.most, request.pauses = bounds.tokens, pauses
@@ -173,6 +175,8 @@ def answer(
         if llm.stock_logprobs and options["logprobs"] is not None:
             made["choices"][0]["logprobs"] = _stock_logprobs(llm, options, [*said[bos_said:], *ending])
     request.annotate(made)
+    if cache is not None:
+        cache[prompt + said] = llm.save_state()
     yield made
 
 
@@ -298,20 +302,38 @@ class _Asked(Exception):
         self.options = options
 
 
-class _Asking(StandIn):
-    """Captures the arguments of upstream's `generate`."""
+def _cache(llm: Any, request: Request) -> Any:
+    """Return the user's cache of whole states; None without one, with several slots or a salt."""
+    return llm.cache if llm.cache and not (llm.requests.several or request.salt) else None
 
-    cache = None
+
+class _Asking(StandIn):
+    """Captures the arguments of upstream's `generate`; stands for the user's cache, too."""
+
+    def __init__(self, llm: Any, cache: Any) -> None:
+        super().__init__(llm)
+        self._cache = cache
+
+    @property
+    def cache(self) -> _Asking | None:
+        """Upstream takes a state from it, and loads that."""
+        return None if self._cache is None else self
+
+    def __getitem__(self, prompt: Sequence[int]) -> llama_cpp.LlamaState:
+        return load_from(self._cache, self._llm, prompt)
+
+    def load_state(self, state: llama_cpp.LlamaState) -> None:
+        """Do nothing: the state was loaded when upstream took it."""
 
     def generate(self, tokens: list[int], **options: Any) -> Iterator[int]:
         """Raises _Asked."""
         raise _Asked(tokens, options)
 
 
-def _asked(llm: Any, options: Mapping[str, Any]) -> tuple[list[int], dict[str, Any]]:
+def _asked(llm: Any, options: Mapping[str, Any], cache: Any) -> tuple[list[int], dict[str, Any]]:
     """Return the prompt and the options with which upstream calls `generate`. Raises upstream's errors."""
     try:
-        list(llama_cpp.Llama._create_completion(_Asking(llm), **options))
+        list(llama_cpp.Llama._create_completion(_Asking(llm, cache), **options))
     except _Asked as asked:
         return asked.tokens, asked.options
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Safe versions of upstream's whole-state interfaces: `save_state` and `load_state`.
+"""Safe versions of upstream's whole-state interfaces: `save_state`, `load_state` and `set_cache`.
 
 A `LlamaState` that we save has a seal: a checksum, the identity of its model, and the logits at its end. A
 state saved by upstream has none and is loaded unchecked, as upstream does. Its model is unknown, so states
@@ -8,13 +8,14 @@ derived from it get no seal and are not stored in the prompt cache.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import llama_cpp
 import numpy as np
 import xxhash
+from llama_cpp.llama_cache import LlamaDiskCache, LlamaRAMCache
 
 from llamahybrid.core.slot import Slot
 from llamahybrid.errors import SnapshotError
@@ -22,6 +23,7 @@ from llamahybrid.memory.fingerprint import Computation, with_salt
 from llamahybrid.memory.restore import adopt_tokens
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.prompt_cache.base import Logits, Tokens
+from llamahybrid.prompt_cache.nodes import common_prefix
 
 SEAL = "llamahybrid"
 
@@ -159,3 +161,40 @@ def load(llm: Any, state: llama_cpp.LlamaState, native_load: Callable[[llama_cpp
         arrays.requires_eval = logits is None
         if live.profile.needs_checkpoints:
             runner.checkpoints.checkpoint(None, None if logits is None else logits.copy())
+
+
+def load_from(cache: Any, llm: Any, prompt: Sequence[int]) -> llama_cpp.LlamaState:
+    """Load the state of a user's cache that serves most of a prompt, and return it.
+
+    Raises KeyError if none serves more of it than live state and checkpoints do: upstream loads the one with
+    the longest common prefix even if it cannot be cut back to that, which clears live memory and then decodes
+    everything (llama.py:1370). A state that fails to load is a miss, too: another `Llama` with the same cache
+    may have saved it. Upstream's caches are asked for the key first: that on disk removes what it returns.
+    """
+    runner, ids = llm.runner, np.asarray(prompt, dtype=np.int32)
+
+    def require_gain(held: Any, n_decoded: int) -> None:
+        common = common_prefix(np.asarray(held, dtype=np.int32), ids)
+        cuttable = not runner.live.profile.needs_checkpoints
+        if (common if cuttable or common >= n_decoded else 0) <= runner.checkpoints.depth(ids):
+            raise KeyError("live state and checkpoints already serve this prompt as well")
+
+    key = None
+    if type(cache).__getitem__ in _UPSTREAMS and hasattr(cache, "_find_longest_prefix_key"):
+        key = cache._find_longest_prefix_key(tuple(prompt))
+        if key is None:
+            raise KeyError("Key not found")
+        require_gain(key, len(key) - 1)  # the answer's last token was sampled, and not decoded
+    state = cache[prompt]
+    if key is None:
+        require_gain(state.input_ids[: state.n_tokens], state.n_tokens)
+    try:
+        llm.load_state(state)
+    except (SnapshotError, RuntimeError) as error:
+        if isinstance(cache, LlamaDiskCache) and key is not None:
+            cache.cache[key] = state
+        raise KeyError("the state does not fit this model") from error
+    return state
+
+
+_UPSTREAMS = LlamaRAMCache.__getitem__, LlamaDiskCache.__getitem__

@@ -7,13 +7,11 @@ upstream's.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import llama_cpp
-from llama_cpp.llama_cache import BaseLlamaCache
 
 from llamahybrid.client.native_calls import NativeCalls
 from llamahybrid.client.requests import Requests
@@ -23,8 +21,6 @@ from llamahybrid.core.slot import Slot
 from llamahybrid.errors import LlamaHybridError
 from llamahybrid.prompt_cache.base import Logits
 from llamahybrid.signatures import as_of
-
-logger = logging.getLogger("llamahybrid")
 
 
 def upstream_attribute(name: str) -> Any:
@@ -114,12 +110,6 @@ class StatefulLlama(llama_cpp.Llama):  # type: ignore[misc]
             self._calls.run(super().reset)
         else:
             self.requests.alone(Slot.reset)
-
-    def set_cache(self, cache: BaseLlamaCache | None) -> None:
-        """Set upstream's cache of whole states, which is used where there is no prompt cache."""
-        super().set_cache(cache)
-        if cache is not None and self.requests.loop is not None:
-            logger.warning("set_cache() has no effect: the prompt cache serves; it can have a folder, too")
 
     def save_state(self) -> llama_cpp.LlamaState:
         """Return the whole context as upstream's `LlamaState`, with a checksum."""

@@ -8,7 +8,6 @@ of cuts.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -24,38 +23,38 @@ NEAREST = 8
 COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
 """Numbers of cuts of a ladder: few, so that costs measured a little differently make the same one."""
 
+PER_OCTAVE = 4
+"""Places between a distance and twice that."""
+
 RATIOS = (1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0)
-"""Distances of batch boundaries that are kept, in times of one another."""
+"""Distances of rungs and of batch boundaries, in times of one another. Few and far between, so that costs
+that were measured a little differently make the same cuts."""
 
 MARKED = 4.0
-"""The finest ladder where message starts are known, as a ratio of distances: most histories part at message
-starts, and each cut takes bytes."""
+"""The finest ratio of rungs: each takes bytes, and most histories part at message starts."""
 
 MARKED_ENDS = 2.0
 """Likewise for batch boundaries."""
 
-PER_OCTAVE = 4
-"""Places between a distance and twice that."""
+GRAIN = 3 * MIN_SPACING
+"""Most tokens that grid and spacing of rungs add to a loss."""
+
+FIRST_RUNG = 4
+"""Tokens before the end where rungs begin: what asks for an answer is a few tokens long, and the next history
+often differs there."""
 
 
 @lru_cache(maxsize=64)
-def ladder(
-    total: int, cached: int, most: int, taken: tuple[int, ...] = (), finest: float = 1.0
-) -> tuple[int, ...]:
-    """Return at most `most` cuts of tokens [cached, total) that lose least beside those `taken`; descending.
-
-    They are no more than make a ladder of the ratio `finest`.
-    """
+def ladder(total: int, cached: int, most: int, taken: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """Return at most `most` cuts of [cached, total) that lose least beside those `taken`; descending."""
     far = total - cached
-    if finest > 1:
-        most = min(most, math.ceil(math.log(max(far / NEAREST, 1)) / math.log(finest)))
     most = max((count for count in COUNTS if count <= most), default=0)
     free = sorted({total - t for t in taken if NEAREST < total - t < far})
     places = [d for d in _places(total, cached) if all(abs(total - d - t) >= MIN_SPACING for t in taken)]
     if not most or not places:
         return ()
     distances = sorted((*free, *places, far))
-    loss = _losses(np.array([NEAREST, *distances], np.float64))
+    loss = _losses(np.array([NEAREST, *distances], np.float64), np.isin([NEAREST, *distances], free))
     for number, distance in enumerate(distances, 1):
         if distance in free:  # a history in front of it resumes there
             loss[:number, number + 1 :] = np.inf
@@ -76,17 +75,18 @@ def _places(total: int, cached: int) -> list[int]:
     return found
 
 
-def _losses(distances: NDArray[np.float64]) -> NDArray[np.float64]:
+def _losses(distances: NDArray[np.float64], free: NDArray[np.bool_]) -> NDArray[np.float64]:
     """Return the loss between each two distances a < b, with no cut between, shape (n, n); inf elsewhere.
 
-    It is the integral of (b - d) / d over log d from a to b: b / a - 1 - log(b / a).
+    It is the integral of (b - d) / d over log d from a to b: b / a - 1 - log(b / a). Only `free` places may
+    be near each other.
     """
     ratio = distances[np.newaxis] / distances[:, np.newaxis]
     near = distances[np.newaxis] - distances[:, np.newaxis] < MIN_SPACING
     near[0] = near[:, -1] = False
-    loss: NDArray[np.float64] = np.where(
-        np.tri(len(distances), dtype=bool) | near, np.inf, ratio - 1 - np.log(ratio)
-    )
+    near &= ~(free[np.newaxis] & free[:, np.newaxis])
+    backward = np.tri(len(distances), dtype=bool)
+    loss: NDArray[np.float64] = np.where(backward | near, np.inf, ratio - 1 - np.log(ratio))
     return loss
 
 
@@ -114,6 +114,45 @@ def _least(loss: NDArray[np.float64], paid: NDArray[np.bool_], most: int) -> lis
             cuts -= 1
         place = came
     return path[::-1]
+
+
+def bounding_rungs(
+    total: int, cached: int, most: int, taken: Sequence[int], finest: float = RATIOS[0]
+) -> tuple[int, ...]:
+    """Return at most `most` rungs of the finest ratio that so few make, not finer than `finest`.
+
+    They bound what a history loses that parts anywhere: for prompts whose mean loss is that of their message
+    starts, or of what others evict.
+    """
+    if most <= 0:
+        return ()
+    ladders = (rungs(total, cached, ratio, taken) for ratio in RATIOS if ratio >= finest)
+    return next((r for r in ladders if len(r) <= most), rungs(total, cached, RATIOS[-1], taken)[:most])
+
+
+def rungs(total: int, cached: int, ratio: float, taken: Sequence[int] = ()) -> tuple[int, ...]:
+    """Return cuts that, with those `taken`, lie at most `ratio` apart; the nearest to the end first.
+
+    A history that parts d tokens before the end decodes at most (ratio - 1) * d + `GRAIN` known tokens again.
+    Each rung is as far from the end as it may be, on a grid of a power of two.
+    """
+    distances = sorted(total - t for t in taken)
+    found: list[int] = []
+    last = 0
+    while True:
+        reach = max(int(last * ratio), last + 2 * MIN_SPACING - 1) if last else FIRST_RUNG + MIN_SPACING - 1
+        if reach > total - cached - MIN_SPACING:
+            return tuple(found)
+        there = [d for d in distances if last < d <= reach]
+        if there:
+            last = there[-1]
+            continue
+        grid = max(MIN_SPACING, 1 << (((reach - last) // 2).bit_length() - 1))
+        position = -(-(total - reach) // grid) * grid
+        beside = [d for d in distances if abs(d - (total - position)) < MIN_SPACING]
+        last = max(*beside, total - position) if beside else total - position
+        if not beside:
+            found.append(position)
 
 
 def batch_ends(

@@ -11,7 +11,15 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from llamahybrid.prompt_cache.base import Costs, Outline
-from llamahybrid.prompt_cache.ladder import MARKED, MARKED_ENDS, MIN_SPACING, RATIOS, batch_ends, ladder
+from llamahybrid.prompt_cache.ladder import (
+    MARKED,
+    MARKED_ENDS,
+    MIN_SPACING,
+    RATIOS,
+    batch_ends,
+    bounding_rungs,
+    ladder,
+)
 from llamahybrid.prompt_cache.nodes import LONGEST_TAIL
 
 
@@ -95,9 +103,9 @@ def prefill_cuts(outline: Outline, costs: Costs) -> tuple[int, ...]:
     first boundary (the system prompt's end), the messages before the last; those alone where room is
     `SCARCE`. Without message starts, the cut lies where the next history parts if it does so as the last one
     did (`tail`). A ladder takes the rest of the time budget, counting all waiting requests, unless a history
-    only `grows`. Batch boundaries that the prefill passes anyway come on top: they cost no batch. The branch
-    point comes on top, too, where nothing else marks it or histories have `parted` there before, so that the
-    same divergence costs only once.
+    only `grows`; rungs do where message starts are known or room is `SCARCE`. Batch boundaries that the
+    prefill passes anyway come on top: they cost no batch. The branch point comes on top, too, where nothing
+    else marks it or histories have `parted` there before, so that the same divergence costs only once.
     """
     total, cached, matched = outline.total, outline.cached, outline.matched
     left = total - cached
@@ -119,10 +127,13 @@ def prefill_cuts(outline: Outline, costs: Costs) -> tuple[int, ...]:
     taken = known + starts
     if grows(outline, costs) or (outline.boundaries and scarce):
         return tuple(sorted(taken))
-    finest, apart = (MARKED, MARKED_ENDS) if outline.boundaries else (1.0, RATIOS[0])
+    apart = MARKED_ENDS if outline.boundaries else RATIOS[0]
     taken += batch_ends(total, cached, costs.batch_tokens, (room - len(taken)) // 2, taken, apart)
     paid = min(count - len(starts), room - len(taken))
-    return tuple(sorted(taken + ladder(total, cached, paid, taken, finest)))
+    if outline.boundaries or scarce:
+        finest = MARKED if outline.boundaries else RATIOS[0]
+        return tuple(sorted(taken + bounding_rungs(total, cached, paid, taken, finest)))
+    return tuple(sorted(taken + ladder(total, cached, paid, taken)))
 
 
 def grows(outline: Outline, costs: Costs) -> bool:

@@ -9,7 +9,17 @@ from itertools import combinations, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamahybrid.prompt_cache.ladder import COUNTS, MIN_SPACING, NEAREST, batch_ends, ladder
+from llamahybrid.prompt_cache.ladder import (
+    COUNTS,
+    GRAIN,
+    MIN_SPACING,
+    NEAREST,
+    RATIOS,
+    batch_ends,
+    bounding_rungs,
+    ladder,
+    rungs,
+)
 
 
 def most_lost(total: int, cached: int, kept: Iterable[int], distance: int) -> int:
@@ -63,11 +73,21 @@ def test_batch_ends_cost_nothing_and_bound_what_lies_behind_them(total: int, ste
         assert lost <= max(step, 0.25 * distance + step)
 
 
-@given(st.integers(16, 40_000), st.integers(-1, 30), st.sampled_from([1.0, 4.0]))
-def test_a_ladder_has_no_more_cuts_than_were_paid_for(total: int, most: int, finest: float) -> None:
-    cuts = ladder(total, 0, most, (), finest)
+@given(st.integers(32, 40_000), st.sampled_from(RATIOS), st.data())
+def test_rungs_bound_a_loss_by_its_distance(total: int, ratio: float, data: st.DataObject) -> None:
+    """Whatever the lengths, and whatever else is kept."""
+    cached = data.draw(st.integers(0, total - 16))
+    taken = data.draw(st.lists(st.integers(cached + 1, total - 1), max_size=8, unique=True))
+    kept = [*rungs(total, cached, ratio, taken), *taken]
+    for distance in range(1, total - cached, max(1, (total - cached) // 500)):
+        assert most_lost(total, cached, kept, distance) <= (ratio - 1) * distance + GRAIN
+
+
+@given(st.integers(16, 40_000), st.integers(-1, 30))
+def test_no_more_cuts_are_taken_than_were_paid_for(total: int, most: int) -> None:
+    assert len(bounding_rungs(total, 0, most, ())) <= max(0, most)
+    cuts = ladder(total, 0, most)
     assert len(cuts) <= max(0, most)
-    assert finest == 1 or NEAREST * finest ** (len(cuts) - 1) < total
     assert all(MIN_SPACING <= cut < total - NEAREST for cut in cuts)
 
 
@@ -83,6 +103,7 @@ def test_a_stored_checkpoint_takes_the_place_of_a_cut() -> None:
     beside = ladder(4000, 0, 1, (3936,))
     assert beside == (3520,)
     assert ladder(4000, 0, 1) not in (beside, (3936,))
+    assert len(ladder(4000, 0, 8, (1000, 1004))) == 8, "whatever their distance"
 
 
 def test_a_prompt_of_one_batch_passes_no_batch_end() -> None:

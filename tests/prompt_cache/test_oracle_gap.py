@@ -33,4 +33,4 @@ def test_raw_prompts_without_message_starts_stay_near(name: str) -> None:
 
 def test_a_budget_of_a_few_snapshots_keeps_the_places_where_histories_diverge() -> None:
     """About eight snapshots against many more taken: message starts outlive checkpoints within answers."""
-    assert ratio(SMALL["thinking stripped"], "hybrid", 8 * QWEN36_27B.sizes.snapshot) <= 1.02
+    assert ratio(SMALL["thinking stripped"], "hybrid", 8 * QWEN36_27B.snapshot) <= 1.02

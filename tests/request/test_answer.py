@@ -268,6 +268,19 @@ def test_a_criterion_that_is_met_with_a_stop_string_has_all_of_the_text(llm: Lla
         assert (joined.text, joined.finish_reason) == ("ab", "stop")
 
 
+def test_a_stream_is_kept_in_upstreams_cache_as_the_whole_answer(open_model: Opened) -> None:
+    kept = []
+    for stream in (False, True):
+        llm = open_model()
+        llm.set_cache(llama_cpp.LlamaRAMCache())
+        made = llm.create_completion(
+            PROMPT, logits_processor=says(llm, "a€b".encode()), max_tokens=20, stream=stream
+        )
+        list(made)
+        kept.append([list(tokens) for tokens in llm.cache.cache_state])
+    assert kept[0] == kept[1] != []
+
+
 def test_wrong_arguments_are_refused_before_the_first_chunk(open_model: Opened) -> None:
     llm = open_model()
     for options in ({"logprobs": 1}, {"stop": ["\ud800"]}):

@@ -241,6 +241,19 @@ def test_state_that_is_saved_from_another_slot_is_stored_for_nobody_else(opened:
     assert ask(llm, B, [*SECRET, 5])[1].cached >= len(SECRET) - 1
 
 
+def test_cache_of_upstreams_is_given_nothing_of_a_salt(opened: Opened) -> None:
+    llm, cache = opened(), llama_cpp.LlamaRAMCache()
+    llm.set_cache(cache)
+    asked = {"max_tokens": 2, "temperature": 0.0}
+    llm.create_completion(SECRET, cache_salt=A, **asked)
+    assert not cache.cache_state
+    llm.create_completion(SECRET, **asked)
+    assert cache.cache_state
+    llm.create_completion([*SECRET, 4, 5], cache_salt=B, **asked)
+    with llm.request(B):
+        assert told(llm.last_request) == UNKNOWN
+
+
 # -- disk --------------------------------------------------------------------------------------------
 
 
