@@ -103,7 +103,8 @@ def read(folder: Path) -> Engine:
     try:
         content: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
         recipe = {each.name: content["recipe"][each.name] for each in fields(Recipe)}
-        recipe["options"] = tuple((name, value) for name, value in recipe["options"])
+        for pairs in ("options", "compilers"):
+            recipe[pairs] = tuple((name, value) for name, value in recipe[pairs])
         texts = {name: content[name] for name in ("version", "source", "built")}
         if odd := [name for name, text in texts.items() if not isinstance(text, str)]:
             raise TypeError(f"{', '.join(odd)}: no text")
