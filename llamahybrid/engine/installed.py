@@ -11,7 +11,7 @@ from typing import Any
 
 from llamahybrid.engine import sdist, series
 from llamahybrid.engine.recipe import Recipe
-from llamahybrid.files import writable_by_others
+from llamahybrid.engine.trust import untrusted
 
 _PREFIX = "" if sys.platform == "win32" else "lib"
 SUFFIXES = {"win32": (".dll",), "darwin": (".dylib", ".so")}.get(sys.platform, (".so",))
@@ -67,9 +67,8 @@ class Engine:
 
     def unsafe(self) -> str:
         """Return the reason why its libraries must not be loaded; empty: they may be."""
-        for path in (self.folder, *self.folder.rglob("*")):
-            if writable_by_others(path):
-                return f"somebody else could have written it: {path} belongs to or can be written by others"
+        if problem := untrusted(self.folder):
+            return f"somebody else could have written it: {problem}"
         damage = self.damage()
         return damage and f"{damage}: run `llamahybrid engine build` again"
 
