@@ -78,17 +78,6 @@ def open_alone(path: Path) -> TextIO:
     return file
 
 
-def writable_by_others(path: Path | int) -> bool:
-    """Tell whether another user than this one and root owns a file (a path or descriptor) or may write it."""
-    if not hasattr(os, "geteuid"):  # Windows
-        return False
-    try:
-        status = os.stat(path)
-    except OSError:
-        return False  # it cannot be read either
-    return status.st_uid not in (0, os.geteuid()) or bool(status.st_mode & 0o022)
-
-
 def distinct_names(paths: Sequence[Path]) -> list[str]:
     """Names of files in a report: the shortest ends of their paths that differ.
 

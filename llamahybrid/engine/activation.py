@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -65,19 +65,34 @@ def resolve(request: str) -> Path | None:
     Raises:
         EngineError: there is no such engine.
     """
-    if request == "stock":
-        return bindings.stock()
-    if request in ("", "patched"):
-        from llamahybrid.engine.choice import best_engine
+    return next(_candidates(request), None)
 
-        found = best_engine()
-        if request and found is None:
+
+def failures() -> dict[Path, str]:
+    """Folders that could not be loaded in this process, with the reasons."""
+    return dict(_failures)
+
+
+def _candidates(request: str) -> Iterator[Path]:
+    """The folders to load from, best first; none: nothing was built. Raises EngineError."""
+    if request == "stock":
+        if stock := bindings.stock():
+            yield stock
+        return
+    if request in ("", "patched"):
+        from llamahybrid.engine.choice import compatible_engines
+
+        found = False
+        for engine in compatible_engines():
+            found = True
+            yield engine.libraries
+        if request and not found:
             raise EngineError(
                 "LLAMAHYBRID_ENGINE=patched, but no patched engine that was built matches; run "
                 "`llamahybrid engine build` (`llamahybrid engine list` shows what there is and why it is not "
                 "taken)"
             )
-        return None if found is None else found.libraries
+        return
     from llamahybrid.engine.installed import library
 
     folder = Path(os.path.expanduser(request)).resolve()
@@ -87,12 +102,7 @@ def resolve(request: str) -> Path | None:
             f"LLAMAHYBRID_ENGINE={request} has no lib{' and no lib'.join(lacking)}; it takes stock, patched "
             "or a folder of libraries (`llamahybrid engine list` shows those that were built)"
         )
-    return folder
-
-
-def failures() -> dict[Path, str]:
-    """Folders that could not be loaded in this process, with the reasons."""
-    return dict(_failures)
+    yield folder
 
 
 def _check(folder: Path) -> None:
@@ -135,7 +145,7 @@ def _wrap(module: ModuleType) -> None:
     def load_shared_library(lib_base_name: str, base_path: Path) -> Any:
         nonlocal beside
         if lib_base_name == "llama":
-            beside, library = _load_chosen(load, base_path)
+            beside, library = _load_first(load, base_path)
             return library
         # the folder of libllama is used for libmtmd and libggml, too
         own = beside is None or lib_base_name not in ("mtmd", "ggml")
@@ -145,20 +155,27 @@ def _wrap(module: ModuleType) -> None:
     module.load_shared_library = load_shared_library  # type: ignore[attr-defined]
 
 
-def _load_chosen(load: Callable[[str, Path], Any], own: Path) -> tuple[Path | None, Any]:
-    """Load libllama from the chosen engine; return its folder (None: `own`) and handle."""
-    folder = None
+def _load_first(load: Callable[[str, Path], Any], own: Path) -> tuple[Path | None, Any]:
+    """Load libllama from the first candidate that works; return its folder (None: `own`) and handle."""
+    failed = []
     try:
-        if _request is not None and (folder := resolve(_request)) is not None:
-            if _request not in ("", "stock", "patched"):
-                _check(folder)
-            return folder, load("llama", folder)
-    except (OSError, RuntimeError) as error:  # EngineError among them
-        if folder is not None:
-            _failures[folder] = str(error)
+        for folder in () if _request is None else _candidates(_request):
+            try:
+                if _request not in ("", "stock", "patched"):
+                    _check(folder)
+                return folder, load("llama", folder)
+            except (OSError, RuntimeError) as error:  # EngineError among them
+                _failures[folder] = str(error)
+                failed.append(str(error))
+    except (OSError, RuntimeError) as error:
         if isinstance(error, EngineError) and _request:
             raise
-        if _request:
-            raise EngineError(f"LLAMAHYBRID_ENGINE={_request} cannot be loaded: {error}") from error
-        logger.warning("the patched engine cannot be loaded, so llama-cpp-python's own library is: %s", error)
+        failed.append(str(error))
+    reasons = "; ".join(failed)
+    if failed and _request:
+        raise EngineError(f"LLAMAHYBRID_ENGINE={_request} cannot be loaded: {reasons}")
+    if failed:
+        logger.warning(
+            "the patched engine cannot be loaded, so llama-cpp-python's own library is: %s", reasons
+        )
     return None, load("llama", own)

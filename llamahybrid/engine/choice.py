@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from llamahybrid.engine import bindings, installed, libraries, series
@@ -37,11 +38,11 @@ def mismatch(engine: Engine, site: InstalledBindings) -> str:
     return _unfit(engine, site) or engine.unsafe() or _lacks(engine, site)
 
 
-def best_engine() -> Engine | None:
-    """The latest engine that replaces stock; one that is damaged or could be another user's is logged."""
+def compatible_engines() -> Iterator[Engine]:
+    """The engines that replace stock, latest first; a damaged or unsafe one is logged."""
     engines = installed.engines()
     if not engines:  # usual; looking at the installed package takes time
-        return None
+        return
     site = InstalledBindings.here()
     for engine in engines:
         if _unfit(engine, site):
@@ -49,8 +50,7 @@ def best_engine() -> Engine | None:
         if problem := engine.unsafe():
             logger.warning("a patched engine is not loaded: %s", problem)
         elif not _lacks(engine, site):
-            return engine
-    return None
+            yield engine
 
 
 def build_warning(site: InstalledBindings) -> str:

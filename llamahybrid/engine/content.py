@@ -15,8 +15,9 @@ from typing import NamedTuple
 import xxhash
 
 from llamahybrid.engine.sdist import cache_dir
+from llamahybrid.engine.trust import access
 from llamahybrid.errors import EngineError
-from llamahybrid.files import writable_by_others, write_whole
+from llamahybrid.files import write_whole
 
 logger = logging.getLogger("llamahybrid")
 
@@ -136,7 +137,7 @@ def _load() -> dict[str, str]:
         return {}
     try:
         with path.open("rb") as file:
-            entries = {} if writable_by_others(file.fileno()) else json.loads(file.read())["files"]
+            entries = {} if access(file.fileno()) else json.loads(file.read())["files"]
         return {str(key): bytes.fromhex(name).hex() for key, name in entries.items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return {}

@@ -11,7 +11,7 @@ from typing import Any
 
 from llamahybrid.engine import sdist, series
 from llamahybrid.engine.recipe import Recipe
-from llamahybrid.files import writable_by_others
+from llamahybrid.engine.trust import untrusted
 
 _PREFIX = "" if sys.platform == "win32" else "lib"
 SUFFIXES = {"win32": (".dll",), "darwin": (".dylib", ".so")}.get(sys.platform, (".so",))
@@ -67,9 +67,8 @@ class Engine:
 
     def unsafe(self) -> str:
         """Return the reason why its libraries must not be loaded; empty: they may be."""
-        for path in (self.folder, *self.folder.rglob("*")):
-            if writable_by_others(path):
-                return f"somebody else could have written it: {path} belongs to or can be written by others"
+        if problem := untrusted(self.folder):
+            return f"somebody else could have written it: {problem}"
         damage = self.damage()
         return damage and f"{damage}: run `llamahybrid engine build` again"
 
@@ -103,7 +102,8 @@ def read(folder: Path) -> Engine:
     try:
         content: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
         recipe = {each.name: content["recipe"][each.name] for each in fields(Recipe)}
-        recipe["options"] = tuple((name, value) for name, value in recipe["options"])
+        for pairs in ("options", "compilers"):
+            recipe[pairs] = tuple((name, value) for name, value in recipe[pairs])
         texts = {name: content[name] for name in ("version", "source", "built")}
         if odd := [name for name, text in texts.items() if not isinstance(text, str)]:
             raise TypeError(f"{', '.join(odd)}: no text")

@@ -1,16 +1,21 @@
-"""The inputs of a build: source, options, machine."""
+"""Everything that shapes a build: source, options, compilers, machine."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import platform
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 from llamahybrid.engine import sdist
@@ -29,10 +34,19 @@ _NAMES = """
 """
 """Variables of a build's environment that make another engine; after a change of others, `--force` builds."""
 
+# CMake's defaults.
+_COMPILERS = {
+    "C": ("CC", ("cc", "gcc", "cl", "clang")),
+    "CXX": ("CXX", ("c++", "g++", "cl", "clang++")),
+    "CUDA": ("CUDACXX", ("nvcc", "/usr/local/cuda/bin/nvcc")),
+    "HIP": ("HIPCXX", ("hipcc", "/opt/rocm/bin/hipcc")),
+    "VULKAN": ("", ("glslc",)),
+}
+
 
 @dataclass(frozen=True)
 class Recipe:
-    """The inputs of a build; equal recipes make interchangeable libraries, by any version of a compiler."""
+    """The inputs of a build; equal recipes make interchangeable libraries."""
 
     sdist: str
     options: tuple[tuple[str, str], ...]
@@ -40,16 +54,20 @@ class Recipe:
     python: str
     platform: str
     cpu: str
+    compilers: tuple[tuple[str, str], ...] = ()
+    """Language to the compiler's version line."""
 
     @classmethod
     def here(cls, pin: Pin | None = None) -> Recipe:
         """The recipe for an sdist (None: `sdist.PIN`) with this machine and environment."""
+        options = cls.options_here()
         return cls(
             sdist=(pin or sdist.PIN).sha256,
-            options=cls.options_here(),
+            options=options,
             python=str(sys.implementation.cache_tag),
             platform=sysconfig.get_platform(),
             cpu=cpu(),
+            compilers=compilers(dict(options)),
         )
 
     @staticmethod
@@ -65,6 +83,22 @@ class Recipe:
     def runs_here(self) -> bool:
         """Tell whether its builds run on this machine: another CPU may lack instructions."""
         return (self.platform, self.cpu) == (sysconfig.get_platform(), cpu())
+
+
+def compilers(options: dict[str, str]) -> tuple[tuple[str, str], ...]:
+    """The versions of the compilers that a build with these options uses, by language.
+
+    Compilers for GPUs count only if an option names their backend.
+    """
+    text = " ".join(value for name, value in options.items() if name.startswith(("CMAKE_", "SKBUILD_")))
+    found = []
+    for language, (variable, usual) in _COMPILERS.items():
+        if language not in ("C", "CXX") and language not in text.upper():
+            continue
+        named = re.search(rf"-DCMAKE_{language}_COMPILER(?::\w+)?=(\S+)", text)
+        command = named.group(1) if named else options.get(variable) or next(filter(shutil.which, usual), "")
+        found.append((language, identity(command) if command else ""))
+    return tuple(found)
 
 
 def cpu() -> str:
@@ -91,3 +125,27 @@ def short_name(content: object) -> str:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@cache
+def identity(command: str) -> str:
+    """The line of a compiler's ``--version`` that has the version; the command itself if there is none."""
+    with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
+        words = _words(command)
+        run = subprocess.run(
+            [*words, "--version"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=30,
+        )
+        lines = (line.strip() for line in run.stdout.splitlines())
+        return next((line for line in lines if re.search(r"\d+\.\d+", line)), command)
+    return command
+
+
+def _words(command: str) -> Sequence[str]:
+    """Split a compiler with arguments (``ccache gcc``), but not a path with spaces."""
+    return [command] if shutil.which(command) else shlex.split(command)

@@ -44,7 +44,7 @@ def test_local_version_label_is_ignored(built: Build, version: str, fits: bool) 
     assert (choice.mismatch(built(), site) == "") is fits
 
 
-@pytest.mark.parametrize("place", ["lib/libllama.so", "lib", ".", "manifest.json"])
+@pytest.mark.parametrize("place", ["lib/libllama.so", "lib", ".", "..", "manifest.json"])
 def test_untrusted_engine_is_not_used(built: Build, place: str) -> None:
     engine = built()
     assert mismatch(engine) == ""

@@ -71,6 +71,12 @@ def test_unloadable_engine_falls_back_to_stock_with_a_warning(built: Build, harm
     assert "Traceback" not in said
 
 
+def test_the_next_best_engine_is_tried(built: Build) -> None:
+    built("best", real=True, files={}, built="2027").libraries.joinpath("libllama.so").write_bytes(b"")
+    second = built("second", real=True)
+    loads(second.libraries)
+
+
 @pytest.mark.parametrize("wish", ["patched", "folder"])
 def test_requested_engine_that_cannot_be_loaded_is_an_error(
     built: Build, monkeypatch: pytest.MonkeyPatch, wish: str

@@ -93,12 +93,25 @@ def test_patches_are_applied_and_the_engine_matches(fake: Build) -> None:
     assert installed.engines() == [engine]
 
 
+def test_default_options_shape_the_key(fake: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = make()
+    monkeypatch.setattr(patched, "CMAKE_ARGS", "")
+    assert make() != first
+
+
 def test_engine_is_built_once_unless_forced(fake: Build) -> None:
     assert make() == make()
     assert len(fake.trees) == 1
     make(force=True)
     assert len(fake.trees) == 2
     assert len(list(installed.home().iterdir())) == 1
+
+
+def test_engine_without_a_manifest_is_rebuilt(fake: Build) -> None:
+    (make().folder / "manifest.json").unlink()
+    engine = make()
+    assert installed.engines() == [engine]
+    assert len(fake.trees) == 2
 
 
 def library_named(name: str, files: Iterable[str]) -> str:

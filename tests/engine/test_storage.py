@@ -50,6 +50,18 @@ def test_builds_without_flock_wait_for_each_other(tmp_path: Path) -> None:
             assert second.communicate("\n", timeout=60)[0] == "built\n"
 
 
+def test_killed_build_without_flock_leaves_no_lock(tmp_path: Path) -> None:
+    home = tmp_path / "engines" / "one"
+    with start(home) as killed:
+        left = Path(said(killed))
+        killed.kill()
+    assert left.is_dir()
+    with start(home) as build:
+        lines = [said(build), said(build)] if (line := said(build)) == "waiting" else [line]
+        assert not left.exists(), lines
+        assert build.communicate("\n", timeout=60)[0].endswith("built\n")
+
+
 def test_refused_lock_is_an_error_with_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
