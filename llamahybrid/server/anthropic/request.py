@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
@@ -30,11 +30,16 @@ _BILLING = re.compile(r"x-anthropic-billing-header:(\s*\w+=[^;\n]*;)+\s*")
 """Claude Code's first words, for Anthropic's servers. `cch` changes with each request, and no cached prompt
 would match behind it (llama.cpp, tools/server/server-chat.cpp, and its PR 21793)."""
 
-_NEEDED: dict[str, tuple[str, ...]] = {
+_BLOCKS: dict[str, tuple[str, ...]] = {
     **{"text": ("text",), "image": ("source",), "thinking": ("thinking",), "redacted_thinking": ()},
-    **{"tool_use": ("id", "name", "input"), "tool_result": ("tool_use_id",)},
+    **{"tool_use": ("id", "name", "input"), "tool_result": ("tool_use_id", "content")},
 }
-"""The fields that a block of each type needs. Redacted thinking, of another server, is left out."""
+"""The fields of a block of each type. Redacted thinking, of another server, is left out."""
+
+_SOURCES = {"base64": ("media_type", "data"), "url": ("url",)}
+"""The fields of an image's source of each type."""
+
+_OPTIONAL = ("content",)
 
 _OF = {
     "system": ("text",),
@@ -45,6 +50,14 @@ _OF = {
 """The types of blocks in messages of each role, and in results of calls."""
 
 
+def _of_type(said: Any, fields: Mapping[str, tuple[str, ...]]) -> Any:
+    """Return an object with the fields of its type alone; one of no known type as it is."""
+    kind = said.get("type") if isinstance(said, dict) else None
+    if not isinstance(kind, str) or kind not in fields:
+        return said
+    return {name: said[name] for name in ("type", *fields[kind]) if name in said}
+
+
 class Source(BaseModel):
     """An image, in the request or elsewhere; 400 unless the model reads images, as in chat completions."""
 
@@ -52,6 +65,11 @@ class Source(BaseModel):
     media_type: str = ""
     data: str = ""
     url: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, said: Any) -> Any:
+        return _of_type(said, _SOURCES)
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -78,13 +96,18 @@ class Part(BaseModel):
     text: str = ""
     source: Source | None = None
 
-    @model_validator(mode="after")
-    def _complete(self) -> Self:
-        if self.type not in _NEEDED:
-            raise ValueError(f"a block of type {self.type!r} is not supported")
-        if missing := [name for name in _NEEDED[self.type] if name not in self.model_fields_set]:
-            raise ValueError(f"{missing[0]} is missing in a block of type {self.type!r}")
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, said: Any) -> Any:
+        kind = said.get("type") if isinstance(said, dict) else None
+        if not isinstance(kind, str):
+            return said
+        if kind not in _BLOCKS:
+            raise ValueError(f"a block of type {kind!r} is not supported")
+        needed = [name for name in _BLOCKS[kind] if name not in _OPTIONAL]
+        if missing := [name for name in needed if said.get(name) is None]:
+            raise ValueError(f"{missing[0]} is missing in a block of type {kind!r}")
+        return _of_type(said, _BLOCKS)
 
 
 class Block(Part):
