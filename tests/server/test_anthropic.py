@@ -488,6 +488,7 @@ def test_thinking_that_a_template_leaves_out_by_itself(tiny_model: TinyModel, tm
         ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}, "disable_parallel_tool_use"),
         ({"context_management": {"edits": [{"type": "compact_20260112"}]}}, "context_management"),
         ({"cache_salt": 5}, "cache_salt"),
+        ({"temperature": -1}, "temperature"),
         ({"messages": [QUESTION, *PICTURED]}, "images in the result of a tool"),
         ({"stop_sequnces": ["x"]}, "'stop_sequences'"),
     ],

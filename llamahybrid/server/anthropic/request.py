@@ -212,6 +212,7 @@ class CountTokensRequest(RequestBody):
     """`/v1/messages/count_tokens`."""
 
     route: ClassVar = Route.COUNT_TOKENS
+    shared: ClassVar = frozenset({"chat_template_kwargs"})
 
     model: str
     messages: Annotated[list[Message], First()] = Field(min_length=1)
@@ -222,6 +223,9 @@ class CountTokensRequest(RequestBody):
     output_config: OutputConfig | None = None
     output_format: JsonFormat | None = Field(default=None, description="`output_config.format`.")
     context_management: ContextManagement | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        default=None, description="Variables of the chat template (llama-server)."
+    )
 
     @classmethod
     def received(cls, said: dict[str, Any]) -> dict[str, Any]:
@@ -275,10 +279,23 @@ class MessagesRequest(CountTokensRequest):
 
     route: ClassVar = Route.MESSAGES
     answer_format: ClassVar = MessageFormat
+    shared: ClassVar = CountTokensRequest.shared | {
+        *("temperature", "top_p", "top_k", "min_p", "repeat_penalty", "seed", "grammar", "cache_salt")
+    }
 
     stream: bool = False
     max_tokens: int = Field(ge=0, description="0: the prompt is decoded and kept, nothing is said.")
     stop_sequences: Annotated[list[Text], First()] = Field(default=[], max_length=MOST_STOPS)
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, ge=0, le=1)
+    top_k: int | None = Field(default=None, ge=0)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    repeat_penalty: float | None = Field(default=None, ge=0)
+    seed: int | None = None
+    grammar: str | None = Field(default=None, description="In GBNF; the answer follows it (llama-server).")
+    cache_salt: str | None = Field(
+        default=None, max_length=1024, description="Only requests with the same salt share what is cached."
+    )
 
     @property
     def stops(self) -> list[str]:
