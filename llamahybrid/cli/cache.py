@@ -121,6 +121,9 @@ def prune(
     for name, text in (("--model", model), ("--salt", salt)):
         if text == "":
             raise typer.BadParameter(f"{name} is empty: give it as `list` names it")
+    for name, number in (("--max-mib", max_mib), ("--older-than", older_than)):
+        if number is not None and not math.isfinite(number):
+            raise typer.BadParameter(f"{name} is {number}: give a finite number")
     stored, before, removed = CacheFolder(folder), time.time() - 86400 * (older_than or 0), 0
 
     def named(one: Found) -> bool:

@@ -160,7 +160,14 @@ class TerminalChat:
             if not (typed := sys.stdin.readline()):
                 raise EOFError
             return typed
-        return input(self.dialogue.prompt)
+        prefill = self.dialogue.prefill
+        if readline is None or not prefill or "\n" in prefill:
+            return input(self.dialogue.prompt)
+        readline.set_startup_hook(lambda: readline.insert_text(prefill))
+        try:
+            return input(self.dialogue.prompt)
+        finally:
+            readline.set_startup_hook(None)
 
     # -- requests and output -------------------------------------------------------------------------
 
@@ -200,7 +207,7 @@ class TerminalChat:
             how = {"cancelled": "interrupted; ", "length": "cut off at its limit; "}.get(finish, "")
             self._tell(Step(notice=how + turn_line(report)))
         if said is None:
-            self._tell(Step(notice="not answered: /retry tries again, a new message replaces it"))
+            self._tell(Step(notice="not answered: /retry and /edit try again, a new message replaces it"))
 
     def _tell(self, step: Step) -> None:
         if step.notice:

@@ -9,7 +9,8 @@ from pathlib import Path
 from llamahybrid.cli.conversation import Message, read, save
 
 HELP = '''\
-/undo [N]      take the last turn back, or the last N; the Up key has its message
+/undo [N]      take the last turn back, or the last N
+/edit [TEXT]   change the last message (asked for where TEXT is left out), and answer again
 /retry         another answer to it
 /system TEXT   another system prompt; "-": none; without TEXT: shows it
 /save FILE     the messages, as JSON
@@ -41,6 +42,8 @@ class Dialogue:
 
     messages: list[Message] = field(default_factory=list)
     """A system prompt, if any, then user and assistant in turn; only the last one may lack an answer."""
+    editing: bool = False
+    """The next message replaces the last one."""
     _lines: list[str] = field(default_factory=list)
     _fenced: bool = False
     _interrupted: float | None = None
@@ -53,7 +56,14 @@ class Dialogue:
     @property
     def prompt(self) -> str:
         """The prompt of the next line."""
-        return "... " if self.unfinished else "> "
+        if self.unfinished:
+            return "... "
+        return "edit> " if self.editing else "> "
+
+    @property
+    def prefill(self) -> str:
+        """The initial text of the next line."""
+        return self.messages[self._asked()[-1]]["content"] if self.editing and not self.unfinished else ""
 
     def answered(self, text: str | None) -> None:
         """Set the answer to the last message; None: remove it."""
@@ -65,6 +75,7 @@ class Dialogue:
         """Ctrl-C at the prompt, at a time in seconds: drop the typed text; a second one quits."""
         again = self._interrupted is not None and now - self._interrupted <= AGAIN_SECONDS
         self._drop()
+        self.editing = False
         self._interrupted = now
         return Step(quit=True) if again else Step(notice="Ctrl-C again, Ctrl-D or /quit leaves")
 
@@ -96,14 +107,21 @@ class Dialogue:
 
     def _message(self, text: str, literal: bool) -> Step:
         if not literal and text.startswith("/"):
+            self.editing = False
             name, *rest = text.split(None, 1)
             return self._command(name, *rest)
         said = text if literal else text.strip()
+        if self.editing:
+            self.editing = False
+            return self._edit(said) if said.strip() else Step(notice="not changed")
         if not said.strip():
             return Step()
         if self._waits:
             self.messages.pop()  # it was not answered
-        self.messages.append({"role": "user", "content": said})
+        return self._ask(said)
+
+    def _ask(self, text: str) -> Step:
+        self.messages.append({"role": "user", "content": text})
         return Step(answer=True)
 
     def _asked(self) -> list[int]:
@@ -115,6 +133,7 @@ class Dialogue:
     def _command(self, name: str, rest: str = "") -> Step:
         commands: dict[str, Callable[[str], Step]] = {
             "/undo": self._undo,
+            "/edit": self._edit,
             "/retry": self._retry,
             "/system": self._system,
             "/save": self._save,
@@ -135,6 +154,16 @@ class Dialogue:
             return _wrong(f"{_counted(len(asked), 'turn')} to take back")
         del self.messages[asked[-count] :]
         return Step(notice=f"{_counted(count, 'turn')} taken back, {len(asked) - count} left")
+
+    def _edit(self, text: str) -> Step:
+        asked = self._asked()
+        if not asked:
+            return _wrong("there is no message to change")
+        if not text:
+            self.editing = True
+            return Step(notice="the message as it should be; an empty line leaves it")
+        del self.messages[asked[-1] :]
+        return self._ask(text)
 
     def _retry(self, _: str) -> Step:
         if not self._asked():

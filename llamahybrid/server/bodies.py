@@ -93,6 +93,8 @@ class RequestBody(BaseModel):
     model_config = ConfigDict(allow_inf_nan=False, extra="allow")
     route: ClassVar[Route]
     answer_format: ClassVar[type[AnswerFormat]] = AnswerFormat
+    shared: ClassVar[frozenset[str]] = frozenset()
+    """Declared fields that a completion or a chat has by the same names."""
 
     @model_validator(mode="before")
     @classmethod
@@ -108,6 +110,7 @@ class RequestBody(BaseModel):
         """Return the fields that a completion or a chat obeys by the same names, for one of another API."""
         extra = self.model_extra or {}
         obeyed = {name: extra[name] for name in extra if effect(self.route, name) is Effect.OBEYED}
+        obeyed |= {name: getattr(self, name) for name in self.shared & self.model_fields_set}
         return {"repeat_penalty": 1.0, **obeyed}  # other APIs have no such penalty; upstream's default is 1.1
 
     def completion(self) -> Any:

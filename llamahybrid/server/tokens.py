@@ -39,12 +39,18 @@ class TokenizeRequest(RequestBody):
 
 
 class DetokenizeRequest(RequestBody):
-    """`/detokenize` and `/extras/detokenize`."""
+    """`/detokenize`."""
 
     route: ClassVar = Route.DETOKENIZE
 
     model: str | None = None
     tokens: Tokens = Field(default=[], description="Token ids.")
+
+
+class DetokenizeInputRequest(DetokenizeRequest):
+    """`/extras/detokenize`."""
+
+    tokens: Tokens = Field(description="Token ids.")
 
 
 async def _tokens(body: TokenizeInputRequest, service: Service) -> list[int]:
@@ -64,7 +70,7 @@ async def count_query_tokens(body: TokenizeInputRequest, service: InService) -> 
 
 
 @router.post("/extras/detokenize", summary="Detokenize", tags=[EXTRAS])
-async def detokenize_input(body: DetokenizeRequest, service: InService) -> DetokenizeInputResponse:
+async def detokenize_input(body: DetokenizeInputRequest, service: InService) -> DetokenizeInputResponse:
     """Return the text of token ids, without control tokens."""
     return DetokenizeInputResponse(text=await _text(body, service, special=False))
 

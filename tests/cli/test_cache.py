@@ -188,6 +188,14 @@ def test_prune_needs_a_criterion(folder: Path) -> None:
     assert len(keys(folder)) == 9
 
 
+@pytest.mark.parametrize("option", ["--max-mib", "--older-than"])
+@pytest.mark.parametrize("number", ["nan", "inf"])
+def test_prune_refuses_numbers_that_are_not_finite(folder: Path, option: str, number: str) -> None:
+    result = run("prune", option, number, "--dir", folder)
+    assert result.exit_code == 2
+    assert option in result.output
+
+
 @pytest.mark.parametrize("command", ["list", "verify", "prune"])
 def test_empty_folder_is_left_alone(tmp_path: Path, command: str) -> None:
     result = run(command, "--dir", tmp_path, *(["--max-mib", "1"] if command == "prune" else []))

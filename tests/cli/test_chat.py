@@ -70,8 +70,8 @@ def test_each_turn_reports_cached_and_decoded_tokens(tiny_model: TinyModel, tmp_
     assert "5 messages saved" in out
 
 
-def test_other_message_after_undo_reuses_the_common_prefix(tiny_model: TinyModel) -> None:
-    out = run(tiny_model("qwen35"), "Hello there\nAnd again\n/undo 2\nHello yours\n")
+def test_edited_message_reuses_the_common_prefix(tiny_model: TinyModel) -> None:
+    out = run(tiny_model("qwen35"), "Hello there\nAnd again\n/undo\n/edit\nHello yours\n")
     first, second, edited = reports(out)
     assert edited[1] == first[1] < second[1]
     assert re.search(r"differs at token[^;]+ was ", out), "it spells where its history parts, on one line"
@@ -219,8 +219,16 @@ def test_ctrl_c_ends_the_answer_and_then_the_program(terminal: Terminal) -> None
     assert terminal.process.poll() == 0
 
 
-def test_ctrl_d_leaves(terminal: Terminal) -> None:
-    terminal.until("> $")
+def test_ctrl_d_leaves_and_edit_offers_the_last_message(terminal: Terminal) -> None:
+    at = terminal.until("> $")
+    terminal.type("Hello\n")
+    at = terminal.until(r"Hello\s+.{40}", at)
+    terminal.process.send_signal(signal.SIGINT)
+    at = terminal.until(r"(?s)interrupted; .*\n> $", at)
+    terminal.type("/edit\n")
+    at = terminal.until("edit> Hello" if chat.readline else "edit> ", at)
+    terminal.type("\x15\n")  # nothing is left of it
+    terminal.until(r"not changed\s+> $", at)
     terminal.type("\x04")
     assert terminal.process.wait(120) == 0
 

@@ -64,7 +64,35 @@ def test_undo_removes_turns(two: Dialogue) -> None:
         assert typed(two, wrong) == Step(notice="no turns to take back", wrong=True)
 
 
-@pytest.mark.parametrize("line", ["/retry", "/undo", "/save", "/load", "/nonsense", "/", "/usr/bin is what?"])
+def test_edit_changes_the_last_message(two: Dialogue) -> None:
+    assert typed(two, "/edit  2 apples\\", "and more").answer
+    contents = [message["content"] for message in two.messages]
+    assert contents == ["one", "ONE", "2 apples\nand more", "2 APPLES\nAND MORE"]
+
+
+def test_edit_without_text_offers_the_last_message(two: Dialogue) -> None:
+    typed(two, "/edit")
+    assert (two.prompt, two.prefill) == ("edit> ", "two")
+    typed(two, "new\\")
+    assert (two.prompt, two.prefill) == ("... ", "")
+    assert typed(two, "message").answer
+    assert said(two) == ["one", "new\nmessage"]
+    assert two.prompt == "> "
+
+
+@pytest.mark.parametrize("instead", ["", "/help", "^C"])
+def test_abandoned_edit_changes_nothing(two: Dialogue, instead: str) -> None:
+    typed(two, "/edit")
+    if instead == "^C":
+        two.interrupt(0.0)
+    else:
+        typed(two, instead)
+    assert (said(two), two.prompt, two.prefill) == (["one", "two"], "> ", "")
+
+
+@pytest.mark.parametrize(
+    "line", ["/retry", "/edit", "/edit x", "/undo", "/save", "/load", "/nonsense", "/", "/usr/bin is what?"]
+)
 def test_impossible_commands_are_refused(line: str) -> None:
     dialogue = Dialogue()
     step = dialogue.line(line)

@@ -277,6 +277,50 @@ def test_a_line_that_changes_for_anthropic_alone_is_left_out() -> None:
     assert told("Be kind.") == f"Be kind.\n{SYSTEM}"
 
 
+UNION: dict[str, Any] = dict.fromkeys(
+    ("text", "source", "thinking", "id", "name", "input", "tool_use_id", "content")
+)
+"""The fields of all blocks, as clients send them that have one type for all."""
+
+
+@pytest.mark.parametrize(
+    "other",
+    [UNION, {"source": {"type": "url", "url": "http://x"}}, {"thinking": "zz"}, {"content": 5, "id": 5}],
+)
+def test_fields_of_other_blocks_are_ignored(other: dict[str, Any]) -> None:
+    thought = {"type": "thinking", "thinking": "hm"}
+
+    def chat_of(more: dict[str, Any]) -> Any:
+        turns = [
+            {"role": "user", "content": [{**more, "type": "text", "text": "the question"}]},
+            {"role": "assistant", "content": [{**more, "type": "text", "text": "So"}, {**more, **thought}]},
+            {"role": "user", "content": [{**more, **IMAGE}]},
+            {"role": "user", "content": [{**more, **CALLED[2]["content"][0]}]},
+        ]
+        return (
+            MessagesRequest.model_validate({**ASKED, "messages": turns}).completion().model_dump()["messages"]
+        )
+
+    found = chat_of(other)
+    assert found == chat_of({})
+    assert found[0]["content"] == "the question"
+    assert found[1]["reasoning_content"] == "hm"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {**IMAGE["source"], "url": None},
+        {"type": "url", "url": "http://x", "data": None, "media_type": None},
+    ],
+)
+def test_fields_of_other_sources_are_ignored(source: dict[str, Any]) -> None:
+    turns = [{"role": "user", "content": [{"type": "image", "source": source}]}]
+    asked = MessagesRequest.model_validate({**ASKED, "messages": turns}).completion()
+    (part,) = asked.model_dump()["messages"][0]["content"]
+    assert part["type"] == "image_url"
+
+
 BROKEN = anthropic.APIStatusError
 
 
@@ -413,7 +457,18 @@ def test_thinking_that_a_template_leaves_out_by_itself(tiny_model: TinyModel, tm
     ("wrong", "named"),
     [
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "image_url"),
-        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "document"),
+        *[
+            ({"messages": [{"role": "user", "content": [block]}]}, f"type {kind!r} is not supported")
+            for kind in ("document", "search_result")
+            for block in (
+                {"type": kind},
+                {"type": kind, "source": {"type": "text", "data": "a"}, "content": 5},
+            )
+        ],
+        *[
+            ({"messages": [{"role": "user", "content": [{"type": kind, name: None}]}]}, f"{name} is missing")
+            for kind, name in (("text", "text"), ("image", "source"), ("tool_result", "tool_use_id"))
+        ],
         ({"messages": []}, "messages"),
         ({"messages": [QUESTION, CALLED[1]]}, "continue_final_message"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "tool"),
@@ -433,6 +488,7 @@ def test_thinking_that_a_template_leaves_out_by_itself(tiny_model: TinyModel, tm
         ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}, "disable_parallel_tool_use"),
         ({"context_management": {"edits": [{"type": "compact_20260112"}]}}, "context_management"),
         ({"cache_salt": 5}, "cache_salt"),
+        ({"temperature": -1}, "temperature"),
         ({"messages": [QUESTION, *PICTURED]}, "images in the result of a tool"),
         ({"stop_sequnces": ["x"]}, "'stop_sequences'"),
     ],

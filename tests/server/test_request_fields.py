@@ -282,12 +282,18 @@ def test_every_field_that_the_vendors_clients_send_has_its_entry(route: Route, k
     assert missing == []
 
 
+@pytest.mark.parametrize("body", [MessagesRequest, CountTokensRequest])
+def test_all_obeyed_fields_of_messages_are_in_the_description(body: type[RequestBody]) -> None:
+    obeyed = {name for name in FIELDS if effect(body.route, name) is Effect.OBEYED}
+    assert body.model_json_schema()["properties"].keys() == obeyed
+
+
 @pytest.mark.parametrize("body", [ResponseRequest, MessagesRequest, CountTokensRequest])
 def test_fields_of_another_api_are_its_own_or_those_of_chats(body: type[RequestBody]) -> None:
     obeyed = {name for name in FIELDS if effect(body.route, name) is Effect.OBEYED}
     own = body.model_fields.keys()
     assert own <= obeyed
-    assert {effect(Route.CHAT, name) for name in obeyed - own} == {Effect.OBEYED}
+    assert {effect(Route.CHAT, name) for name in (obeyed - own) | body.shared} == {Effect.OBEYED}
 
 
 # -- what obeyed fields do -----------------------------------------------------------------------------

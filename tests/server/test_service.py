@@ -308,6 +308,8 @@ def test_routes_that_there_are_not(http: httpx.Client) -> None:
     assert http.get("/v1/completions").status_code == 405
     assert http.post("/extras/detokenize", json={"tokens": [10**8]}).status_code == 400
     assert http.post("/extras/detokenize", json={"tokens": [-1]}).status_code == 400
+    assert http.post("/extras/detokenize", json={}).status_code == 400
+    assert http.post("/detokenize", json={}).json() == {"content": ""}, "as llama-server"
 
 
 def test_a_grammar_and_a_shortest_length_that_cannot_both_be(http: httpx.Client) -> None:

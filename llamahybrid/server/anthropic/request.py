@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
@@ -30,11 +30,16 @@ _BILLING = re.compile(r"x-anthropic-billing-header:(\s*\w+=[^;\n]*;)+\s*")
 """Claude Code's first words, for Anthropic's servers. `cch` changes with each request, and no cached prompt
 would match behind it (llama.cpp, tools/server/server-chat.cpp, and its PR 21793)."""
 
-_NEEDED: dict[str, tuple[str, ...]] = {
+_BLOCKS: dict[str, tuple[str, ...]] = {
     **{"text": ("text",), "image": ("source",), "thinking": ("thinking",), "redacted_thinking": ()},
-    **{"tool_use": ("id", "name", "input"), "tool_result": ("tool_use_id",)},
+    **{"tool_use": ("id", "name", "input"), "tool_result": ("tool_use_id", "content")},
 }
-"""The fields that a block of each type needs. Redacted thinking, of another server, is left out."""
+"""The fields of a block of each type. Redacted thinking, of another server, is left out."""
+
+_SOURCES = {"base64": ("media_type", "data"), "url": ("url",)}
+"""The fields of an image's source of each type."""
+
+_OPTIONAL = ("content",)
 
 _OF = {
     "system": ("text",),
@@ -45,6 +50,14 @@ _OF = {
 """The types of blocks in messages of each role, and in results of calls."""
 
 
+def _of_type(said: Any, fields: Mapping[str, tuple[str, ...]]) -> Any:
+    """Return an object with the fields of its type alone; one of no known type as it is."""
+    kind = said.get("type") if isinstance(said, dict) else None
+    if not isinstance(kind, str) or kind not in fields:
+        return said
+    return {name: said[name] for name in ("type", *fields[kind]) if name in said}
+
+
 class Source(BaseModel):
     """An image, in the request or elsewhere; 400 unless the model reads images, as in chat completions."""
 
@@ -52,6 +65,11 @@ class Source(BaseModel):
     media_type: str = ""
     data: str = ""
     url: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, said: Any) -> Any:
+        return _of_type(said, _SOURCES)
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -78,13 +96,18 @@ class Part(BaseModel):
     text: str = ""
     source: Source | None = None
 
-    @model_validator(mode="after")
-    def _complete(self) -> Self:
-        if self.type not in _NEEDED:
-            raise ValueError(f"a block of type {self.type!r} is not supported")
-        if missing := [name for name in _NEEDED[self.type] if name not in self.model_fields_set]:
-            raise ValueError(f"{missing[0]} is missing in a block of type {self.type!r}")
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, said: Any) -> Any:
+        kind = said.get("type") if isinstance(said, dict) else None
+        if not isinstance(kind, str):
+            return said
+        if kind not in _BLOCKS:
+            raise ValueError(f"a block of type {kind!r} is not supported")
+        needed = [name for name in _BLOCKS[kind] if name not in _OPTIONAL]
+        if missing := [name for name in needed if said.get(name) is None]:
+            raise ValueError(f"{missing[0]} is missing in a block of type {kind!r}")
+        return _of_type(said, _BLOCKS)
 
 
 class Block(Part):
@@ -189,6 +212,7 @@ class CountTokensRequest(RequestBody):
     """`/v1/messages/count_tokens`."""
 
     route: ClassVar = Route.COUNT_TOKENS
+    shared: ClassVar = frozenset({"chat_template_kwargs"})
 
     model: str
     messages: Annotated[list[Message], First()] = Field(min_length=1)
@@ -199,6 +223,9 @@ class CountTokensRequest(RequestBody):
     output_config: OutputConfig | None = None
     output_format: JsonFormat | None = Field(default=None, description="`output_config.format`.")
     context_management: ContextManagement | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        default=None, description="Variables of the chat template (llama-server)."
+    )
 
     @classmethod
     def received(cls, said: dict[str, Any]) -> dict[str, Any]:
@@ -252,10 +279,23 @@ class MessagesRequest(CountTokensRequest):
 
     route: ClassVar = Route.MESSAGES
     answer_format: ClassVar = MessageFormat
+    shared: ClassVar = CountTokensRequest.shared | {
+        *("temperature", "top_p", "top_k", "min_p", "repeat_penalty", "seed", "grammar", "cache_salt")
+    }
 
     stream: bool = False
     max_tokens: int = Field(ge=0, description="0: the prompt is decoded and kept, nothing is said.")
     stop_sequences: Annotated[list[Text], First()] = Field(default=[], max_length=MOST_STOPS)
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, ge=0, le=1)
+    top_k: int | None = Field(default=None, ge=0)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    repeat_penalty: float | None = Field(default=None, ge=0)
+    seed: int | None = None
+    grammar: str | None = Field(default=None, description="In GBNF; the answer follows it (llama-server).")
+    cache_salt: str | None = Field(
+        default=None, max_length=1024, description="Only requests with the same salt share what is cached."
+    )
 
     @property
     def stops(self) -> list[str]:

@@ -110,6 +110,7 @@ class ResponseRequest(RequestBody):
 
     route: ClassVar = Route.RESPONSES
     answer_format: ClassVar = ResponseFormat
+    shared: ClassVar = frozenset({"temperature", "top_p"})
 
     model: str | None = None
     input: str | list[Any] = ""
@@ -139,7 +140,7 @@ class ResponseRequest(RequestBody):
 
     def completion(self) -> ChatCompletionRequest:
         """See `RequestBody.completion`."""
-        said = self.passed() | without_nulls({"temperature": self.temperature, "top_p": self.top_p})
+        said = self.passed()
         said |= {"model": self.model, "stream": self.stream, "max_tokens": self.max_output_tokens}
         said["messages"] = list(chat_messages(self.instructions, self.input))
         if tools := [tool.chat_tool() for tool in self.tools if tool.type in CLIENT_TOOLS]:
