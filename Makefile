@@ -20,7 +20,8 @@ venv: .venv/.installed ## set up .venv: tools, the pinned llama-cpp-python, this
 
 demo: venv ## conversations with a hybrid model of 100M parameters, stock and ours side by side
 	$(BIN)/llamahybrid tiny qwen35 .venv/demo.gguf --params 100M
-	$(BIN)/llamahybrid bench .venv/demo.gguf --on stock --on ours --clients 1 --rounds 1
+	$(BIN)/llamahybrid bench .venv/demo.gguf --on stock --on ours --clients 1 --rounds 1; \
+	status=$$?; rm -f .venv/demo.gguf; exit $$status
 
 PYTEST := $(BIN)/pytest -n 2 --dist loadgroup
 BUILD  := LLAMAHYBRID_ENGINE=stock $(BIN)/llamahybrid engine build

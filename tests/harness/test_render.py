@@ -59,8 +59,8 @@ def test_page_begins_with_the_verdicts_and_names_faults() -> None:
     text = " ".join(Elements(html(hostile_report())).text.split())
     order = [
         "1 of 3 targets without a fault; 1 with faults; 1 did not run to the end.",
-        "not so: answers as a context that reused nothing",
-        "not so: safe from the hazards of the native memory in 1 of 2 hazards. There: x:",
+        "answers differ from a context that reused nothing: reused state was wrong",
+        "hit by hazards of the native memory, in 1 of 2 hazards (x). There: x:",
         "Faults (2)",
         "none",
         "Side by side",
@@ -77,6 +77,7 @@ def test_junit_has_a_case_for_each_verdict() -> None:
     )
     hazards = (verdict("hazard:rollback-twice", "bad"),)
     suites = ET.fromstring(junit(report(target("ours", found, hazards=hazards), target("s", error="died"))))
+    assert (suites.get("tests"), suites.get("failures"), suites.get("errors")) == ("8", "2", "1")
     ours, stopped = suites
     counts = {name: ours.get(name) for name in ("tests", "failures", "errors", "skipped")}
     assert counts == {"tests": "5", "failures": "2", "errors": "0", "skipped": "1"}

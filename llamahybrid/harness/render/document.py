@@ -30,23 +30,40 @@ TEXTS = frozenset(("workload", "target", "answers", "verdict", "hazard", "what h
 
 FAULTS, MISSES = "Faults", "Why tokens were not reused"
 
-PROPERTIES: Mapping[str, str] = {
-    "reuse": "decodes no known token again",
-    "exact": "answers as a context that reused nothing",
-    "reports-what-it-reused": "reports reused tokens correctly",
-    "memory-flat": "memory does not grow from request to request",
-    "hits": "reuses a prompt that goes on",
-    "restores-a-prefix": "restores prefixes of the prompt only",
-    "cuts-the-tail": "answers correctly after a long cut",
-    "rolls-back-to-its-position": "rolls the last tokens back",
-    "own-attention": "keeps conversations at equal positions apart",
-    "salt-kept-apart": "keeps users with different salts apart",
-    HAZARD: "safe from the hazards of the native memory",
+PROPERTIES: Mapping[str, tuple[str, str]] = {
+    "reuse": ("decodes no known token again", "decodes known tokens again"),
+    "exact": (
+        "answers as a context that reused nothing",
+        "answers differ from a context that reused nothing: reused state was wrong",
+    ),
+    "reports-what-it-reused": ("reports reused tokens correctly", "reports tokens as reused that were not"),
+    "memory-flat": ("memory does not grow from request to request", "memory grows with each request"),
+    "hits": ("reuses a prompt that goes on", "decodes a prompt that goes on again: the cache does not hit"),
+    "restores-a-prefix": (
+        "restores prefixes of the prompt only",
+        "restored state that is no prefix of the prompt",
+    ),
+    "cuts-the-tail": (
+        "answers correctly after a long cut",
+        "continues from removed tokens after a long cut: the tail was not cut",
+    ),
+    "rolls-back-to-its-position": (
+        "rolls the last tokens back",
+        "continues from a wrong state after a rollback of the last tokens",
+    ),
+    "own-attention": (
+        "keeps conversations at equal positions apart",
+        "answered a conversation from the attention of another one at equal positions",
+    ),
+    "salt-kept-apart": ("keeps users with different salts apart", "reused the prompt of another salt"),
+    HAZARD: ("safe from the hazards of the native memory", "hit by hazards of the native memory"),
 }
-"""The property behind the name of a verdict."""
+"""Meaning of a verdict that is ok, and of one that is bad, by name."""
+
+MOST_NAMED = 3
+"""Most workloads or hazards whose names a finding has."""
 
 _WORST_FIRST: Sequence[Outcome] = ("bad", "cannot tell", "ok")
-_NOT: Mapping[Outcome, str] = {"ok": "", "bad": "not so: ", "cannot tell": "cannot tell: "}
 _QUOTED = re.compile(r"""(?<!\w)(?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")""")
 _NUMBER = re.compile(r"\d[\d,]*")
 _COUNTED = re.compile(r"\b(token|character|chat)s\b")
@@ -120,9 +137,13 @@ def footer(report: Report) -> str:
 
 def described(verdict: Verdict) -> str:
     """Return a verdict in words."""
-    known = PROPERTIES[HAZARD] if verdict.name.startswith(HAZARD) else PROPERTIES.get(verdict.name)
-    said = f"{_NOT[verdict.outcome]}{known or verdict.name}"
+    said = _meaning(HAZARD if verdict.name.startswith(HAZARD) else verdict.name, verdict.outcome)
     return f"{said}: {verdict.detail}" if verdict.detail else said
+
+
+def _meaning(name: str, outcome: Outcome) -> str:
+    ok, bad = PROPERTIES.get(name, (f"{name!r} holds", f"{name!r} does not hold"))
+    return {"ok": ok, "bad": bad, "cannot tell": f"cannot tell: {ok}"}[outcome]
 
 
 def tabled(target: TargetFigures) -> list[WorkloadFigures]:
@@ -160,11 +181,13 @@ def findings(target: TargetFigures) -> list[Finding]:
             worst = overall(verdict for _, verdict in pairs)
         of_worst = [pair for pair in pairs if pair[1].outcome == worst]
         number = _number(len(pairs), "hazard" if name == HAZARD else "workload")
-        text = f"{_NOT[worst]}{PROPERTIES.get(name, name)}"
+        text = _meaning(name, worst)
         if name == "runs":
             text = f"{number} did not run"
         elif len(of_worst) < len(pairs):
-            text += f" in {len(of_worst)} of {number}"
+            named = ", ".join(where for where, _ in of_worst[:MOST_NAMED])
+            more = f" and {len(of_worst) - MOST_NAMED} more" if len(of_worst) > MOST_NAMED else ""
+            text += f", in {len(of_worst)} of {number} ({named}{more})"
         text += _totals(target, name)
         where, first = of_worst[0]
         if worst != "ok" and first.detail:

@@ -64,7 +64,14 @@ def _replayed(name: str, trace: Sequence[Entry], session: Session, plan: Plan, s
 
 
 def suited(session: Session, ask: Request) -> Request:
-    """Return a request in a form that the session takes: known token ids, else messages."""
+    """Return a request in a form that the session takes: known token ids, else messages.
+
+    Ids that a smaller vocabulary lacks become words of it, the same for the same id.
+    """
     if ask.tokens and (session.takes_tokens or not ask.messages):
-        return replace(ask, messages=(), tools=(), text="")
+        tokens, known = ask.tokens, session.vocabulary
+        if known is not None and known.words:
+            largest = max(*known.words, *known.unspoken, 0)
+            tokens = tuple(t if t <= largest else known.words[t % len(known.words)] for t in tokens)
+        return replace(ask, tokens=tokens, messages=(), tools=(), text="")
     return replace(ask, tokens=())

@@ -16,6 +16,7 @@ from llamahybrid.harness.targets.base import ModelFile
 from llamahybrid.harness.targets.http import UrlTarget
 from llamahybrid.harness.traces.replay import Replay, needed_context, suited
 from llamahybrid.harness.traces.trace import Entry
+from llamahybrid.harness.workloads.speech import Vocabulary
 from tests.harness.fake_server import FakeServer
 from tests.harness.pretended import PretendSession, PretendTarget
 from tests.harness.traces.said import MESSAGES, MORE, written
@@ -40,6 +41,8 @@ def test_request_is_replayed_as_tokens_or_messages() -> None:
     assert suited(chats, both) == replace(both, tokens=())
     ids = Request(5, tokens=(1, 2))
     assert suited(chats, ids) == ids, "there is nothing else to ask"
+    tokens.vocabulary = Vocabulary((5, 6, 7), opening=1, thinking=2, unspoken=(0, 1, 2))
+    assert suited(tokens, Request(5, tokens=(1, 6, 90, 91, 90))).tokens == (1, 6, 5, 6, 5)
 
 
 def test_context_holds_the_longest_request() -> None:
