@@ -35,8 +35,8 @@ class Allowance(NamedTuple):
 
 
 RAW = Allowance(short=0.16, long=0.02, shorter=100.0)
-"""Without message starts. `benchmarks.draws --draws 100 --cut 11` decodes 1.057 of the least
-tokens with it, and 1.086 with `RAW_SCARCE`."""
+"""Without message starts. `benchmarks.draws --draws 100 --cut 11` decodes 1.049 of the least
+tokens with it."""
 
 RAW_SCARCE = Allowance(short=0.08, long=0.015, shorter=50.0)
 """The same with `SCARCE` room, where further snapshots evict those of other conversations."""
