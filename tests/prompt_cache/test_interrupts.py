@@ -223,6 +223,13 @@ def test_what_a_finaliser_forgets_goes_behind_the_change_that_runs(
     assert cached(cache) == 0
 
 
+def test_what_a_handler_sets_holds_once_the_change_is_over(cache: PromptCache, halfway: Halfway) -> None:
+    """No further request may come for a long time."""
+    halfway.now = lambda: setattr(cache, "ram_bytes", AMPLE // 2)
+    cache.plan(ids([1, 2]), FakeEngine(cache).view(), (), Costs())
+    assert cache.ram_bytes == AMPLE // 2
+
+
 def test_what_a_finaliser_forgets_in_a_change_that_fails_goes_with_the_next(cache: PromptCache) -> None:
     def fail(_: object) -> None:
         cache.forget(CHAT)
