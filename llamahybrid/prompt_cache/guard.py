@@ -4,8 +4,8 @@ A KeyboardInterrupt may come between any two bytecodes. Nothing is undone then: 
 of a change that did not come to its end, and starts the store anew, so that half a change is never read.
 
 A thread that has the lock may come in again: a finaliser that the collector runs there, a signal or log
-handler. Half a change is not read there, either: such a call is answered as by an empty store. What it is
-to remove, pin or release is left until the change that runs has come to its end.
+handler. Half a change is not read there, either: such a call is answered as by an empty store. A
+removal, a pin or a release is left until the change that runs has come to its end.
 """
 
 from __future__ import annotations

@@ -336,8 +336,8 @@ class Tier:
 
     def glance(self, most: int, seconds: float) -> Glance:
         """Look at the newest checkpoints, at most `most`, on the calling thread; nothing where the store is
-        not open. Those that were read within `seconds` are given; a look that runs on another thread, if it
-        ends within them, serves this one, too.
+        not open. The look ends after `seconds` with what was read by then; the result of a look that runs on
+        another thread serves this call, too, if it comes within them.
         """
         mine = Future[Glance]()
         try:
