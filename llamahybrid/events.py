@@ -34,6 +34,9 @@ logger = logging.getLogger("llamahybrid")
 MOST_PATHS = 4096
 """Of RAM, and of the folder's newest places the eighth part; others are not published."""
 
+LOOK_SECONDS = 2.0
+"""Longest time in which the folder is read for a message."""
+
 REST = 9
 """The pause after a message takes at least so many times as long as the message: a large cache is published
 less often. Waits for locks and folders count, too: seconds at most, `LONGEST_REST`."""
@@ -152,7 +155,7 @@ def in_ram(cache: PromptCache, view: LiveView) -> Iterator[bytes]:
 
 def on_disk(cache: PromptCache, view: LiveView) -> Iterator[bytes]:
     """Yield the paths of the records that the folder got last and from which a prompt can go on."""
-    placed, _ = cache.disk.glance(MOST_PATHS // 8) if cache.disk else ((), b"")
+    placed, _ = cache.disk.glance(MOST_PATHS // 8, LOOK_SECONDS) if cache.disk else ((), b"")
     for namespace, tokens, items in placed:
         if namespace == view.namespace and any(i.is_checkpoint or view.attention_is_all for i in items):
             yield ids_of(tokens)

@@ -4,7 +4,8 @@ A KeyboardInterrupt may come between any two bytecodes. Nothing is undone then: 
 of a change that did not come to its end, and starts the store anew, so that half a change is never read.
 
 A thread that has the lock may come in again: a finaliser that the collector runs there, a signal or log
-handler. Such a call may look; what it is to change another thread changes, behind the change that runs.
+handler. Half a change is not read there, either: such a call is answered as by an empty store. A
+removal, a pin or a release is left until the change that runs has come to its end.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -41,8 +43,11 @@ class Guard:
         self.changes = 0
         """Changes that have begun."""
         self.restarts = 0
+        self.deferred: deque[Callable[[], object]] = deque()
+        """Calls from inside, left to whoever has the lock next."""
         self.dropped: list[object] = []
         """Objects that go once the lock is given up."""
+        self._untold = False
         _guards.add(self)
 
     def inside(self) -> bool:
@@ -50,7 +55,7 @@ class Guard:
         return self.lock._is_owned()  # type: ignore[attr-defined, no-any-return, unused-ignore]
 
     def enter(self, restart: Callable[[], None]) -> None:
-        """Start anew what was left half changed; the lock was taken just now.
+        """Start anew what was left half changed, and do what was deferred; the lock was taken just now.
 
         `restart`: starts the store anew; called again where it did not come to its end. The guard
         keeps no reference to it, so that an unused store is freed at once.
@@ -58,16 +63,33 @@ class Guard:
         if self.changing:
             restart()
             self.restarts += 1
+            self._untold, self.changing = True, False
+        while self.deferred:
+            self.changing, self.changes = True, self.changes + 1
+            call = self.deferred.popleft()
+            try:
+                call()
+            except Pause:
+                self.deferred.appendleft(call)
+                raise
             self.changing = False
+
+    def left(self) -> None:
+        """Free what was dropped, and log a restart: the lock was given up, as handlers are anybody's code."""
+        self.dropped.clear()
+        untold, self._untold = self._untold, False
+        if untold:
             logger.warning("an exception came while the prompt cache was changed; its content in RAM is gone")
 
 
 def guarded(
-    *, changes: bool = True
+    inside: Callable[..., Any] | None = None, *, later: bool = False, changes: bool = True
 ) -> Callable[[Callable[Concatenate[Any, P], R]], Callable[Concatenate[Any, P], R]]:
     """Have a method of a store (with a `guard`) hold the lock while it runs, again after each `Pause`.
 
-    `changes`: an exception may leave half a change; None is the answer to a thread that has the lock already.
+    `inside`: makes, of the arguments, the answer for a thread that is in the middle of a change; otherwise it
+    is None. `later`: the call is then deferred. `changes`: an exception may leave half a change; without
+    `inside` a method that changes nothing runs there, too.
     """
 
     def decorate(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
@@ -75,29 +97,38 @@ def guarded(
         def call(store: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
             guard: Guard = store.guard
             if guard.inside():
-                if not changes:
+                if not changes and (inside is None or not guard.changing):
                     return method(store, *args, **kwargs)
-                threading.Thread(target=call, args=(store, *args), kwargs=kwargs).start()
-                return None  # type: ignore[return-value]
+                if later:
+                    guard.deferred.append(functools.partial(method, store, *args, **kwargs))
+                return None if inside is None else inside(*args, **kwargs)  # type: ignore[return-value]
             while True:
                 pause: Pause | None = None
                 # The lock's own methods are C: no signal can come between taking it and the `with`.
                 with guard.lock:
-                    guard.enter(store.restart)
-                    guard.changing, guard.changes = changes, guard.changes + changes
                     try:
+                        guard.enter(store.restart)
+                        guard.changing, guard.changes = changes, guard.changes + changes
                         result = method(store, *args, **kwargs)
                     except Pause as raised:
                         pause = raised.with_traceback(None)  # its frames hold bytes
                     guard.changing = False
-                guard.dropped.clear()
-                if pause is None:
-                    return result
-                pause.spend(store)
+                guard.left()
+                if pause is not None:
+                    pause.spend(store)
+                    continue
+                if guard.deferred:
+                    _look_in(store)
+                return result
 
         return call
 
     return decorate
+
+
+@guarded(changes=False)
+def _look_in(store: Any) -> None:
+    """Do what was deferred."""
 
 
 _guards: weakref.WeakSet[Guard] = weakref.WeakSet()

@@ -7,9 +7,10 @@ conversations share are shown once. Looking makes nothing older or younger.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, count, islice
+from itertools import chain, count, groupby, islice
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from llamahybrid.prompt_cache.base import Tokens
@@ -25,6 +26,9 @@ Tier: TypeAlias = Literal["ram", "disk"]
 
 MOST_BRANCHES = 512
 """Of an outline, and of the branches in RAM that are looked at for one."""
+
+LOOK_SECONDS = 0.5
+"""Longest time in which the disk is read for an outline."""
 
 NEXT = 3
 """Checkpoints that are marked as the next to be evicted."""
@@ -125,7 +129,7 @@ def outline(
     tokens is shown, which may belong to another tenant by now.
     """
     in_ram, conversations = cache.look(lambda store: _in_ram(store, shown))
-    placed, going = ([], b"") if cache.disk is None else cache.disk.glance(MOST_BRANCHES)
+    placed, going = ([], b"") if cache.disk is None else cache.disk.glance(MOST_BRANCHES, LOOK_SECONDS)
     on_disk = _on_disk([each for each in placed if shown(each[0])], going)
     return _outline([*on_disk, *in_ram], limit, live, conversations)
 
@@ -166,12 +170,13 @@ def _on_disk(places: Sequence[Placed], going: bytes) -> Iterator[_Piece]:
     for namespace, tokens, items in sorted(
         reversed(places), key=lambda place: going in {i.key for i in place[2]}
     ):
+        path = (ids_of(tokens),)
         for item in (item for item in items if item.key not in told):
             told.add(item.key)
             point = int(item.is_checkpoint)
             kept = Kept(point, int(item.logits), 0, 1 - point, item.nbytes)
             why = item.node.why.name.lower() if item.node and item.node.why is not None else ""
-            yield _Piece("disk", namespace, (ids_of(tokens),), item.end, kept, int(item.key == going), why)
+            yield _Piece("disk", namespace, path, item.end, kept, int(item.key == going), why)
 
 
 def _outline(
@@ -181,10 +186,10 @@ def _outline(
     conversations: int = 0,
 ) -> CacheOutline:
     """Put pieces of all tiers into one tree, and return its branches that lead to the last ones."""
-    tree, paths = Tree(), list[tuple[_Piece, Tokens]]()
-    for piece in pieces:
-        paths.append((piece, tokens_of(b"".join(piece.edges))))
-        tree.insert(piece.namespace, paths[-1][1])
+    tree, paths = Tree(), list[tuple[str, bytes, list[_Piece]]]()
+    for (name, edges), same in groupby(pieces, key=lambda piece: (piece.namespace, piece.edges)):
+        paths.append((name, b"".join(edges), list(same)))
+        tree.insert(name, tokens_of(paths[-1][1]))
     names: dict[Node | None, str] = {tree.root(name): name for name in tree.namespaces()}
     taken: dict[Node | None, Branch] = {}
     for node in tree.newest_nodes():
@@ -192,8 +197,10 @@ def _outline(
         for above in reversed(path):
             if above not in taken and len(taken) < limit:
                 taken[above] = Branch(names[top.parent], above.start, above.edge)
-    for piece, tokens in paths:
-        _count(taken, piece, tree.match(piece.namespace, tokens[: piece.end]).path)
+    for name, ids, same_path in paths:
+        nodes = tree.follow(name, ids).path
+        for piece in same_path:
+            _count(taken, piece, nodes[: bisect_left(nodes, piece.end, key=lambda node: node.start)])
     for number, (name, tokens) in enumerate(live):
         for branch in (taken[node] for node in tree.match(name, tokens).path if node in taken):
             branch.slots.append(number)

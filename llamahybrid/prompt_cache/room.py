@@ -73,6 +73,7 @@ class Room:
         """Begin with nothing. Checkpoints of plans count until they are collected."""
         for _, entry in self.users:
             self.account.reserve(entry.checkpoint.snapshot)
+        self.guard.dropped.append(self.tree)
         self._begin()
         self.account.free_all()
 
@@ -205,7 +206,7 @@ class Room:
                 raise More
         return True
 
-    @guarded()
+    @guarded(later=True)
     def resize(self, limit: int) -> None:
         """Set another budget, and evict down to it; requests meanwhile make room for themselves alone."""
         try:
@@ -248,7 +249,7 @@ class Room:
 
     # -- pins --------------------------------------------------------------------------------------
 
-    @guarded()
+    @guarded(later=True)
     def release(self, user: object) -> None:
         """Let the checkpoint of `user` (a plan) go; harmless when called twice.
 
@@ -262,7 +263,7 @@ class Room:
         """Prefixes that the user pinned; from any thread."""
         return list(self.prefixes.values())
 
-    @guarded()
+    @guarded(lambda *_: 0, later=True)
     def pin(self, tokens: Tokens) -> int:
         """See `PromptCache.pin`."""
         if len(tokens):
@@ -273,7 +274,7 @@ class Room:
         self.make_room(0)
         return len(entries)
 
-    @guarded()
+    @guarded(later=True)
     def unpin(self, tokens: Tokens) -> None:
         """See `PromptCache.unpin`."""
         self._unpin(tokens, lambda ids: ids == ids_of(tokens))

@@ -72,7 +72,7 @@ class RamStore(Room):
         self.habits = defaultdict[str, Habits](Habits)
         """By namespace."""
 
-    @guarded(changes=False)
+    @guarded(lambda see: see(RamStore(0, Eviction())), changes=False)
     def look(self, see: Callable[[RamStore], Found]) -> Found:
         """Return `see(self)`, which changes nothing."""
         return see(self)
@@ -93,7 +93,7 @@ class RamStore(Room):
         state.forgotten = False
         return True
 
-    @guarded()
+    @guarded(lambda tokens, *_: Plan(len(tokens), 0, 0, "none", None, None))
     def plan(self, tokens: Tokens, view: LiveView, boundaries: Sequence[int], costs: Costs) -> Plan:
         """See `PromptCache.plan`; a plan pins one checkpoint at most."""
         if view.split is not None:
@@ -159,7 +159,7 @@ class RamStore(Room):
         record = owned(snapshot)
         return self._admit(view, position, snapshot, record, row)
 
-    @guarded()
+    @guarded(lambda *_: False)
     def _admit(
         self, view: LiveView, position: int, given: Bytes, snapshot: Bytes, logits: Logits | None
     ) -> bool:
@@ -200,7 +200,7 @@ class RamStore(Room):
         self._keep(entry, lies_on(path, self.prefixes))
         return entry
 
-    @guarded(changes=False)
+    @guarded(lambda *_: [], changes=False)
     def missing(self, view: LiveView) -> list[Range]:
         """Return ranges of the live path, ascending, whose attention a restore needs and is not stored."""
         match = self.tree.match(view.namespace, view.tokens)
@@ -208,7 +208,7 @@ class RamStore(Room):
         wanted = entries and view.split is not None and view.storable
         return match.missing(entries[-1].position) if wanted else []
 
-    @guarded(changes=False)
+    @guarded(lambda *_: 0, changes=False)
     def unstored(self, view: LiveView) -> int:
         """Return the number of live tokens behind the deepest checkpoint on their path."""
         if not view.storable:
@@ -216,7 +216,7 @@ class RamStore(Room):
         entries = self.tree.match(view.namespace, view.tokens).entries()
         return len(view.tokens) - (entries[-1].position if entries else 0)
 
-    @guarded()
+    @guarded(lambda *_: False)
     def store_segment(self, view: LiveView, segment: Segment) -> bool:
         """Keep a segment of the live path; False if refused or not missing. Evicts as `segment_buffer`."""
         if not view.storable:
@@ -252,14 +252,14 @@ class RamStore(Room):
 
     # -- forgetting --------------------------------------------------------------------------------
 
-    @guarded()
+    @guarded(later=True)
     def clear(self) -> None:
         """See `PromptCache.clear`; a checkpoint in use goes with its last user."""
         self.forgets += 1
         self.prefixes = {}
         self.restart()
 
-    @guarded()
+    @guarded(lambda *_: 0, later=True)
     def forget(self, tokens: Tokens) -> int:
         """See `PromptCache.forget`. Pins of it go; pins of its beginning stay."""
         if not len(tokens):
@@ -282,7 +282,7 @@ class RamStore(Room):
         self.make_room(0)
         return freed
 
-    @guarded()
+    @guarded(later=True)
     def drop(self, checkpoint: Checkpoint) -> Tokens | None:
         """Remove a damaged checkpoint; return the tokens before it, None if it is not here."""
         entry = self.tree.find(checkpoint)
@@ -292,14 +292,14 @@ class RamStore(Room):
         self.remove(entry)
         return path
 
-    @guarded()
+    @guarded(later=True)
     def drop_segment(self, segment: Segment) -> None:
         """Remove a damaged segment; the checkpoints behind it stay."""
         self.tree.damaged += self.tree.remove_segment(segment)
 
     # -- for the tiers outside ---------------------------------------------------------------------
 
-    @guarded(changes=False)
+    @guarded(lambda *_: b"", changes=False)
     def restorable(self, leaf: Node, view: LiveView) -> bytes:
         """Return the deepest restorable prefix of the path to a leaf, see `ids_of`; b"" if the leaf is gone.
 
@@ -311,7 +311,7 @@ class RamStore(Room):
         choice, _ = restore_point(match, match.entries(), leaf.end + 1, 0, view, UNMEASURED)
         return b"".join(node.edge for node in match.path)[: ID_BYTES * choice.position]
 
-    @guarded(changes=False)
+    @guarded(lambda *_: Known(), changes=False)
     def known(self, tokens: Tokens, view: LiveView, costs: Costs) -> Known:
         """Return what RAM knows of a prompt."""
         match = self.tree.match(view.namespace, tokens)
@@ -346,7 +346,7 @@ class RamStore(Room):
             self._put(match, checkpoint, path).read_from = source
         self.tree.fill(match, path, loaded.segments, view.split)
 
-    @guarded(changes=False)
+    @guarded(lambda *_: [], changes=False)
     def restart_points(self, namespace: str, path: Tokens) -> list[Point]:
         """Return the checkpoints of a path that are worth writing, see `write_policy.restart_points`."""
         return restart_points(self.tree.match(namespace, path))
@@ -368,7 +368,7 @@ class RamStore(Room):
         self.users.append((ref(user), entries[-1]))
         return entries[-1].checkpoint
 
-    @guarded(changes=False)
+    @guarded(lambda *_: [], changes=False)
     def attention(self, namespace: str, path: Tokens, start: int, end: int) -> list[Segment]:
         """Return the segments of [start, end) of a path, as they are cut now."""
         match = self.tree.match(namespace, path)

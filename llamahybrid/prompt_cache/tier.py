@@ -14,7 +14,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import suppress
 from itertools import islice
@@ -23,7 +23,7 @@ from typing import ParamSpec, TypeAlias, TypeVar
 import numpy as np
 
 from llamahybrid.prompt_cache.base import Costs, LiveView, Loaded, Outside, Splitter, Tokens
-from llamahybrid.prompt_cache.block_store import BlockStore, Busy, Rows
+from llamahybrid.prompt_cache.block_store import BlockStore, Busy, Rows, Stored
 from llamahybrid.prompt_cache.blocks import Item, Offer, Seen, digest_at
 from llamahybrid.prompt_cache.breaker import Breaker, ReadCosts
 from llamahybrid.prompt_cache.disk import LOCK_SECONDS
@@ -59,6 +59,9 @@ ENOUGH_SECONDS = 0.2
 Placed: TypeAlias = tuple[str, Tokens, list[Item]]
 """A checkpoint's namespace and tokens, and the records of its path."""
 
+Glance: TypeAlias = tuple[list[Placed], bytes]
+"""The newest checkpoints, and the key of the record that goes next, b"" where that is not known."""
+
 
 class Tier:
     """Records of one store; at most `limit` bytes, shared with other processes.
@@ -93,6 +96,7 @@ class Tier:
         self.writer = Writer(self, ram, DEFAULT_WRITE_BYTES if hourly is None else hourly, quiet_seconds)
         self.loader = Loader(self.store, self.counts, name, self._remove_later)
         self._uncleared = False  # a clear has failed: no look-up until one succeeds
+        self._glances: dict[int, Future[Glance]] = {}  # that run, by how many they look at
         _tiers.add(self)
         try:
             self.reader.call(FIRST_SECONDS, rows.open)
@@ -330,18 +334,36 @@ class Tier:
         self.counts.errors += 1
         breaker.failed(error)
 
-    def glance(self, most: int) -> tuple[list[Placed], bytes]:
-        """The newest checkpoints, at most `most`, and the key of the record that goes next, if these are all;
-        nothing where the store is not open. On the calling thread: it may take long."""
+    def glance(self, most: int, seconds: float) -> Glance:
+        """Look at the newest checkpoints, at most `most`, on the calling thread; nothing where the store is
+        not open. The look ends after `seconds` with what was read by then; the result of a look that runs on
+        another thread serves this call, too, if it comes within them.
+        """
+        mine = Future[Glance]()
         try:
-            stored = list(islice(self.store.newest(), most))
-            sizes = self.rows.sizes(list({key for one in stored for key in one.keys}))
-            used = self.rows.last_used(list(sizes)) if len(stored) < most else {}
+            running = self._glances.setdefault(most, mine)
+            if running is not mine:
+                return running.result(seconds)
+            mine.set_result(found := self._glanced(most, time.monotonic() + seconds))
+            return found
         except Exception as error:  # a view is worth neither a pause of reading nor an error
             logger.debug("the %s cache was not looked at: %s", self.name, error)
             return [], b""
         finally:
-            self.rows.release()
+            if self._glances.get(most) is mine:
+                del self._glances[most]
+                mine.cancel()  # unless it is done
+                self.rows.release()
+
+    def _glanced(self, most: int, end: float) -> Glance:
+        stored, all_read = list[Stored](), True
+        for one in islice(self.store.newest(), most):
+            stored.append(one)
+            if time.monotonic() >= end or len(stored) == most:
+                all_read = False
+                break
+        sizes = self.rows.sizes(list({key for one in stored for key in one.keys}))
+        used = self.rows.last_used(list(sizes)) if all_read else {}
         found = [(one.namespace, tokens_of(one.ids), one.items(sizes)) for one in stored]
         return [one for one in found if one[-1]], min(used, key=lambda key: used[key], default=b"")
 
@@ -353,6 +375,7 @@ class Tier:
 
     def fork(self) -> None:
         """In a process that was forked."""
+        self._glances.clear()
         self.rows.fork()
         self.reader.fork()
         self.writer.fork()

@@ -381,22 +381,39 @@ def test_a_long_view_of_all_records_delays_no_look_up(folder: Path) -> None:
     tier = cache.disk
     assert tier is not None
     real, begun, go_on = DiskRows.rows, threading.Event(), threading.Event()
+    looks: list[bytes] = []
 
     def slowly(rows: DiskRows, kind: bytes) -> Iterator[tuple[bytes, bytes]]:
+        looks.append(kind)
         begun.set()
         assert go_on.wait(DEADLINE)
         return real(rows, kind)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DiskRows, "rows", slowly)
-        viewer = threading.Thread(target=tier.glance, args=(10,))
+        viewer = threading.Thread(target=tier.glance, args=(10, DEADLINE))
         viewer.start()
         assert begun.wait(DEADLINE)
         seen = tier.look(FakeEngine(cache).view().namespace, np.array(A, np.int32))
+        assert tier.glance(10, 0.0) == ([], b""), "another view waits no longer than it may"
+        assert len(looks) == 1, "views read one at a time"
         go_on.set()
         viewer.join()
     assert seen is not None
     assert seen.length == len(A)
+
+
+def test_a_view_ends_in_its_time_with_what_was_read(folder: Path) -> None:
+    filled(folder)
+    tier = PromptCache(1 << 24, folder).disk
+    assert tier is not None
+    everything, going = tier.glance(100, DEADLINE)
+    assert len(everything) > 1
+    assert going
+    some, unknown = tier.glance(100, 0.0)
+    assert [place[0] for place in some] == [everything[0][0]]
+    assert not unknown
+    assert len(tier.glance(100, DEADLINE)[0]) == len(everything)
 
 
 def test_records_are_counted_without_a_look_at_each_file(folder: Path, monkeypatch) -> None:

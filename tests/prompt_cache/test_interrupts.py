@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import threading
@@ -103,6 +104,45 @@ def test_half_a_change_is_never_read_and_pins_survive_it(
     check_integrity(cache)
 
 
+def test_a_restart_is_logged_without_the_lock(cache: PromptCache, halfway: Halfway) -> None:
+    """A handler may hand the record to a thread that asks the cache, and wait for it."""
+    told: list[str] = []
+
+    class Asking(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            within(DEADLINE, cache.stats)
+            told.append(record.getMessage())
+
+    handler, logger = Asking(), logging.getLogger("llamahybrid")
+    halfway.now = interrupt
+    logger.addHandler(handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            cached(cache)
+        assert cached(cache) == 0
+    finally:
+        logger.removeHandler(handler)
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("how", ["clear", "restart"])
+def test_what_all_is_removed_from_goes_without_the_lock(
+    cache: PromptCache, halfway: Halfway, how: str
+) -> None:
+    """A large cache takes long to give back."""
+    locked: list[bool] = []
+    cache.look(lambda store: weakref.finalize(store.tree, lambda: locked.append(cache.guard.inside())))
+    if how == "clear":
+        cache.clear()
+    else:
+        halfway.now = interrupt
+        with pytest.raises(KeyboardInterrupt):
+            cached(cache)
+        cache.stats()
+    gc.collect()
+    assert locked == [False]
+
+
 def test_running_out_of_memory_costs_nothing_that_is_kept(
     cache: PromptCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,19 +196,21 @@ def within(seconds: float, work: Callable[[], Any]) -> None:
 
 def test_a_finaliser_that_asks_the_cache_never_waits_for_it(cache: PromptCache, halfway: Halfway) -> None:
     """The collector may run a finaliser while its own thread changes the cache."""
-    view = FakeEngine(cache, state=list(CHAT)).view()
 
     def last() -> None:
         assert cache.stats().entries > 0
-        cache.peek(ids(CHAT), view, Costs())
-        cache.pin(CHAT)
+        assert cache.pin(CHAT) == 0
         cache.unpin(CHAT)
         cache.ram_bytes = AMPLE // 2
         assert cache.flush()
-        cache.forget(CHAT)
+        assert cache.forget(CHAT) == 0
+        done.append(True)
 
+    done: list[bool] = []
     halfway.now = last
     within(DEADLINE, lambda: FakeEngine(cache).prefill([7, 8, 9]))
+    assert done
+    assert cache.ram_bytes == AMPLE // 2
     check_integrity(cache)
     assert cached(cache, [7, 8, 9, 1]) == 3
 
@@ -176,12 +218,46 @@ def test_a_finaliser_that_asks_the_cache_never_waits_for_it(cache: PromptCache, 
 def test_what_a_finaliser_forgets_goes_behind_the_change_that_runs(
     cache: PromptCache, halfway: Halfway
 ) -> None:
-    others = set(threading.enumerate())
     halfway.now = lambda: cache.forget(CHAT)
     within(DEADLINE, lambda: cached(cache, [1, 2]))
-    for thread in set(threading.enumerate()) - others:
-        thread.join(DEADLINE)
     assert cached(cache) == 0
+
+
+def test_what_a_handler_sets_holds_once_the_change_is_over(cache: PromptCache, halfway: Halfway) -> None:
+    """No further request may come for a long time."""
+    halfway.now = lambda: setattr(cache, "ram_bytes", AMPLE // 2)
+    cache.plan(ids([1, 2]), FakeEngine(cache).view(), (), Costs())
+    assert cache.ram_bytes == AMPLE // 2
+
+
+def test_what_a_finaliser_forgets_in_a_change_that_fails_goes_with_the_next(cache: PromptCache) -> None:
+    def fail(_: object) -> None:
+        cache.forget(CHAT)
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        cache.look(fail)
+    assert cached(cache) == 0
+
+
+def test_half_a_change_is_not_read_from_inside(cache: PromptCache, halfway: Halfway) -> None:
+    """A signal handler's calls are answered as by an empty store."""
+    view, seen = FakeEngine(cache, state=list(CHAT)).view(), list[object]()
+
+    def look() -> None:
+        seen.append(cache.look(lambda store: len(store.tree)))
+        seen.append(cache.peek(ids(CHAT), view, Costs()))
+        seen.append(cache.plan(ids(CHAT), view, (), Costs()).cached)
+        seen.append(cache.missing(view))
+        seen.append(cache.unstored(view))
+        seen.append(cache.restart_points(view.namespace, ids(CHAT)))
+        seen.append(cache.attention(view.namespace, ids(CHAT), 0, len(CHAT)))
+        seen.append(cache.admit(view, len(CHAT), np.zeros(8, np.uint8)))
+
+    halfway.now = look
+    assert cached(cache) == len(CHAT)
+    assert seen == [0, 0, 0, [], 0, [], [], False]
+    assert cache.look(lambda store: len(store.tree)) == cache.stats().entries > 0
 
 
 @pytest.mark.parametrize("what", ["forget", "clear"])

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from llamahybrid.prompt_cache import PromptCache
-from llamahybrid.prompt_cache.nodes import tokens_of
+from llamahybrid.prompt_cache.base import Tokens
+from llamahybrid.prompt_cache.nodes import Match, tokens_of
 from llamahybrid.prompt_cache.outline import Branch, CacheOutline, outline, outline_of_places
+from llamahybrid.prompt_cache.tree import Tree
 from tests.lab.fake_engine import FakeEngine
 
 from .asking import A, B, ask
@@ -116,6 +118,29 @@ def test_a_pinned_branch_is_shown_as_pinned_and_never_to_go() -> None:
     pinned = [b for b in outline(cache).branches if b.ram.pinned]
     assert [b.ram.pinned for b in pinned] == [2]
     assert not any(b.goes_next for b in pinned)
+
+
+@pytest.mark.parametrize("disk", [False, True])
+def test_the_tokens_of_a_path_are_put_together_once(
+    disk: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for each thing that is stored on it: a path may have 100,000 tokens."""
+    cache = PromptCache(1 << 24, tmp_path / "cache" if disk else None)
+    ask(cache, A, "hybrid")
+    cache.close()
+    if disk:
+        cache.ram_bytes = 0
+    inserted: list[Tokens] = []
+    real = Tree.insert
+
+    def insert(tree: Tree, namespace: str, tokens: Tokens) -> Match:
+        inserted.append(tokens)
+        return real(tree, namespace, tokens)
+
+    monkeypatch.setattr(Tree, "insert", insert)
+    kept = [branch.disk if disk else branch.ram for branch in outline(cache).branches]
+    assert sum(each.checkpoints + each.attention for each in kept) > len(inserted) > 0
+    assert len({tuple(tokens.tolist()) for tokens in inserted}) == len(inserted)
 
 
 def test_looking_makes_nothing_older_or_younger() -> None:
