@@ -19,6 +19,9 @@ MOST_REPETITIONS = 2000
 MOST_ELEMENTS = 1_000_000
 """Most bytes of texts, and references, of all rules, repetitions written out; 8 bytes each."""
 
+MOST_BYTES = 4 * MOST_ELEMENTS
+"""Most bytes of a grammar: to match a literal takes 137 bytes for each of its letters."""
+
 DEEPEST_GROUP = 200
 
 MOST_RULES = 4_000
@@ -53,6 +56,14 @@ _BETWEEN = re.compile(_LINES)
 _IN_LINE = re.compile(_SPACE), _items(_SPACE)
 _IN_GROUP = _BETWEEN, _items(_LINES)
 """Space before an item, and the item: a group goes on in the next line."""
+
+_UNREAD = {
+    **dict.fromkeys((b'"', b"["), "it has no end, or an escape that is none"),
+    b"{": "a number of repetitions is missing",
+    **dict.fromkeys((b"<", b"!"), "a token is <name> or <[id]>"),
+}
+"""What is wrong with an item that cannot be read, by its first byte."""
+_OPEN = "a ) is missing"
 
 TokenCount = Callable[[bytes], int]
 """Counts the tokens of a text, with control tokens recognized."""
@@ -94,6 +105,7 @@ class _Parser:
     def parse(self) -> None:
         """Raise ValueError for a fault."""
         text, defined = self._text, set[bytes]()
+        self._limited(len(text), MOST_BYTES, "bytes", 0)
         if b"\0" in text:
             raise self._fault("there is a NUL character", text.index(b"\0"))
         at = _end(_BETWEEN, text, 0)
@@ -143,7 +155,8 @@ class _Parser:
                     self._add(size, at)
             at = item.end()
         if opened or text[at : at + 1] not in b"\r\n":
-            raise self._fault("there is no item that can be read, or no end of a group", at)
+            sign = text[at : at + 1]
+            raise self._fault(_UNREAD.get(sign, _OPEN if opened else "a rule ends with its line"), at)
         return at
 
     def _repeated(self, item: re.Match[bytes], size: int, rules: int) -> tuple[int, int]:

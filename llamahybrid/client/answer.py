@@ -22,6 +22,7 @@ import numpy as np
 from llama_cpp.llama_tokenizer import LlamaTokenizer
 
 from llamahybrid.capi.samplers import TokenBias
+from llamahybrid.client.chat_template import is_idle
 from llamahybrid.client.completion import WAIT, Pauses, keeps_rows
 from llamahybrid.client.extras import Extras, StandIn
 from llamahybrid.client.logprobs import (
@@ -77,6 +78,8 @@ def answer(
     options = _with_defaults(llm, extras, options)
     cache = _cache(llm, request)
     prompt, asked = _asked(llm, options, cache)
+    if is_idle(llm, options["stopping_criteria"], prompt):  # the loop need not wait for each token's reader
+        options["stopping_criteria"] = asked["stopping_criteria"] = None
     bounds, stream, bos_said = Bounds(llm, options, prompt), options["stream"], not len(options["prompt"])
     pauses = Pauses(llm, extras.stop_token_ids, bounds.stops)
     request.most, request.pauses = bounds.tokens, pauses

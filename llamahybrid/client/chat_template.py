@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,6 +22,8 @@ _CHAT = inspect.signature(llama_cpp.Llama.create_chat_completion).parameters
 _DEFAULTS = {name: each.default for name, each in _CHAT.items() if each.default is not each.empty}
 _OURS = ("eos_token", "bos_token", "raise_exception", "add_generation_prompt", "strftime_now")
 """Set by llama-cpp-python (llama_chat_format.py, Jinja2ChatFormatter)."""
+
+_CRITERION = "Jinja2ChatFormatter.__call__.<locals>.stop_on_last_token"
 
 _FILLS_LISTS = re.compile(r"\.(append|pop)\(")
 
@@ -48,11 +50,23 @@ class TemplateFormatter(llama_chat_format.Jinja2ChatFormatter):  # type: ignore[
 
     def __call__(self, **given: Any) -> Any:
         """See `llama_cpp.llama_chat_format.Jinja2ChatFormatter`."""
-        made = super().__call__(**(deepcopy(given) if self._fills_lists else given))
-        if not (self.eos_token and made.prompt.endswith(self.eos_token)):
-            # Upstream's ends an answer whose last decoded token is the end token: answers end before that.
-            made.stopping_criteria = None
-        return made
+        return super().__call__(**(deepcopy(given) if self._fills_lists else given))
+
+
+def is_idle(llm: Any, criteria: Any, prompt: Sequence[int]) -> bool:
+    """The criteria are upstream's for chat templates, whoever made the formatter, and cannot end this answer.
+
+    Upstream's criterion compares the last decoded token with end tokens (llama_chat_format.py,
+    Jinja2ChatFormatter.__call__). Answers end on such a token before it is decoded; a prompt may end with it.
+    """
+    if not isinstance(criteria, llama_cpp.StoppingCriteriaList) or len(criteria) != 1:
+        return False
+    if getattr(criteria[0], "__qualname__", None) != _CRITERION:
+        return False
+    ends = inspect.getclosurevars(criteria[0]).nonlocals["self"].stop_token_ids
+    if not ends.isdisjoint(prompt[-1:]):
+        return False
+    return all(token == -1 or llama_cpp.llama_vocab_is_eog(llm._model.vocab, token) for token in ends)
 
 
 def use_own_formatter(llm: Any) -> None:

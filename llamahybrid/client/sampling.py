@@ -185,7 +185,8 @@ class RowSampler(LlamaSampler):  # type: ignore[misc]
 def sampler_for(llm: Any, make: Callable[..., LlamaSampler], *args: Any, **kwargs: Any) -> RowSampler:
     """Return the sampler that `make(*args, **kwargs)`, upstream's `_init_sampler`, gives, checked.
 
-    Raises ValueError for a grammar that cannot be read, ModelClosed.
+    Raises ValueError for a grammar that cannot be read, TypeError for a logits processor that is in no list,
+    ModelClosed.
     """
     constraint: Constraint | None = None
     if (grammar := kwargs.get("grammar")) is not None:
@@ -197,10 +198,14 @@ def sampler_for(llm: Any, make: Callable[..., LlamaSampler], *args: Any, **kwarg
     given, biases = kwargs.pop("logits_processor", None), list[TokenBias]()
     if isinstance(given, list) and (biases := [each for each in given if isinstance(each, TokenBias)]):
         given = [each for each in given if not isinstance(each, TokenBias)] or None
+    if given is not None:  # upstream's callback fails at what cannot be iterated, without effect
+        try:
+            iter(given)
+        except TypeError:
+            raise TypeError(f"logits_processor takes a LogitsProcessorList, not {given!r}") from None
     sampler = RowSampler.over(llm._calls.run(make, *args, **kwargs), llm, grammar is not None)
     sampler.constraint = constraint
-    if isinstance(given, Iterable):  # upstream's callback fails at anything else, without effect
-        sampler.processors = given
+    sampler.processors = () if given is None else given
     if biases:
         sampler.lead(biases, llm._n_vocab)
     return sampler

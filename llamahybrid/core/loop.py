@@ -213,12 +213,20 @@ class DecodeLoop:
 
     # -- the thread --------------------------------------------------------------------------------
 
-    def hold(self, over: Event, seconds: float) -> None:
-        """Hold the thread between two operations until `over`; wait until it is there, at most `seconds`."""
+    def hold(self, over: Event) -> Event:
+        """Hold the thread between two operations until `over`; return an event: it is there."""
+        held = Event()
         if self._thread.alive and not self.here:
-            held = Event()
             self._inbox.put(Message(partial(self._held, held, over)))
-            held.wait(seconds)
+        else:
+            held.set()
+        return held
+
+    @property
+    def awaits_another(self) -> bool:
+        """The thread waits for the reply of another loop, in code of the caller: no operation runs."""
+        frame = self._thread.frame
+        return frame is not None and frame.f_code is Reply.get.__code__ and frame.f_locals["self"].empty()
 
     def _held(self, held: Event, over: Event) -> None:
         self._idle = True

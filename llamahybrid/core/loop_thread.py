@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
 
 
 class LoopThread:
@@ -41,6 +43,12 @@ class LoopThread:
     def alive(self) -> bool:
         """The thread runs."""
         return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def frame(self) -> FrameType | None:
+        """The innermost frame of Python that it executes."""
+        ident = None if self._thread is None else self._thread.ident
+        return None if ident is None else sys._current_frames().get(ident)
 
     def settled(self) -> bool:
         """Wait for a start that another thread has begun; return `alive`."""

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import _thread
 import atexit
+import logging
 import os
+import time
 from threading import Event, local
 from typing import Protocol
 from weakref import WeakSet
 
 FORK_SECONDS = 10.0
-"""Longest wait of a fork for the operation of a loop: a child that continues on half of one may crash."""
+"""Longest wait of a fork for the operations of all loops: a child that continues on half of one may crash."""
+
+LOOK_SECONDS = 0.02
+"""Time after which a fork looks again whether a loop waits for another one."""
+
+logger = logging.getLogger("llamahybrid")
 
 
 class Loop(Protocol):
     """A loop with a thread of its own."""
 
-    def hold(self, over: Event, seconds: float) -> None:
-        """Hold the thread between two operations until `over`; wait until it is there, at most `seconds`."""
+    def hold(self, over: Event) -> Event:
+        """Hold the thread between two operations until `over`; return an event: it is there."""
+
+    @property
+    def awaits_another(self) -> bool:
+        """The thread waits for the reply of another loop, in code of the caller: no operation runs."""
 
     def renew_in_child(self) -> None:
         """Start anew in a forked process."""
@@ -27,7 +39,7 @@ class Loop(Protocol):
 
 _loops: WeakSet[Loop] = WeakSet()
 _forks = local()
-"""`over`: the event that ends the calling thread's fork."""
+"""`over`: the event that ends the calling thread's fork. `interrupted`: Ctrl-C came while it waited."""
 
 
 def add(loop: Loop) -> None:
@@ -42,13 +54,38 @@ def _end_all() -> None:
 
 
 def _hold_all() -> None:
-    _forks.over = Event()
-    for loop in list(_loops):
-        loop.hold(_forks.over, FORK_SECONDS)
+    over = _forks.over = Event()
+    _forks.interrupted = False
+    loops, held = list(_loops), list[tuple[Loop, Event]]()
+    ends = time.monotonic() + FORK_SECONDS
+    while True:
+        try:
+            while loops:
+                held.append((loops[-1], loops[-1].hold(over)))
+                loops.pop()
+            _wait(held, ends)
+            return
+        except KeyboardInterrupt:  # CPython prints and drops what a hook raises
+            _forks.interrupted = True
+
+
+def _wait(held: list[tuple[Loop, Event]], ends: float) -> None:
+    """Wait until each loop is held, or waits for one that is, at most until `ends`, by `time.monotonic`."""
+    while late := [(loop, there) for loop, there in held if not there.is_set()]:
+        busy = [there for loop, there in late if not loop.awaits_another]
+        rest = ends - time.monotonic()
+        if not busy:
+            return
+        if rest <= 0:
+            logger.warning("a fork did not wait for the end of a batch: its child may crash if it goes on")
+            return
+        busy[0].wait(min(rest, LOOK_SECONDS))
 
 
 def _release_all() -> None:
     _forks.over.set()
+    if _forks.interrupted:  # raised behind this hook, in which it would be dropped, too
+        _thread.start_new_thread(_thread.interrupt_main, ())
 
 
 def _renew_all() -> None:

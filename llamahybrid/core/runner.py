@@ -156,6 +156,8 @@ class Runner:
 
     def share(self) -> None:
         """Store unstored attention of the live tokens, which another slot is about to load."""
+        if self.live.shared.touched_outside() or self.live.fault() is not None:
+            return  # `store` trusts the tip, which `check` verified when its own request began
         self.store(tip=self.live.profile.attention_is_all)
 
     def store(self, *, tip: bool = False) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import llama_cpp
 import pytest
 from jinja2.exceptions import SecurityError
+from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
 from llamahybrid import Llama
 from tests.lab.gguf_edits import SWITCHED_TEMPLATE, with_bos
@@ -42,10 +43,17 @@ def test_variables_that_would_have_no_effect_are_refused(templated: Any) -> None
         llm.create_chat_completion(HELLO, chat_template_kwargs={"enable_thinking": False}, **ASKED)
 
 
+@pytest.mark.parametrize("of", ["the model", "the program"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_loop_samples_a_chat_and_hands_over_no_token_one_by_one(templated: Any, stream: bool) -> None:
+def test_the_loop_samples_a_chat_and_hands_over_no_token_one_by_one(
+    templated: Any, stream: bool, of: str
+) -> None:
     """Upstream gives each chat by a template a stopping criterion, which no answer needs."""
     llm, ran = templated(SWITCHED_TEMPLATE), list[Any]()
+    if of == "the program":
+        ends = [llm.token_eos()]
+        formatter = Jinja2ChatFormatter(SWITCHED_TEMPLATE, "<|im_end|>", "", stop_token_ids=ends)
+        llm._chat_handlers["mine"], llm.chat_format = formatter.to_chat_handler(), "mine"
     run = llm.requests.loop.run
     llm.requests.loop.run = lambda *args: ran.append(args) or run(*args)
     made = llm.create_chat_completion(HELLO, stream=stream, max_tokens=20, temperature=0.0)

@@ -33,7 +33,7 @@ SAMPLING: dict[str, list[Any]] = {
     "presence_penalty": [1.5, -2],
     "repeat_penalty": [1.3, 0.5],
     "mirostat_mode": [1, 2, 3, None],
-    "logits_processor": [LogitsProcessorList([raised]), LogitsProcessorList(), [raised], raised],
+    "logits_processor": [LogitsProcessorList([raised]), LogitsProcessorList(), [raised]],
     "grammar": [LlamaGrammar.from_string('root ::= "a" "b"*', verbose=False), "root", 5],
     "stopping_criteria": [StoppingCriteriaList(), StoppingCriteriaList([lambda ids, _: len(ids) > 20])],
 }

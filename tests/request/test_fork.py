@@ -100,6 +100,40 @@ print(*codes, answer(one) == expected)
 """
 
 
+CALLS_ANOTHER = """
+other, asked, done = Llama(sys.argv[1], **options), threading.Event(), threading.Event()
+
+def handler(llama, messages, **_):
+    while not done.is_set():
+        other.create_completion([*range(10, 250)], max_tokens=1)
+    return {}
+
+def right():
+    return [next(llm.generate(range(10, 60), temp=0.0)), next(other.generate(range(10, 60), temp=0.0))]
+
+expected = right()
+other.on_progress = lambda _: asked.set()
+llm.chat_handler = handler
+chat = threading.Thread(target=llm.create_chat_completion, args=([],))
+chat.start()
+codes = set()
+for _ in range(4):
+    asked.clear()
+    asked.wait(60)
+    pid = os.fork()
+    if not pid:
+        signal.alarm(150)
+        try:
+            os._exit(0 if right() == expected else 1)
+        finally:
+            os._exit(2)
+    codes.add(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+done.set()
+chat.join()
+print(*codes, right() == expected)
+"""
+
+
 HANDLER = """
 prompt = [10 + (7 * i) % 100 for i in range(400)]
 child, forked = None, threading.Event()
@@ -137,9 +171,13 @@ print(status, answer(prompt) == first)
         (STREAM, "greedy", ["0", "0", "True", "True"]),
         (STREAM, "drawn", ["0", "0", "True", "True"]),
         (BUSY, "greedy", ["0", "True"]),
+        (CALLS_ANOTHER, "greedy", ["0", "True"]),
         (HANDLER, "greedy", ["0", "True"]),
     ],
-    ids=["a stream", "a drawn stream", "another thread's batch", "a signal handler in a wait"],
+    ids=[
+        *("a stream", "a drawn stream", "another thread's batch", "a chat handler that calls another model"),
+        "a signal handler in a wait",
+    ],
 )
 def test_forked_processes_and_their_parent_go_on_with_one_model(
     tiny_model: Callable[..., Path], slots: int, script: str, way: str, told: list[str]
@@ -152,3 +190,68 @@ def test_forked_processes_and_their_parent_go_on_with_one_model(
     done = subprocess.run(command, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == told
+    assert ("did not wait" in done.stderr) is (script is HANDLER)  # whose loop waits for the fork
+
+
+LOOPS = """
+import os, signal, sys, threading
+from llamahybrid.core import process
+
+class There(threading.Event):
+    def wait(self, timeout=None):
+        if number := numbers.pop() if numbers else 0:
+            signal.raise_signal(number)
+        return super().wait(timeout)
+
+class Loop:
+    awaits_another = False
+
+    def hold(self, over):
+        asked.append(There())
+        if len(asked) in wanted:
+            for each in asked:
+                each.set()
+        return asked[-1]
+
+    def renew_in_child(self):
+        pass
+
+    def end_at_exit(self):
+        pass
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+asked, numbers, wanted, interrupted = [], [], {2}, False
+loops = Loop(), Loop()
+for each in loops:
+    process.add(each)
+
+def forked():
+    if not (pid := os.fork()):
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.parametrize(
+    ("script", "told", "warnings"),
+    [
+        ("forked()", "2 False", 0),
+        ("process.FORK_SECONDS, wanted = 0.1, ()\nforked()", "2 False", 1),
+        (
+            "wanted, numbers, until = (), [signal.SIGINT], threading.Event()\n"
+            "process.FORK_SECONDS = 0.1\n"
+            "try:\n    forked()\n    until.wait(60)\nexcept KeyboardInterrupt:\n    interrupted = True",
+            "2 True",
+            1,
+        ),
+    ],
+    ids=["each is there once all are asked", "none is ever there", "Ctrl-C"],
+)
+def test_a_fork_asks_all_loops_before_it_waits_for_any(script: str, told: str, warnings: int) -> None:
+    """After the longest wait it says so once; Ctrl-C in the wait is one behind the fork."""
+    command = [sys.executable, "-c", LOOPS + script + "\nprint(len(asked), interrupted)"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    assert done.stdout.strip() == told, done.stderr
+    assert done.stderr.count("did not wait") == warnings

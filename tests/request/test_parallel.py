@@ -491,3 +491,17 @@ def test_error_of_a_criterion_ends_its_own_request_alone(opened, stock):
 
 
 # -- the whole context -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_tip_that_other_code_damaged_is_not_stored_for_another_slot(opened, stock, damaged):
+    """A cell that is missing shows in the size of memory alone, and counts no decode."""
+    llm = opened("llama", flash_attn=True)
+    right, said = stock("llama", flash_attn=True)(WORDS[:300], 4), take(llm, WORDS[:300], 4)
+    assert said == right
+    slot = next(each for each in llm.slots.all if each.runner.live.n)
+    if damaged:
+        memory = llama_cpp.llama_get_memory(llm._ctx.ctx)
+        assert llama_cpp.llama_memory_seq_rm(memory, llm.slots.all.index(slot), 40, 41)
+    slot.runner.share()
+    assert llm.prompt_cache.stats().entries == (not damaged)

@@ -74,6 +74,57 @@ def test_a_grammar_that_cannot_be_read_is_an_error_and_not_the_end(llm, grammar)
     assert llm.create_completion(PROMPT, max_tokens=2)["choices"]
 
 
+@pytest.mark.parametrize(
+    ("rule", "column", "why"),
+    [
+        ('"a', 1, "it has no end, or an escape that is none"),
+        (r'"\q"', 1, "it has no end, or an escape that is none"),
+        ("[a-z", 1, "it has no end, or an escape that is none"),
+        ('"a"{}', 4, "a number of repetitions is missing"),
+        ('"a"{,2}', 4, "a number of repetitions is missing"),
+        ("<think", 1, "a token is <name> or <[id]>"),
+        ("!x", 1, "a token is <name> or <[id]>"),
+        ('("a"', 5, "a ) is missing"),
+        ('("a" & "b")', 6, "a ) is missing"),
+        ('"a" & "b"', 5, "a rule ends with its line"),
+        ('"a")', 4, "a rule ends with its line"),
+    ],
+    ids=lambda value: value[:12] if isinstance(value, str) else str(value),
+)
+def test_the_error_of_a_grammar_says_what_is_wrong_where(llm, rule, column, why):
+    made = LlamaGrammar.from_string("root ::= " + rule, verbose=False)
+    with pytest.raises(ValueError, match="cannot be read") as error:
+        require_grammar(llm._model.vocab, made)
+    assert str(error.value) == f"the grammar cannot be read: line 1, column {column + 9}: {why}"
+
+
+def test_a_grammar_that_would_take_much_memory_is_refused_before_it_is_matched(llm):
+    made = LlamaGrammar.from_string('root ::= "a" #' + 4_000_000 * "x", verbose=False)
+    with pytest.raises(ValueError, match="more than 4,000,000 bytes"):
+        require_grammar(llm._model.vocab, made)
+
+
+@pytest.mark.parametrize("n_parallel", [1, 2])
+def test_a_logits_processor_that_is_in_no_list_is_an_error(open_model, n_parallel):
+    """Upstream's callback fails at it, and samples as without it."""
+    llm, seen = open_model("llama", n_parallel=n_parallel), []
+
+    def process(ids, scores):
+        seen.append(len(ids))
+        return scores
+
+    class Indexed:
+        def __getitem__(self, index):
+            return [process][index]
+
+    for call in (llm.create_completion, lambda prompt, **how: next(llm.generate(prompt, **how))):
+        with pytest.raises(TypeError, match="logits_processor takes a LogitsProcessorList"):
+            call(PROMPT, logits_processor=process)
+    assert not seen
+    llm.create_completion(PROMPT, max_tokens=2, logits_processor=Indexed())
+    assert seen == [len(PROMPT), len(PROMPT) + 1]
+
+
 def test_a_grammar_that_can_be_read_is_used(llm):
     quoted = 'root ::= "' + "(" * 5000 + '"  # ((((\n'
     for grammar in ('root ::= ("a" | ("b"))', quoted, 'root ::= [(] | "\\"(" '):
