@@ -19,11 +19,11 @@ from llamahybrid.client.handle import RequestHandle, advanced_for, handle_here
 from llamahybrid.client.native_calls import ThreadState, collecting
 from llamahybrid.client.salt import SHARED
 from llamahybrid.core.loop import DecodeLoop
-from llamahybrid.core.report import Progress, RequestReport
+from llamahybrid.core.report import Progress, RequestReport, text_of_token
 from llamahybrid.core.request import Request
 from llamahybrid.core.slot import Slot
 from llamahybrid.core.view import View
-from llamahybrid.errors import LlamaHybridError, ModelClosed
+from llamahybrid.errors import LlamaHybridError
 
 Result = TypeVar("Result")
 
@@ -363,7 +363,7 @@ class Requests:
         """Return the report of a request."""
         llm = self._of()
         assert llm is not None, "the caller holds it"
-        return progress.report(partial(_text_of, llm._model), explain=llm._explain)
+        return progress.report(partial(text_of_token, llm._model), explain=llm._explain)
 
     def reporter(self) -> Callable[[Request], None]:
         """Return a function that calls `on_request`, for the loop, which must not keep its model alive."""
@@ -397,12 +397,3 @@ class Requests:
 
 _STEPS = {Requests.step.__code__, Requests.drive.__code__}
 """The code of frames whose `running` is the request of a step."""
-
-
-def _text_of(model: Any, token: int) -> str:
-    """Return the text of a token; its id for native content and for a closed model."""
-    try:
-        text: bytes = model.detokenize([token], special=True)
-    except (ModelClosed, ValueError):
-        return str(token)
-    return text.decode("utf-8", "replace")

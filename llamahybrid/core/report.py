@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 
 from llamahybrid.core.schedule import Schedule
+from llamahybrid.errors import ModelClosed
 from llamahybrid.prompt_cache.base import Bytes, Plan, Source, Tokens
 
 PLACES: Mapping[Source, str] = {"ram": "RAM", "disk": "disk", "remote": "the remote store"}
@@ -209,3 +211,12 @@ class Progress:
     def drop_records(self) -> None:
         """Drop the records of the plan, which reports would keep in memory."""
         self.plan = replace(self.plan, checkpoint=None, logits=None, segments=())
+
+
+def text_of_token(model: Any, token: int) -> str:
+    """Return the text of a token; its id for native content and for a closed model."""
+    try:
+        text: bytes = model.detokenize([token], special=True)
+    except (ModelClosed, ValueError):
+        return str(token)
+    return text.decode("utf-8", "replace")

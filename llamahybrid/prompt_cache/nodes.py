@@ -316,3 +316,8 @@ class Match:
                     ranges.append((at, min(start, end)))
                 at = stop
         return ranges
+
+
+def tokens_to(node: Node) -> Tokens:
+    """Return the tokens from the root to the end of a node's edge, shape (n,)."""
+    return tokens_of(b"".join([n.edge for n in node.path()][::-1]))

@@ -32,7 +32,7 @@ from llamahybrid.prompt_cache.nodes import (
     first_id,
     ids_of,
     token_at,
-    tokens_of,
+    tokens_to,
 )
 
 
@@ -396,8 +396,3 @@ class Tree:
         for grandchild in node.children.values():
             grandchild.parent = node
         del self._nodes[child]
-
-
-def tokens_to(node: Node) -> Tokens:
-    """The tokens from the root to the end of a node's edge."""
-    return tokens_of(b"".join([n.edge for n in node.path()][::-1]))
