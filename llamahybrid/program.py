@@ -26,8 +26,9 @@ _OURS = {"llamahybrid.llama": "Llama", "llamahybrid.installation": "install"}
 """Our modules that import llama_cpp, each with the last name that it defines."""
 
 _RUN_AS_MAIN: Callable[..., Any] = runpy._run_module_as_main  # type: ignore[attr-defined]
-"""What `python -m` and `python FOLDER` call: it runs in the `__main__` that is there, for threads and exit
-functions, too. `runpy.run_module` would restore the previous one at the end, and change `sys.argv`."""
+"""The function behind `python -m` and `python FOLDER`: it runs the program in the `__main__` that is there,
+for threads and exit functions, too. `runpy.run_module` would restore the previous one at the end, and change
+`sys.argv`."""
 
 USAGE = "usage: llamahybrid run PROGRAM [ARGUMENT ...]\n       llamahybrid run -m MODULE [ARGUMENT ...]"
 

@@ -62,7 +62,7 @@ _UNREAD = {
     b"{": "a number of repetitions is missing",
     **dict.fromkeys((b"<", b"!"), "a token is <name> or <[id]>"),
 }
-"""What is wrong with an item that cannot be read, by its first byte."""
+"""The fault of an item that cannot be read, by its first byte."""
 _OPEN = "a ) is missing"
 
 TokenCount = Callable[[bytes], int]

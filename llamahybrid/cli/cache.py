@@ -1,4 +1,4 @@
-"""`llamahybrid cache`: list, verify and prune a cache folder, without running a model."""
+"""`llamahybrid cache`: show, verify and prune a cache folder, without running a model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from llamahybrid.prompt_cache.base import Tokens
 
-cache = typer.Typer(no_args_is_help=True, help="List, verify and prune a folder of conversations.")
+cache = typer.Typer(no_args_is_help=True, help="Show, verify and prune a folder of conversations.")
 
 Folder = Annotated[
     Path | None, typer.Option("--dir", help="folder, as given to PromptCache(disk_dir=...)", file_okay=False)
@@ -38,7 +38,7 @@ def show(
     preview: Preview = None,
     most: Annotated[int, typer.Option(min=1, help="branches to show")] = MOST_SHOWN,
 ) -> None:
-    """List the records as a tree for each model and salt, with the common prefixes of conversations once.
+    """Show the records as a tree for each model and salt, with the common prefixes of conversations once.
 
     A branch has tokens, checkpoints, bytes and age. Each checkpoint has its reason: tip, prompt, system,
     branch or rung (docs/guide/caching.md). The records to be evicted next are marked; a process that has the

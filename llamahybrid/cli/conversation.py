@@ -15,6 +15,9 @@ from llamahybrid.files import write_whole
 
 Message = dict[str, str]
 
+LARGEST_FILE = 64 << 20
+"""Bytes of the largest file of messages that is read."""
+
 _AFTER = {"system": ("",), "user": ("", "system", "assistant"), "assistant": ("user",)}
 """The roles that a message of each role may follow; empty: it is the first one."""
 
@@ -51,6 +54,8 @@ def read(path: Path) -> list[Message]:
     """
     if not path.is_file():
         raise ValueError("not a file" if path.exists() else "there is no such file")
+    if path.stat().st_size > LARGEST_FILE:
+        raise ValueError(f"larger than {LARGEST_FILE >> 20} MiB")
     try:
         found = TypeAdapter(list[_Message]).validate_json(path.read_bytes().removeprefix(BOM_UTF8))
     except ValidationError as error:

@@ -20,7 +20,7 @@ _PATTERNS = {
 }
 """By format: llguidance has 29 February in each year, and a 61st second in each minute."""
 
-_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
+BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 """Keywords whose values are schemas by name."""
 
 _VALUES = ("const", "enum", "default", "examples")
@@ -56,8 +56,8 @@ def _require_exact(digits: str) -> int:
 def _require_followed(part: dict[str, Any]) -> dict[str, Any]:
     """Raise ValueError for a schema that llguidance takes, and whose answers may break it.
 
-    It lets a whole number through as an exclusive bound if the other bound is less than 1 away, and reads
-    classes of regular expressions with the operators of Rust.
+    llguidance lets a whole number through as an exclusive bound if the other bound is less than 1 away, and
+    reads classes of regular expressions with the operators of Rust.
     """
     for near, far, sign in (("Minimum", "Maximum", 1), ("Maximum", "Minimum", -1)):
         found: list[Any] = [part.get(f"exclusive{near}"), part.get(far.lower()), part.get(f"exclusive{far}")]
@@ -107,7 +107,7 @@ def _with_patterns(part: Any) -> Any:
         return part
     made = dict(part)
     for name, value in part.items():
-        if name in _BY_NAME and isinstance(value, dict):
+        if name in BY_NAME and isinstance(value, dict):
             made[name] = {key: _with_patterns(each) for key, each in value.items()}
         elif name not in _VALUES:
             made[name] = _with_patterns(value)

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from llama_cpp import llama_grammar
 
-from llamahybrid.client.exact_schema import exact
+from llamahybrid.client.exact_schema import BY_NAME, exact
 
 try:
     from llguidance import LLMatcher, LLTokenizer
@@ -251,7 +251,6 @@ def schema_of(options: dict[str, Any]) -> Any:
 _SAYS_OTHERWISE = {"additionalProperties", "patternProperties", "unevaluatedProperties", "minProperties"}
 _COMBINATIONS = ("allOf", "anyOf", "oneOf", "$ref")
 _INNER = ("items", "additionalProperties", "prefixItems", "allOf", "anyOf", "oneOf")
-_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 _NOTES = {"title", "description", "default", "examples", "discriminator", "$defs", "definitions", "$schema"}
 """Keywords that constrain nothing."""
 
@@ -282,7 +281,7 @@ def _closed(part: Any) -> Any:
         several = name == "allOf" and isinstance(value, list) and len(value) > 1
         if name in _COMBINATIONS and (several or not part.keys() <= {name, *_NOTES}):
             raise _Combined
-        if name in _BY_NAME and isinstance(value, dict):
+        if name in BY_NAME and isinstance(value, dict):
             result[name] = {key: _closed(each) for key, each in value.items()}
         elif name in _INNER:
             result[name] = _closed(value)

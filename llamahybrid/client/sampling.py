@@ -29,7 +29,7 @@ _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32
 class RowSampler(LlamaSampler):  # type: ignore[misc]
     """A sampler of upstream's that reads copied rows, and raises where the library would end the process.
 
-    That is where there are no logits (src/llama-sampler.cpp, llama_sampler_sample), and where a grammar
+    The library does so without logits (src/llama-sampler.cpp, llama_sampler_sample), and where a grammar
     allows no token.
     """
 

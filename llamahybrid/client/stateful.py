@@ -51,7 +51,7 @@ class StatefulLlama(llama_cpp.Llama):  # type: ignore[misc]
 
     @property
     def _seed(self) -> int:
-        """That of a request; outside of one the next one's, which upstream draws from it."""
+        """The seed of the current request; outside of one, that from which upstream draws the next."""
         inside = self.requests.inside
         return self.requests.next_seed() if inside is None else inside.view.seed
 

@@ -44,7 +44,7 @@ def answer_steps(
         feed.paused = False
         assert request.slot is not None, "a task runs in a slot"
         slot = request.slot
-        if request.parked:  # another request had its slot meanwhile
+        if request.parked:  # preempted while its reader was away
             yield from come_back(slot)
         live = slot.live
         slot.runner.before_token(progress)

@@ -1,4 +1,4 @@
-"""Length of workloads for a given time, and what is left out or cut short if it is not enough.
+"""Length of workloads for a given time, and the choice of those that are left out or cut short.
 
 A model's speed is measured by a few short requests. The cost of each script and workload is known from a
 conversation with made-up answers: every prompt decoded from its beginning, and every answer. All targets of a

@@ -78,8 +78,8 @@ def _places(total: int, cached: int) -> list[int]:
 def _losses(distances: NDArray[np.float64], free: NDArray[np.bool_]) -> NDArray[np.float64]:
     """Return the loss between each two distances a < b, with no cut between, shape (n, n); inf elsewhere.
 
-    It is the integral of (b - d) / d over log d from a to b: b / a - 1 - log(b / a). Only `free` places may
-    be near each other.
+    The loss is the integral of (b - d) / d over log d from a to b: b / a - 1 - log(b / a). Only `free` places
+    may be near each other.
     """
     ratio = distances[np.newaxis] / distances[:, np.newaxis]
     near = distances[np.newaxis] - distances[:, np.newaxis] < MIN_SPACING

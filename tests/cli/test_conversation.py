@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from llamahybrid.cli import conversation
 from llamahybrid.cli.conversation import Message, read, save
 
 TEXTS = {"system": "Be brief.", "user": "Hé\nthere", "assistant": "[/] \x1b \u2028"}
@@ -65,11 +66,15 @@ def test_a_file_that_an_editor_began_with_a_mark_is_read(tmp_path: Path) -> None
     assert read(tmp_path / "c.json") == chat()
 
 
-def test_folders_pipes_and_missing_files_are_refused(tmp_path: Path) -> None:
+def test_folders_pipes_and_missing_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "pipe")  # reading it would wait for ever
     for name in ("pipe", ".", "absent"):
         with pytest.raises(ValueError, match=r"file"):
             read(tmp_path / name)
+    save(tmp_path / "c.json", chat())
+    monkeypatch.setattr(conversation, "LARGEST_FILE", 20)
+    with pytest.raises(ValueError, match="larger"):
+        read(tmp_path / "c.json")
 
 
 def test_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

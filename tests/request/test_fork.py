@@ -29,6 +29,16 @@ def begun(prompt):
 def answer(prompt):
     return list(itertools.islice(begun(prompt), 12))
 
+def child(status):
+    pid = os.fork()
+    if not pid:
+        signal.alarm(150)
+        try:
+            os._exit(status())
+        finally:
+            os._exit(2)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
 """
 
 STREAM = """
@@ -42,17 +52,11 @@ while sys.argv[3] == "drawn" and not any(len(r.progress.said) > 1 for r in llm.s
 def goes_on():
     return [first, *itertools.islice(stream, 11)] == whole
 
-def child(use):
-    pid = os.fork()
-    if not pid:
-        signal.alarm(150)
-        try:
-            os._exit(0 if use() and answer(one) == expected else 1)
-        finally:
-            os._exit(2)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+def wrong(goes_on):
+    return not (goes_on and answer(one) == expected)
 
-print(child(goes_on), child(lambda: stream.close() is None), goes_on(), answer(one) == expected)
+codes = child(lambda: wrong(goes_on())), child(lambda: wrong(stream.close() is None))
+print(*codes, goes_on(), answer(one) == expected)
 """
 
 
@@ -81,14 +85,7 @@ def talk():
 def forked_in_a_batch():
     runs.clear()
     runs.wait(60)
-    pid = os.fork()
-    if not pid:
-        signal.alarm(150)
-        try:
-            os._exit(1 if inside else 0 if answer(one) == expected else 3)
-        finally:
-            os._exit(2)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return child(lambda: 1 if inside else 0 if answer(one) == expected else 3)
 
 done = threading.Event()
 talking = threading.Thread(target=talk)
@@ -120,14 +117,7 @@ codes = set()
 for _ in range(4):
     asked.clear()
     asked.wait(60)
-    pid = os.fork()
-    if not pid:
-        signal.alarm(150)
-        try:
-            os._exit(0 if right() == expected else 1)
-        finally:
-            os._exit(2)
-    codes.add(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    codes.add(child(lambda: right() != expected))
 done.set()
 chat.join()
 print(*codes, right() == expected)
