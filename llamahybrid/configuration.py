@@ -135,6 +135,11 @@ def _shared_cache(wanted: Configuration) -> PromptCache:
         return _shared[1]
 
 
+def is_shared(cache: PromptCache | None) -> bool:
+    """Return whether a prompt cache is the process's, which outlives each model."""
+    return cache is not None and _shared is not None and _shared[1] is cache
+
+
 def cache_for(given: bool | PromptCache | None, reusing: bool = True) -> PromptCache | None:
     """Return the prompt cache of a `Llama` for its argument `given`; None: no cache.
 

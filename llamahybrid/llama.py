@@ -29,7 +29,7 @@ from llamahybrid.client.native_calls import GuardedModel, NativeCalls, held
 from llamahybrid.client.requests import Requests
 from llamahybrid.client.salt import digest, text_of
 from llamahybrid.client.stateful import StatefulLlama
-from llamahybrid.configuration import cache_for, current, wait_timeout
+from llamahybrid.configuration import cache_for, current, is_shared, wait_timeout
 from llamahybrid.core.assembly import ContextShape, Wish, assemble, filled_in, require_adapter, slots_for
 from llamahybrid.core.report import PromptProgress, RequestReport
 from llamahybrid.core.runner import Runner
@@ -98,11 +98,11 @@ class Llama(StatefulLlama):
         self.requests = Requests(self, wait)
         self._calls = NativeCalls()
         self.slots = Slots([])
-        self._cache_stays = isinstance(prompt_cache, PromptCache)
         self._explain = explain
         embedding = bool(kwargs.get("embedding"))
         reusing = not (kwargs.get("vocab_only") or (embedding and embeds_only(model_path, kwargs)))
         cache = cache_for(prompt_cache, reusing)
+        self._cache_stays = cache is prompt_cache or is_shared(cache)
         wanted = Wish(current().parallel or 1) if n_parallel is None else n_parallel
         n_parallel = slots_for(wanted, model_path, cache is not None, kwargs)
         self._made_with = {
@@ -368,7 +368,8 @@ class Llama(StatefulLlama):
     def _end(self, slots: Slots) -> None:
         """Store what the slots hold, and free the context; the cache may be another model's, too."""
         try:
-            slots.store(tips=self._cache_stays)
+            if self._cache_stays:
+                slots.store(tips=True)
         finally:
             self._free()
 

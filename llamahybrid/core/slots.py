@@ -321,8 +321,11 @@ class Slots:
             slot.runner.store(tip=tips)
 
     def owing(self) -> list[Slot]:
-        """Slots whose last answer did not wait for its attention; not those that store it before it goes."""
-        owing = [slot for slot in self.all if slot.runner.checkpoints.owes_since is not None]
+        """Free slots whose last answer did not wait for its attention, unless that is stored before it goes.
+
+        A request that has such a slot stores it at its end, and does not wait for it before.
+        """
+        owing = [slot for slot in self.free() if slot.runner.checkpoints.owes_since is not None]
         return [s for s in owing if (pager := s.live.profile.pager) is None or not pager.reads_whole]
 
     def store_owed(self) -> None:

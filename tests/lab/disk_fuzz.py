@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated
 
@@ -231,8 +232,9 @@ def hammer(processes: int, seconds: float, seed: int, console: Console) -> None:
     """
     with tempfile.TemporaryDirectory() as folder:
         crowd = [start(folder, seed + n, seconds, DISK_BYTES) for n in range(processes)]
-        for number, process in enumerate(crowd):
-            told = counts(process)
+        with ThreadPoolExecutor(processes) as pool:  # each pipe is read, or its writer would wait
+            every = list(pool.map(counts, crowd))
+        for number, told in enumerate(every):
             assert not told["disk_failed"], f"process {number}: {told}"
             console.print(f"process {number} (seed {seed + number}): {dict(told)}", soft_wrap=True)
 

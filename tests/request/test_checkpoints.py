@@ -7,7 +7,7 @@ import llama_cpp
 import numpy as np
 import pytest
 
-from llamahybrid import PromptCache
+from llamahybrid import PromptCache, configure
 from llamahybrid.capi.calls import NativeContext
 from llamahybrid.core import loop
 from llamahybrid.harness.counters import DecodeCounter
@@ -340,13 +340,13 @@ def test_attention_is_read_until_it_is_known_not_to_pay(open_one, monkeypatch, p
 
 def test_an_answer_does_not_wait_for_attention_that_is_read_slowly(open_one, monkeypatch):
     """As on a GPU without flash attention; it is stored once nobody has asked for a while."""
-    llm, began, may, read = open_one(), Event(), Event(), LiveSequence.page_out
+    llm, began, may, read, waited = open_one(), Event(), Event(), LiveSequence.page_out, []
     for _ in range(FEW):
         llm.slots.runners[0].meter.read(SLOW_READ, 1)
 
     def slow(*given, **more):
         began.set()
-        assert may.wait(30), "the answer waits for it"
+        waited.append(not may.wait(30))
         return read(*given, **more)
 
     monkeypatch.setattr(LiveSequence, "page_out", slow)
@@ -358,7 +358,31 @@ def test_an_answer_does_not_wait_for_attention_that_is_read_slowly(open_one, mon
     monkeypatch.setattr(loop, "REST_SECONDS", 0.0)
     take(llm, [*chat, 1], 1)
     assert began.wait(30)
+    assert not waited, "an answer waits for what the one before left"
     may.set()
     take(llm, TWO)
     take(llm, [*chat, 1, 1], 2)
     assert llm.last_request.cached == len(chat) + 1
+
+
+@pytest.mark.parametrize("cache", ["given", "configured", "own"])
+def test_closing_stores_attention_that_no_answer_waited_for(open_one, monkeypatch, cache):
+    """It is for the models that open the same cache later; one that goes with the model gets nothing."""
+    read, reads, given = LiveSequence.page_out, [], PromptCache() if cache == "given" else None
+    monkeypatch.setattr(loop, "REST_SECONDS", 1e6)
+    monkeypatch.setattr(LiveSequence, "page_out", lambda *one, **more: reads.append(1) or read(*one, **more))
+    configure(ram="1GiB" if cache == "configured" else None)
+    try:
+        llm = open_one(prompt_cache=given)
+        for _ in range(FEW):
+            llm.slots.runners[0].meter.read(SLOW_READ, 1)
+        chat = [*ONE, *take(llm, ONE), 1]
+        take(llm, chat, 2)
+        assert not reads, "it is not stored before"
+        llm.close()
+        stored = bool(reads)
+        later = open_one(prompt_cache=given)
+        take(later, [*chat, 2], 1)
+    finally:
+        configure(ram=None)
+    assert stored is (later.last_request.cached > len(ONE)) is (cache != "own")
