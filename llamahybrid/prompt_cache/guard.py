@@ -74,6 +74,11 @@ class Guard:
                 raise
             self.changing = False
 
+    def leave(self) -> None:
+        """Give up the lock, however it is held: a tracer may raise right before a `with` gives it up."""
+        while self.inside():
+            self.lock.release()
+
     def left(self) -> None:
         """Free what was dropped, and log a restart: the lock was given up, as handlers are anybody's code."""
         self.dropped.clear()
@@ -102,28 +107,41 @@ def guarded(
                 if later:
                     guard.deferred.append(functools.partial(method, store, *args, **kwargs))
                 return None if inside is None else inside(*args, **kwargs)  # type: ignore[return-value]
-            while True:
-                pause: Pause | None = None
-                # The lock's own methods are C: no signal can come between taking it and the `with`.
-                with guard.lock:
-                    try:
-                        guard.enter(store.restart)
-                        guard.changing, guard.changes = changes, guard.changes + changes
-                        result = method(store, *args, **kwargs)
-                    except Pause as raised:
-                        pause = raised.with_traceback(None)  # its frames hold bytes
-                    guard.changing = False
-                guard.left()
-                if pause is not None:
-                    pause.spend(store)
-                    continue
+            try:
+                while True:
+                    # The lock's own methods are C: no signal can come between taking it and the `with`.
+                    with guard.lock:
+                        result = _attempt(store, changes, method, *args, **kwargs)
+                        guard.changing = False
+                    guard.left()
+                    if not isinstance(result, Pause):
+                        break
+                    result.spend(store)
+                    del result  # its bytes go back to the system without the lock
                 if guard.deferred:
                     _look_in(store)
                 return result
+            except BaseException:
+                guard.leave()
+                raise
 
         return call
 
     return decorate
+
+
+def _attempt(store: Any, changes: bool, method: Callable[..., R], /, *args: Any, **kwargs: Any) -> R | Pause:
+    """Return the result of a method that has the lock, or the Pause that it raised.
+
+    Not inside the `with`: a tracer could raise at a `try` there, which CPython covers by no handler.
+    """
+    guard: Guard = store.guard
+    try:
+        guard.enter(store.restart)
+        guard.changing, guard.changes = changes, guard.changes + changes
+        return method(store, *args, **kwargs)
+    except Pause as raised:
+        return raised.with_traceback(None)  # its frames hold bytes
 
 
 @guarded(changes=False)

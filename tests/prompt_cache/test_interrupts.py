@@ -73,10 +73,13 @@ def interrupt() -> None:
 
 @pytest.mark.parametrize("disk", [False, True])
 def test_an_interrupt_at_any_line_leaves_the_cache_sound_or_empty(disk: bool) -> None:
-    """A sample of all lines; `make fuzz` takes them all."""
-    outcome = interrupt_fuzz.Outcome()
-    for line in interrupt_fuzz.all_lines(disk=disk)[7 :: 20 if disk else 40]:
+    """A sample of all lines, and those around the lock; `make fuzz` takes them all."""
+    outcome, lines = interrupt_fuzz.Outcome(), interrupt_fuzz.all_lines(disk=disk)
+    for line in lines[7 :: 20 if disk else 40]:
         interrupt_fuzz.at_line(line, 1, outcome, disk=disk)
+    for line in (each for each in lines if each[0] == "guard"):
+        for times in interrupt_fuzz.TIMES:
+            interrupt_fuzz.at_line(line, times, outcome, disk=disk)
     assert not outcome.broken
     assert outcome.interrupted > (2 if disk else 10)
 
