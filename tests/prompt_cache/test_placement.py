@@ -257,21 +257,21 @@ def test_decoding_is_checkpointed_at_least_by_the_schedule(frontier: int) -> Non
         assert 0 < b - a <= (64 if generated < 512 else 256 if generated < 2048 else 1024)
 
 
-@given(frontier=st.integers(0, 5000), micros=st.integers(1001, 5000))
-def test_snapshots_take_about_one_percent_beyond_the_schedule(frontier: int, micros: int) -> None:
-    """Gaps are the nearest powers of two, so the share may be 1.42 %; kilobytes cost nothing to speak of."""
+@given(frontier=st.integers(0, 5000), micros=st.integers(101, 5000))
+def test_snapshots_take_a_quarter_percent_beyond_the_schedule(frontier: int, micros: int) -> None:
+    """Gaps are the nearest powers of two, so the share may be 0.37 %; kilobytes cost nothing to speak of."""
     costs = Costs(token_seconds=1e-2, snapshot_seconds=micros * 1e-6)
     extra = set(_decode_checkpoints(3000, frontier, costs)[1:-1])
     schedule = set(_decode_checkpoints(3000, frontier, UNMEASURED)[1:-1])
     # One more than whole gaps fit, because the grid is absolute.
     share = (len(extra) - 1) * costs.snapshot_seconds / (3000 * costs.token_seconds)
-    assert extra == schedule or share <= 0.0142
+    assert extra == schedule or share <= 0.0037
     assert schedule <= extra
 
 
 def test_a_snapshot_of_microseconds_is_taken_whatever_a_token_takes() -> None:
     """On a tiny model its share of decode time hovers about the bound: the gap must not hover with it."""
-    for micros in (5, 60, 300, 1000):
+    for micros in (5, 30, 60, 100):
         costs = Costs(token_seconds=3e-4, snapshot_seconds=micros * 1e-6)
         assert next_decode_checkpoint(1003, 1003, costs) == 1008
         assert next_decode_checkpoint(1008, 1003, costs) == 1024
@@ -279,10 +279,10 @@ def test_a_snapshot_of_microseconds_is_taken_whatever_a_token_takes() -> None:
 
 def test_answers_that_are_decoded_together_have_no_more_checkpoints_than_the_schedule_has() -> None:
     """What is left of a share of its own time, an answer may spend; not that of those which wait for it."""
-    costs = Costs(token_seconds=1e-2, snapshot_seconds=1.6e-3)
+    costs = Costs(token_seconds=1e-2, snapshot_seconds=4e-4)
     gaps = {n: next_decode_checkpoint(1024, 1000, costs, n) - 1024 for n in (1, 2, 4, 8)}
     assert gaps == {1: 16, 2: 64, 4: 64, 8: 64}
-    costs = replace(costs, snapshot_seconds=2e-4)  # nobody notices it alone, and each waits for those of all
+    costs = replace(costs, snapshot_seconds=2e-5)  # nobody notices it alone, and each waits for those of all
     gaps = {n: next_decode_checkpoint(1024, 1000, costs, n) - 1024 for n in (1, 5, 8)}
     assert gaps == {1: 16, 5: 16, 8: 64}
 
@@ -292,7 +292,7 @@ def test_of_answers_that_are_decoded_together_none_is_less_than_half_a_gap_behin
     frontier: int, together: int
 ) -> None:
     """A prompt's end, which has one, lies anywhere between two places of the grid."""
-    costs = Costs(token_seconds=1e-2, snapshot_seconds=1.6e-3)
+    costs = Costs(token_seconds=1e-2, snapshot_seconds=4e-4)
     at = [frontier]
     while at[-1] < frontier + 4000:
         at.append(next_decode_checkpoint(at[-1], frontier, costs, together))
