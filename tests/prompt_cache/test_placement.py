@@ -259,13 +259,13 @@ def test_decoding_is_checkpointed_at_least_by_the_schedule(frontier: int) -> Non
 
 @given(frontier=st.integers(0, 5000), micros=st.integers(101, 5000))
 def test_snapshots_take_a_quarter_percent_beyond_the_schedule(frontier: int, micros: int) -> None:
-    """Gaps are the nearest powers of two, so the share may be 0.37 %; kilobytes cost nothing to speak of."""
+    """Gaps are the nearest powers of two, those of the schedule included: the share may be 0.41 %."""
     costs = Costs(token_seconds=1e-2, snapshot_seconds=micros * 1e-6)
     extra = set(_decode_checkpoints(3000, frontier, costs)[1:-1])
     schedule = set(_decode_checkpoints(3000, frontier, UNMEASURED)[1:-1])
     # One more than whole gaps fit, because the grid is absolute.
     share = (len(extra) - 1) * costs.snapshot_seconds / (3000 * costs.token_seconds)
-    assert extra == schedule or share <= 0.0037
+    assert extra == schedule or share <= 0.0041
     assert schedule <= extra
 
 
