@@ -1,7 +1,8 @@
 """Speed at defaults: alone beside stock, and several clients beside llama-server of the same source.
 
-A Qwen3.5-architecture model of about 100M parameters, greedy; each subject of each round is a process of its
-own, in turn, since OpenMP's threads of one would stand in the way of the next; medians of the rounds' ratios.
+A Qwen3.5-architecture model of about 100M parameters, greedy; each subject of each round (in `alone`: of all
+rounds) is a process of its own, in turn, since OpenMP's threads of one would stand in the way of the next;
+medians of the rounds' ratios.
 
 alone   milliseconds a token of a streamed completion and of a `generate` loop, cold prompts; beside stock
 first   time to the first token of a chat of 3,500 tokens whose thinking is stripped; beside both
@@ -40,21 +41,18 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.alone import alone
 from benchmarks.figures import machine
-from benchmarks.subjects import CONTEXT, Stream, Subject, streamed
+from benchmarks.subjects import CONTEXT, Result, Stream, Subject, words
 from llamahybrid.engine.process import display
 from llamahybrid.tiny import make
 from tests.lab import server_build
 from tests.lab.campaign import silence
 
-VOCABULARY = 200
 PARAMETERS = 100_000_000
 LONG = 4_000
 BESIDE = 3
 CHAT = 3_500
-
-Result = dict[str, Any]
-"""Measures of one subject in one round, by name."""
 
 
 @dataclass(frozen=True)
@@ -130,44 +128,12 @@ PARTS: dict[str, tuple[tuple[str, ...], tuple[Target, ...]]] = {
 }
 
 
-def words(chance: random.Random, low: int, high: int) -> list[int]:
-    """Tokens of a message of a length that is drawn from [low, high)."""
-    return [chance.randrange(10, VOCABULARY - 10) for _ in range(chance.randrange(low, high))]
-
-
 def timed(stream: Iterator[int]) -> tuple[list[int], list[float]]:
     began, tokens, times = time.perf_counter(), list[int](), list[float]()
     for token in stream:
         tokens.append(token)
         times.append(time.perf_counter() - began)
     return tokens, times
-
-
-def alone(llm: Any, seed: int) -> Result:
-    chance, n = random.Random(f"alone/{seed}"), 120
-
-    def decode(answer: Iterator[Any]) -> float:
-        next(answer)
-        began = time.perf_counter()
-        count = sum(1 for _ in islice(answer, n))
-        return 1e3 * (time.perf_counter() - began) / count
-
-    def cold(tokens: int) -> float:
-        answer, began = llm.generate(words(chance, tokens, tokens + 1), temp=0.0), time.perf_counter()
-        next(answer)
-        seconds = time.perf_counter() - began
-        answer.close()
-        return seconds
-
-    stream = streamed(llm)
-    decode(stream(words(chance, 300, 301), n))
-    prompts = [words(chance, 200, 400) for _ in range(6)]
-    return {
-        "streamed, ms a token": min(decode(stream(prompt, n + 1)) for prompt in prompts[:3]),
-        "generate, ms a token": min(decode(llm.generate(prompt, temp=0.0)) for prompt in prompts[3:]),
-        "cold 1,000 tokens, s": min(cold(1000) for _ in range(3)),
-        "cold 3,500 tokens, s": min(cold(3500) for _ in range(2)),
-    }
 
 
 def drafts(llm: Any, seed: int) -> Result:
@@ -290,9 +256,9 @@ def away(subject: Subject, seed: int) -> Result:
 def measured(subject: Subject, part: str, seed: int) -> Result:
     """Return the measures of one subject of one part for one round."""
     silence()
-    if part in ("alone", "drafts"):
+    if part == "drafts":
         with closing(subject.in_process()) as llm:
-            return alone(llm, seed) if part == "alone" else drafts(llm, seed)
+            return drafts(llm, seed)
     if part == "away":
         return away(subject, seed)
     with subject.opened() as stream:
@@ -301,22 +267,26 @@ def measured(subject: Subject, part: str, seed: int) -> Result:
         return {"first": first, "long": long}[part](stream, seed)
 
 
-def played(arguments: argparse.Namespace, part: str, name: str, clients: int, seed: int) -> Result:
+def played(subject: Subject, part: str, seed: int) -> Result:
     """Return the measures of one subject, taken in a process of its own."""
-    slots = {"chats": clients, "long": BESIDE + 1}.get(part, 1)
-    given = arguments
-    subject = Subject(name, given.model, slots, given.threads, given.program, given.n_gpu_layers)
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(measured, subject, part, seed).result()
 
 
 def compare(arguments: argparse.Namespace, console: Console, part: str, clients: int) -> tuple[bool, Result]:
     """Play one part, print its table; whether all targets are met, and all runs."""
-    names, targets = PARTS[part]
+    (names, targets), given = PARTS[part], arguments
+    slots = {"chats": clients, "long": BESIDE + 1}.get(part, 1)
+    subjects = [
+        Subject(name, given.model, slots, given.threads, given.program, given.n_gpu_layers) for name in names
+    ]
     runs: dict[str, list[Result]] = {name: [] for name in names}
-    for seed in range(arguments.rounds):
-        for name in names if seed % 2 else names[::-1]:
-            runs[name].append(played(arguments, part, name, clients, seed))
+    if part == "alone":
+        runs = alone(subjects, given.rounds)
+    else:
+        for seed in range(given.rounds):
+            for subject in subjects if seed % 2 else reversed(subjects):
+                runs[subject.name].append(played(subject, part, seed))
     title = f"chats, {clients} client{'s' * (clients != 1)}" if part == "chats" else part
     table = Table("", *names, "targets", title=title, title_justify="left")
     met = True

@@ -159,7 +159,9 @@ def clients() -> str:
                 cells = (f"{median(values):.4g}" if values else "" for values in each)
                 yield f"{part['title']}: {measure}", *cells
 
-    settings = f"Threads: {found['threads']}, rounds: {found['rounds']}, {found['made']}; {found['machine']}."
+    counts = sorted({len(runs) for part in found["parts"] for runs in part["runs"].values()})
+    rounds = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+    settings = f"Threads: {found['threads']}, rounds: {rounds}, {found['made']}; {found['machine']}."
     return markdown(("", *names), rows()) + "\n" + wrapped(settings)
 
 

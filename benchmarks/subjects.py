@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import tempfile
 import urllib.request
@@ -16,6 +17,7 @@ from llamahybrid.tiny.vocab import vocabulary
 from tests.lab.serving import ServerProcess
 from tests.llama_server.llama_server import LlamaServer
 
+VOCABULARY = 200
 CONTEXT = 8_192
 GUESSES = 10
 """Tokens of a draft at most, of the subject that drafts."""
@@ -26,6 +28,14 @@ THOUGHT_TOKEN = cast("list[str]", vocabulary("tiny").metadata["tokenizer.ggml.to
 
 Stream = Callable[[list[int], int], Iterator[int]]
 """`stream(prompt, n)`: the tokens of a greedy, unpenalised answer, as they come."""
+
+Result = dict[str, Any]
+"""Measures of one subject in one round, by name."""
+
+
+def words(chance: random.Random, low: int, high: int) -> list[int]:
+    """Tokens of a message of a length that is drawn from [low, high)."""
+    return [chance.randrange(10, VOCABULARY - 10) for _ in range(chance.randrange(low, high))]
 
 
 @dataclass(frozen=True)

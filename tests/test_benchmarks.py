@@ -6,13 +6,14 @@ import json
 import subprocess
 import sys
 from argparse import Namespace
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from benchmarks import clients, figures
+from benchmarks.subjects import Subject
 from llamahybrid.harness.report import Report, TargetFigures, Times, WorkloadFigures
 
 
@@ -31,11 +32,15 @@ def test_every_benchmark_imports() -> None:
     assert run.returncode == 0, run.stderr
 
 
-def played(arguments: Any, part: str, name: str, count: int, seed: int) -> dict[str, float]:
+def played(subject: Subject, part: str, seed: int) -> dict[str, float]:
     """Numbers in place of measurements: `ours` has 2, the others 4, more tokens being better."""
-    value = 2.0 if name == "ours" else 4.0
+    value = 2.0 if subject.name == "ours" else 4.0
     measures = {target.measure: value for target in clients.PARTS[part][1]}
-    return measures | ({"tokens/s": 8.0 if name == "ours" else 4.0} if part == "chats" else {})
+    return measures | ({"tokens/s": 8.0 if subject.name == "ours" else 4.0} if part == "chats" else {})
+
+
+def alone(subjects: Sequence[Subject], rounds: int) -> dict[str, list[dict[str, float]]]:
+    return {each.name: [played(each, "alone", seed) for seed in range(rounds)] for each in subjects}
 
 
 def arguments(results: Path, *parts: str) -> Namespace:
@@ -47,6 +52,7 @@ def test_clients_are_measured_and_shown_by_their_number(
     results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clients, "played", played)
+    monkeypatch.setattr(clients, "alone", alone)
     assert clients.main(arguments(results)) == 1, "0.5 is above the bound of a first token beside stock"
     table = figures.table("clients")
     assert "| chats, 1 client: tokens/s |  | 8 | 4 | 4 |" in table
@@ -66,12 +72,13 @@ def test_a_target_that_is_missed_is_told_of_by_the_exit_status(
 
 
 def test_a_run_that_ended_early_is_not_shown(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def died(arguments: Any, part: str, name: str, count: int, seed: int) -> dict[str, float]:
+    def died(subject: Subject, part: str, seed: int) -> dict[str, float]:
         if part == "first":
             raise KeyboardInterrupt
-        return played(arguments, part, name, count, seed)
+        return played(subject, part, seed)
 
     monkeypatch.setattr(clients, "played", died)
+    monkeypatch.setattr(clients, "alone", alone)
     with pytest.raises(KeyboardInterrupt):
         clients.main(arguments(results))
     left = json.loads((results / "clients.json").read_text(encoding="utf-8"))
