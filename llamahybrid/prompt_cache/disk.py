@@ -27,7 +27,7 @@ from llamahybrid.errors import RecordError, RecordGone
 from llamahybrid.prompt_cache.block_store import BATCH, Busy, Rows, Values
 from llamahybrid.prompt_cache.bytes_disk import NAME, SHARDS, BytesDisk, NotOurs, key_of
 from llamahybrid.prompt_cache.envelope import Record, read_record
-from llamahybrid.prompt_cache.folder import FOREIGN, claim, opened
+from llamahybrid.prompt_cache.folder import FOREIGN, POLICY, check_database, claim, opened
 
 logger = logging.getLogger("llamahybrid")
 
@@ -42,7 +42,6 @@ ORPHAN_SECONDS = 3600
 
 DATABASE = (FOREIGN, f"{FOREIGN}-wal", f"{FOREIGN}-shm")
 
-POLICY = "llamahybrid-longest-unused"
 diskcache.EVICTION_POLICY[POLICY] = {
     "init": None,
     "get": None,  # one row at a time: `cull` asks for ten, which may be more than has to go
@@ -90,6 +89,7 @@ class DiskRows(Rows):
             self._identity = self._identify()
 
     def _opened(self) -> tuple[Any, Any]:
+        check_database(self.folder)
         settings = {
             "disk": BytesDisk,
             "eviction_policy": POLICY,
