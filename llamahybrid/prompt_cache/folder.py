@@ -1,8 +1,8 @@
 """The folder of a disk cache: whose it is, where it lies, and what in it is ours.
 
 All that this format writes lies in a folder of its own, `llamahybrid-<format>`, with a mark: another format's
-records, older or newer, and whatever else a user keeps beside them are never touched, nor is another program's
-database in it.
+records, older or newer, and whatever else a user keeps beside them are never touched, nor is a database of
+another program in it.
 """
 
 from __future__ import annotations

@@ -86,7 +86,8 @@ MIN_DECODE_GAP = 16
 
 DECODE_SHARE = 0.0025
 """Share of decode time that snapshots beyond `DECODE_GAPS` may take. Few histories part inside an answer:
-with 0.01 conversations of `benchmarks.draws` decoded as many tokens within 0.03 %, and streams took 1 % longer."""
+with 0.01 conversations of `benchmarks.draws` decoded as many tokens within 0.03 %, and streams took 1 %
+longer."""
 
 FREE_SNAPSHOT = 1e-4
 """Seconds of snapshots between two batches that nobody notices, even where a batch takes hardly longer."""
