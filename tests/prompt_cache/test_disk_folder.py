@@ -250,6 +250,22 @@ def test_a_folder_that_was_removed_in_part_is_used_again(folder: Path, names: tu
     assert ask(PromptCache(1 << 24, folder), A).source == "disk"
 
 
+def test_a_disk_that_is_full_at_the_start_is_used_once_it_has_room(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(_: object) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr("llamahybrid.prompt_cache.disk.claim", full)
+        cache = PromptCache(1 << 24, folder)
+        assert ask(cache, A).cached == 0
+    assert "No space left" in caplog.text
+    assert ask(cache, [*A, 1]).cached == len(A)
+    assert cache.close()
+    assert ask(PromptCache(1 << 24, folder), A).source == "disk"
+
+
 def test_files_of_a_killed_process_are_swept_when_they_are_old(folder: Path) -> None:
     filled(folder)
     shard = files(folder)[0].parent
