@@ -106,6 +106,10 @@ by n_seqs (0030) and swaps tokens and sequences; src/llama-graph.cpp, build_rwkv
 strided rows for contiguous ones."""
 
 
+MOST_ON_CPU = 2048
+"""Most tokens of a prompt's ubatch on a CPU, which is no slower: a batch is stopped between two nodes of its
+graph, and one of 32768 tokens of an 8B model takes tens of seconds."""
+
 MOST_CELLS = (1 << 31) - 1
 """Most cells of all slots: the library counts them in 32 bits."""
 
@@ -249,7 +253,7 @@ def assemble(
     boundaries = Boundaries(llm._model.vocab, llm._n_vocab)
     record = HEADER_BYTES + profile.snapshot_bytes if profile.snapshot_bytes else 0
     meter = CostMeter(llm.n_batch, record, profile.token_seconds)
-    shared = SharedContext(guarded, llm.n_batch, n_parallel)
+    shared, n_batch = SharedContext(guarded, llm.n_batch, n_parallel), _batch(llm)
     view = llm.requests.seen
     view.make(llm._n_ctx, llm._n_vocab, len(view.scores))
     made: list[Slot] = []
@@ -262,12 +266,12 @@ def assemble(
     for seq in range(n_parallel):
         size = {"capacity": llm._n_ctx, "n_vocab": llm._n_vocab}
         live = LiveSequence(shared, profile, computation, **size, seq=seq)
-        runner = Runner(live, cache, boundaries, meter, llm.n_batch)
+        runner = Runner(live, cache, boundaries, meter, n_batch)
         drafts = Drafts(live, meter, llm.n_batch)
         made.append(Slot(runner, drafts))
     guarded.live = made[0].live
     slots = Slots(made)
-    loop = DecodeLoop(slots, shared, Scheduler(meter, llm.n_batch, _merges(llm)), llm.requests.reporter())
+    loop = DecodeLoop(slots, shared, Scheduler(meter, n_batch, _merges(llm)), llm.requests.reporter())
     if n_parallel == 1:  # else sequence 0 belongs to a slot
         guarded.outside = OutsideTokens(guarded.live, partial(_hold, ref(llm.requests)))
     else:  # with one slot there are no other sequences
@@ -283,6 +287,12 @@ def _is_causal(llm: Any) -> bool:
     key = f"{llm.metadata.get('general.architecture')}.attention.causal"
     said = (llm.kv_overrides or {}).get(key, llm.metadata.get(key, True))
     return str(said).lower() == "true"
+
+
+def _batch(llm: Any) -> int:
+    """Return the most tokens of a batch; a GPU of the machine may compute without layers on it, too."""
+    long = (llm.context_params.n_ubatch or llm.n_batch) > MOST_ON_CPU
+    return MOST_ON_CPU if long and not llm.offload.computes(-1) else int(llm.n_batch)
 
 
 def _merges(llm: Any) -> bool:

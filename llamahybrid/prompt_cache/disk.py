@@ -9,6 +9,7 @@ use as its time of expiry, far ahead, and records have an earlier one than the r
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sqlite3
@@ -27,7 +28,7 @@ from llamahybrid.errors import RecordError, RecordGone
 from llamahybrid.prompt_cache.block_store import BATCH, Busy, Rows, Values
 from llamahybrid.prompt_cache.bytes_disk import NAME, SHARDS, BytesDisk, NotOurs, key_of
 from llamahybrid.prompt_cache.envelope import Record, read_record
-from llamahybrid.prompt_cache.folder import FOREIGN, claim, opened
+from llamahybrid.prompt_cache.folder import FOLDER, FOREIGN, POLICY, check_database, claim, opened
 
 logger = logging.getLogger("llamahybrid")
 
@@ -40,9 +41,11 @@ stood at 1970 when a record was written."""
 ORPHAN_SECONDS = 3600
 """Age from which a file without a row is removed: before, another process may be about to write its row."""
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a full disk."""
+
 DATABASE = (FOREIGN, f"{FOREIGN}-wal", f"{FOREIGN}-shm")
 
-POLICY = "llamahybrid-longest-unused"
 diskcache.EVICTION_POLICY[POLICY] = {
     "init": None,
     "get": None,  # one row at a time: `cull` asks for ten, which may be more than has to go
@@ -55,7 +58,9 @@ class DiskRows(Rows):
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         """Raises FolderRefused and OSError, see `claim`; nothing is opened yet."""
-        self.folder = claim(folder)
+        self.folder = Path(os.path.realpath(Path(folder).expanduser())) / FOLDER
+        with suppress(Busy):
+            self._claim()
         self.fork()
 
     def fork(self) -> None:
@@ -77,7 +82,7 @@ class DiskRows(Rows):
             if self._caches is not None and self._same():
                 return
             self._caches = None
-            self.folder = claim(self.folder.parent)  # all of it was removed, or its mark: whose is it now?
+            self._claim()  # all of it was removed, or its mark: whose is it now?
             if self._damaged:
                 self._discard()
             try:
@@ -89,7 +94,17 @@ class DiskRows(Rows):
                 self._caches = self._opened()
             self._identity = self._identify()
 
+    def _claim(self) -> None:
+        """See `claim`. Raises Busy where a full disk has no room for the folder."""
+        try:
+            claim(self.folder.parent)
+        except OSError as error:
+            if error.errno in FULL:
+                raise Busy(f"its folder cannot be made: {error}") from error
+            raise
+
     def _opened(self) -> tuple[Any, Any]:
+        check_database(self.folder)
         settings = {
             "disk": BytesDisk,
             "eviction_policy": POLICY,

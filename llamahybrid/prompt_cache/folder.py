@@ -1,7 +1,8 @@
 """The folder of a disk cache: whose it is, where it lies, and what in it is ours.
 
 All that this format writes lies in a folder of its own, `llamahybrid-<format>`, with a mark: another format's
-records, older or newer, and whatever else a user keeps beside them are never touched.
+records, older or newer, and whatever else a user keeps beside them are never touched, nor is a database of
+another program in it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import logging
 import os
 import re
+import sqlite3
 import stat
+from contextlib import closing
 from pathlib import Path
 from typing import BinaryIO
 
@@ -24,6 +27,9 @@ MARK_TEXT = f"llamahybrid disk cache, format {FORMAT}\n".encode()
 
 FOREIGN = "cache.db"
 """Index of a folder in which another program keeps its cache with the diskcache library."""
+
+POLICY = "llamahybrid-longest-unused"
+"""Order of eviction, which diskcache notes in the database: no other program has this one."""
 
 OURS = re.compile(r"[0-9a-f]{2}|" + re.escape(FOREIGN) + "(-wal|-shm|-journal)?")
 """Names of what lies in a folder of records; they may outlive the mark where a folder is removed while it is
@@ -72,6 +78,21 @@ def claim(folder: str | os.PathLike[str]) -> Path:
     return own
 
 
+def check_database(own: Path) -> None:
+    """Raise FolderRefused for a database that another program made, without a change in it.
+
+    Raises sqlite3.Error where it cannot be read."""
+    path = own / FOREIGN
+    if not path.exists():
+        return
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        policy = "SELECT value FROM Settings WHERE key = 'eviction_policy'"
+        found = database.execute(policy).fetchone() if "Settings" in tables else None
+    if found != (POLICY,) and (found is not None or tables - {"Settings"}):  # ours may be half made
+        raise FolderRefused(f"another program keeps its cache in {own}: name another folder")
+
+
 def check_owner(folder: Path) -> None:
     """Raise FolderRefused unless a folder is this user's and nobody else may write to it, as ssh does."""
     found = os.lstat(folder)
@@ -107,8 +128,13 @@ def _mark(own: Path) -> None:
             text = mark.read(len(MARK_TEXT) + 1)
     except FileNotFoundError:
         strange = [entry.name for entry in own.iterdir() if not OURS.fullmatch(entry.name)]
-        if strange and not path.exists():  # another process may be making it, too, or may have removed half
-            raise FolderRefused(f"{own} is not a cache of ours: name another folder") from None
+        if not path.exists():  # another process may be making it, too, or may have removed half
+            if strange:
+                raise FolderRefused(f"{own} is not a cache of ours: name another folder") from None
+            try:
+                check_database(own)
+            except sqlite3.Error as error:
+                raise FolderRefused(f"{own} has no mark of ours, and a database: {error}") from None
         text = b""
     if not text:  # two processes may do so: they say the same
         flags = os.O_WRONLY | os.O_CREAT | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)

@@ -5,6 +5,7 @@ Below `/v1/messages` they have Anthropic's form.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import re
@@ -142,6 +143,9 @@ def refusal(error: BaseException) -> Refusal:
     for kind, message, seconds in _PASSING:
         if isinstance(error, kind):
             return later(message or str(error), seconds)
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        logger.error("%s", error)
+        return later("this server has too many open files; ask again later", 1)
     if isinstance(error, RecursionError):
         return bad("the request nests too deeply")
     if type(error) is LlamaHybridError:  # a fault of the request
@@ -175,7 +179,7 @@ def install(app: FastAPI) -> None:
         return refused.response(request.scope)
 
     kinds = (Refusal, RequestValidationError, HTTPException, ValueError, NotImplementedError, Exception)
-    for kind in (*kinds, LlamaHybridError, jinja2.TemplateError):
+    for kind in (*kinds, OSError, LlamaHybridError, jinja2.TemplateError):
         app.add_exception_handler(kind, told)
 
 

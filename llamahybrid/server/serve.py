@@ -7,7 +7,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import isinf
 from typing import Any
 
@@ -17,9 +17,17 @@ from fastapi import FastAPI
 from llamahybrid.server.log import flush
 from llamahybrid.server.service import Service
 
+try:
+    import resource
+except ImportError:  # Windows has no such limit
+    resource = None  # type: ignore[assignment]
+
 KEEP_ALIVE = 75
 """Seconds that an idle connection stays open, nginx's default: longer than clients keep one (httpx 5 s, as
 uvicorn), which otherwise may send a request while the server closes the connection."""
+
+SPARE_FILES = 256
+"""Open files beside those of connections: models, the folders of caches, modules."""
 
 GRACE = 10.0
 """Seconds for answers that were cancelled on shutdown to be sent."""
@@ -55,8 +63,9 @@ class Server(uvicorn.Server):
         By then the answer has ended and was counted. uvicorn would wait for ever to send the rest (tcp(7),
         TCP_USER_TIMEOUT).
         """
-        await super().startup(sockets)
         service: Service = self.config.app.state.service  # type: ignore[union-attr]
+        allow_files(service.settings.max_connections + SPARE_FILES)
+        await super().startup(sockets)
         if (option := getattr(socket, "TCP_USER_TIMEOUT", None)) is not None:
             milliseconds = int(min(2000 * service.settings.send_seconds, 2**31 - 1))
             for server in self.servers if self.started else ():
@@ -102,6 +111,20 @@ def server_of(app: FastAPI, **more: Any) -> Server:
     except OSError as error:
         raise ValueError(f"ssl_certfile and ssl_keyfile cannot be used: {error}") from error
     return Server(config)
+
+
+def allow_files(wanted: int) -> None:
+    """Raise the soft limit of open files, 1024 on many systems, to this number or the hard limit.
+
+    uvloop resets connections for which there is no file: their clients would get no response.
+    """
+    if resource is None:
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if resource.RLIM_INFINITY != soft < most:
+        with suppress(OSError, ValueError):  # the system has a limit of its own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def require_free(host: str, port: int) -> None:

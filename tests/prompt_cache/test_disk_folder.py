@@ -152,18 +152,57 @@ def test_only_the_owner_may_read(folder: Path) -> None:
 # -- other programs, other versions --------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("which", ["", FOLDER])
 @pytest.mark.parametrize("empty", [False, True])
-def test_another_programs_diskcache_is_refused_and_left_as_it_is(folder: Path, caplog, empty: bool) -> None:
-    with diskcache.Cache(str(folder)) as other:
+def test_another_programs_diskcache_is_refused_and_left_as_it_is(
+    folder: Path, caplog, which: str, empty: bool
+) -> None:
+    with diskcache.Cache(str(folder / which)) as other:
         if not empty:
             other[(1, 2, 3)] = b"x" * 100_000
     folder.chmod(0o700)
     past = time.time() - HOURS_AGO
-    for path in folder.glob("*/*/*.val"):
+    for path in folder.rglob("*.val"):
         os.utime(path, (past, past))
     refused(folder, caplog)
-    with diskcache.Cache(str(folder)) as other:
+    with diskcache.Cache(str(folder / which)) as other:
         assert empty or len(other[(1, 2, 3)]) == 100_000
+        assert other.eviction_policy == "least-recently-stored"
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_another_programs_diskcache_that_replaces_ours_is_left_as_it_is(
+    folder: Path, caplog, marked: bool
+) -> None:
+    cache, own = filled(folder), folder / FOLDER
+    mark = (own / MARK).read_bytes()
+    shutil.rmtree(own)
+    with diskcache.Cache(str(own)) as other:
+        other[(1, 2, 3)] = b"x" * 100_000
+    if marked:
+        (own / MARK).write_bytes(mark)
+    before = everything(own)
+    assert ask(cache, [*A, 1]).cached == len(A), "RAM serves on"
+    cache.flush()
+    cache.clear()
+    assert ask(cache, A).cached == 0
+    cache.close()
+    assert everything(own) == before
+    with diskcache.Cache(str(own)) as other:
+        assert len(other[(1, 2, 3)]) == 100_000
+        assert other.eviction_policy == "least-recently-stored"
+    assert "another program" in caplog.text
+
+
+def test_a_database_of_no_diskcache_is_left_as_it_is(folder: Path, caplog) -> None:
+    own = folder / FOLDER
+    own.mkdir(mode=0o700, parents=True)
+    folder.chmod(0o700)
+    with closing(sqlite3.connect(own / FOREIGN)) as other, other:
+        other.execute("CREATE TABLE images (name)")
+    refused(folder, caplog)
+    with closing(sqlite3.connect(own / FOREIGN)) as other:
+        assert other.execute("SELECT name FROM sqlite_master").fetchall() == [("images",)]
 
 
 @pytest.mark.parametrize("version", [FORMAT - 1, FORMAT + 1])
@@ -200,13 +239,30 @@ def test_a_folder_that_is_removed_is_made_again(folder: Path, which: str) -> Non
     assert ask(PromptCache(1 << 24, folder), C).source == "disk"
 
 
-def test_a_folder_that_was_removed_in_part_is_used_again(folder: Path) -> None:
+@pytest.mark.parametrize("names", [(MARK,), (MARK, FOREIGN)])
+def test_a_folder_that_was_removed_in_part_is_used_again(folder: Path, names: tuple[str, ...]) -> None:
     """Another process wrote a record while its mark and its index were removed."""
     filled(folder)
-    for name in (MARK, FOREIGN):
+    for name in names:
         (folder / FOLDER / name).unlink()
     cache = filled(folder)
     assert ask(cache, A).cached == len(A)
+    assert ask(PromptCache(1 << 24, folder), A).source == "disk"
+
+
+def test_a_disk_that_is_full_at_the_start_is_used_once_it_has_room(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(_: object) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr("llamahybrid.prompt_cache.disk.claim", full)
+        cache = PromptCache(1 << 24, folder)
+        assert ask(cache, A).cached == 0
+    assert "No space left" in caplog.text
+    assert ask(cache, [*A, 1]).cached == len(A)
+    assert cache.close()
     assert ask(PromptCache(1 << 24, folder), A).source == "disk"
 
 

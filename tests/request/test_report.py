@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from llamahybrid.core import assembly
 from llamahybrid.core.report import PromptProgress, sentence
+from llamahybrid.devices.offload import Offload
 from llamahybrid.errors import LlamaHybridError
 from llamahybrid.prompt_cache import Plan
 from llamahybrid.prompt_cache.base import Reason
@@ -149,6 +151,19 @@ def test_a_prompt_is_told_of_at_its_restore_point_and_after_each_batch(
     far = numbers(told)
     assert far[0] == told[0].cached == llm.last_request.cached > 300
     assert far[-1] == told[0].total == 500
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_a_prompt_with_a_long_ubatch_is_decoded_in_parts_on_a_cpu(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch, gpu: bool
+) -> None:
+    """A batch can be stopped between two nodes of its graph, which take long then."""
+    monkeypatch.setattr(assembly, "MOST_ON_CPU", 32)
+    monkeypatch.setattr(Offload, "computes", lambda *_: gpu)
+    llm, told = opened("llama"), list[PromptProgress]()
+    llm.on_progress = told.append
+    llm.create_completion(LONG, max_tokens=2)
+    assert max(b - a for a, b in itertools.pairwise(numbers(told))) == (64 if gpu else 32)
 
 
 def test_a_handle_has_its_own_and_its_answers_are_told_of_once(opened: Opened) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 
 import jinja2
@@ -42,6 +43,8 @@ from llamahybrid.server.request_fields import Route, fault
         (DecodeError(1, "no room"), 500),
         (RuntimeError("/secret/path"), 500),
         (MemoryError(), 500),
+        (OSError(errno.EMFILE, "/secret/path"), 503),
+        (OSError(errno.EIO, "/secret/path"), 500),
     ],
 )
 def test_each_has_its_status(error: Exception, status: int) -> None:

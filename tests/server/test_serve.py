@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -66,3 +68,19 @@ def test_idle_connections_outlive_those_of_clients() -> None:
     """Else a client's request may meet a connection that the server closes."""
     config = server_of(app_of(Service(ServerSettings(), [ModelSettings(model="x.gguf")]))).config
     assert config.timeout_keep_alive > 2 * (httpx.Limits().keepalive_expiry or 0)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="limits of processes")
+@pytest.mark.xdist_group("serial")
+def test_connections_are_not_bounded_by_the_soft_limit_of_open_files(tiny_model: TinyModel) -> None:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    low = max(map(int, os.listdir("/dev/fd"))) + 64
+    with ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (low, hard))
+        server = stack.enter_context(serving(tiny_model("qwen35"), max_connections=low))
+        for _ in range(100):
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+        assert stack.enter_context(server.client()).get("/health").status_code == 200
