@@ -52,15 +52,16 @@ def prompts(draw: st.DrawFn) -> tuple[int, int, int, list[int]]:
     return total, cached, matched, sorted(s for s in starts if s < total)
 
 
-@given(prompts(), st.sampled_from([UNMEASURED, CHEAP_CUTS, DEAR_CUTS]), st.integers(0, 32))
+@given(prompts(), st.sampled_from([UNMEASURED, CHEAP_CUTS, DEAR_CUTS]), st.lists(st.integers(0, 5000)))
 def test_cuts_are_ascending_inside_and_apart(
-    prompt: tuple[int, int, int, list[int]], costs: Costs, tail: int
+    prompt: tuple[int, int, int, list[int]], costs: Costs, places: list[int]
 ) -> None:
     total, cached, matched, boundaries = prompt
-    cuts = cuts_of(total, cached, matched, boundaries, costs, tail=tail)
+    growing = tuple(sorted({cached + place for place in places}))
+    cuts = cuts_of(total, cached, matched, boundaries, costs, growing=growing)
     assert all(cached < c < total for c in cuts)
     assert all(b - a >= MIN_SPACING for a, b in zip((cached, *cuts), cuts, strict=False))
-    assert cuts == cuts_of(total, cached, matched, boundaries, costs, tail=tail)
+    assert cuts == cuts_of(total, cached, matched, boundaries, costs, growing=growing)
 
 
 @given(prompts(), st.integers(0, 6))
@@ -145,14 +146,20 @@ def test_a_short_turn_without_boundaries_cuts_near_its_end_on_the_grid() -> None
 
 def test_a_short_turn_of_a_history_that_only_grew_is_not_cut() -> None:
     assert cuts_of(221, 100, 100, [], UNMEASURED) == ()
+    assert cuts_of(221, 100, 100, [], UNMEASURED, parted=True), (
+        "the first turn on a shared text is no such turn"
+    )
     assert cuts_of(100 + SHORT_SUFFIX, 100, 100, [], UNMEASURED), "a longer one is"
     assert cuts_of(100 + ONE_CUT, 100, 100, [], CHEAP_CUTS), "where cuts are cheap, from fewer tokens on"
     assert cuts_of(100, 0, 0, [], UNMEASURED), "so is a first prompt: nothing is known of how it goes on"
 
 
 def test_a_short_turn_cuts_where_the_last_prompt_was_left() -> None:
-    assert cuts_of(221, 100, 100, [], UNMEASURED, tail=13) == (208,)
-    assert 218 in cuts_of(221, 100, 100, [218], UNMEASURED, tail=13), "message starts are known better"
+    assert cuts_of(221, 100, 100, [], UNMEASURED, growing=(208,)) == (208,)
+    assert cuts_of(221, 100, 100, [218], UNMEASURED, growing=(208,)) == (208,), "histories lack what follows"
+    assert cuts_of(321, 0, 0, [300, 318], CHEAP_CUTS, growing=(250,)) == (250, 300, 318)
+    assert cuts_of(221, 100, 100, [214], UNMEASURED, growing=(220,)) == (214,), "which serves both"
+    assert cuts_of(221, 100, 100, [214, 218], UNMEASURED, growing=(218,)) == (218,)
 
 
 def test_the_same_divergence_costs_only_once() -> None:
@@ -231,8 +238,8 @@ def test_a_short_prompt_spends_none_of_others_time_on_cuts() -> None:
 
 def test_the_last_parting_point_is_cut_while_others_wait() -> None:
     costs = replace(DEAR_CUTS, waiting=7)
-    assert cuts_of(500, 0, 0, [], costs, tail=90) == (410,)
-    assert cuts_of(500, 0, 0, [], costs, tail=90, most=0) == ()
+    assert cuts_of(500, 0, 0, [], costs, growing=(410,)) == (410,)
+    assert cuts_of(500, 0, 0, [], costs, growing=(410,), most=0) == ()
 
 
 def test_message_starts_are_cut_while_others_wait() -> None:
