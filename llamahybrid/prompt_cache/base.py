@@ -204,8 +204,8 @@ class Outline:
     """Cuts whose snapshots there is room for; None: any number."""
     parted: bool = False
     """Known histories part right at `matched`."""
-    tail: int = 0
-    """Tokens before its end at which the next prompt last parted from a prompt; 0: not seen."""
+    growing: tuple[int, ...] = ()
+    """Places, ascending, in front of a text that earlier prompts had moved back by putting more before it."""
     keeps_asking: bool = False
     """Histories keep the tokens that ask for an answer: prompts went on behind them, none parted inside."""
 

@@ -13,6 +13,8 @@ from llamahybrid.prompt_cache.base import Checkpoint, Outside, Segment, Tokens, 
 LONGEST_TAIL = 32
 """Most tokens that ask for an answer (a role, a mark of thinking); a longer tail is text."""
 
+FOLLOWING = 8
+"""Tokens by which a text is known again: fewer occur by accident, more would reach into what changes."""
 
 NODE_BYTES = 1024
 """Memory of a node besides its token ids: 0.8 to 1 KiB measured, with its tables and its places in others."""
@@ -203,6 +205,27 @@ class Node:
 
 
 @dataclass(frozen=True)
+class Following:
+    """The tokens, at most `FOLLOWING`, with which a known path goes on where a prompt left it."""
+
+    ids: bytes
+    """See `ids_of`."""
+    ends: bool
+    """A prompt ended behind them."""
+
+    def place_in(self, ids: bytes) -> int | None:
+        """Return the number of tokens before the last place where they occur; None if they do not.
+
+        Tokens behind which a prompt ended occur at the end alone.
+        """
+        at = ids.rfind(self.ids)
+        while at > 0 and at % ID_BYTES:  # between two tokens
+            at = ids.rfind(self.ids, 0, at + len(self.ids) - 1)
+        at_end = at + len(self.ids) == len(ids)
+        return None if at < 0 or (self.ends and not at_end) else at // ID_BYTES
+
+
+@dataclass(frozen=True)
 class Match:
     """The part of a token array that the tree knows."""
 
@@ -297,14 +320,29 @@ class Match:
             nodes = [child for child in node.children.values() if child.weight]
         return entries
 
-    def tail(self) -> int:
-        """Return the distance from the match to the end of the last prompt on the path left behind.
-
-        0 where it is longer than the tokens that ask for an answer, which are the same for each such prompt.
-        """
+    def parts_in_tail(self) -> bool:
+        """Return whether this path leaves a known one inside the tokens that asked for an answer."""
         ends = (e.position for e in self.left_behind() if e.checkpoint.logits is not None)
-        tail = next(ends, self.length) - self.length
-        return tail if tail <= LONGEST_TAIL else 0
+        return 0 < next(ends, self.length) - self.length <= LONGEST_TAIL
+
+    def following(self) -> Following | None:
+        """The tokens with which the one known path goes on where this one parts from it.
+
+        None where several go on, or where it ends before `FOLLOWING` tokens without an end of a prompt.
+        """
+        if not self.path:
+            return None
+        node, ids, last = self.path[-1], b"", self.length + FOLLOWING
+        while True:
+            start = max(self.length, node.start)
+            ended = [p for p, e in node.entries.items() if p > start and e.checkpoint.logits is not None]
+            end = min(last, node.end, *ended)
+            ids += node.edge[ID_BYTES * (start - node.start) : ID_BYTES * (end - node.start)]
+            if end == last or end in ended:
+                return Following(ids, end in ended)
+            if len(node.children) != 1:
+                return None
+            (node,) = node.children.values()
 
     def missing(self, end: int) -> list[tuple[int, int]]:
         """Ranges of [0, end) without a segment, ascending, each within one node."""

@@ -24,7 +24,7 @@ from llamahybrid.prompt_cache.base import (
     Tokens,
 )
 from llamahybrid.prompt_cache.ladder import MIN_SPACING
-from llamahybrid.prompt_cache.nodes import Entry, Match, common_prefix
+from llamahybrid.prompt_cache.nodes import Entry, Following, Match, common_prefix, ids_of
 from llamahybrid.prompt_cache.placement import prefill_cuts
 
 UNMEASURED = Costs()
@@ -215,6 +215,9 @@ def restore_point(
 CONTINUED = 2
 """Prompts that went on behind the end of an earlier one, before it is assumed that the next ones do, too."""
 
+MOST_MOVED = 4
+"""Texts that are looked for in each prompt: a client sends a few kinds of prompts in turn."""
+
 
 @dataclass
 class Habits:
@@ -222,8 +225,9 @@ class Habits:
 
     boundaries: frozenset[int] = frozenset()
     """Message starts of the last prompt that had any."""
-    tail: int = 0
-    """See `Outline.tail`."""
+    moved: tuple[Following, ...] = ()
+    """Texts before which a prompt had more than the one it parted from: closing instructions behind a chat or
+    a document, tools behind a system prompt that grows, what asks for an answer. The last one seen first."""
     continued: int = 0
     """Prompts that went on behind the end of an earlier one; -1 once one parted inside the tokens that ask
     for an answer."""
@@ -233,13 +237,23 @@ class Habits:
         """See `Outline.keeps_asking`."""
         return self.continued >= CONTINUED
 
-    def learn(self, match: Match, entries: Sequence[Entry], total: int) -> None:
-        """Learn from a prompt of `total` tokens; `entries`: checkpoints of the match."""
-        if tail := match.tail():
-            self.tail, self.continued = tail, -1
+    def learn(self, match: Match, entries: Sequence[Entry], tokens: Tokens) -> None:
+        """Learn from a prompt; `entries`: checkpoints of the match."""
+        if match.parts_in_tail():
+            self.continued = -1
         elif self.continued >= 0:
             ends = (e.position for e in entries if e.checkpoint.logits is not None)
-            self.continued += any(end < total for end in ends)
+            self.continued += any(end < len(tokens) for end in ends)
+        text = match.following()
+        if text is not None and text.place_in(ids_of(tokens[match.length :])) is not None:
+            others = (other for other in self.moved if other != text)
+            self.moved = (text, *others)[:MOST_MOVED]
+
+    def growing(self, tokens: Tokens, cached: int) -> tuple[int, ...]:
+        """Return the places behind `cached` where a prompt has texts that were `moved`, ascending."""
+        ids = ids_of(tokens[cached:])
+        found = {place for text in self.moved if (place := text.place_in(ids)) is not None}
+        return tuple(cached + place for place in sorted(found))
 
 
 def plan_request(
@@ -263,7 +277,7 @@ def plan_request(
     if view.needs_checkpoints:
         most = max(1, limit // (2 * max(1, costs.snapshot_bytes)))  # half the budget is for what is known
         known = match.length == matched and parted
-        learned = habits.tail, habits.keeps_asking
+        learned = habits.growing(tokens, cached), habits.keeps_asking
         outline = Outline(total, cached, matched, tuple(boundaries), most, known, *learned)
     entry = choice.entry
     from_ram = choice.source == "ram" and not view.attention_is_all

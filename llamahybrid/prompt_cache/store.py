@@ -110,7 +110,7 @@ class RamStore(Room):
         self.eviction.learn(self.tree, match, entries)
         self.tree.visit(match, entries)
         self.tree.touch(match)
-        habits.learn(match, entries, len(tokens))
+        habits.learn(match, entries, tokens)
         plan = plan_request(match, tokens, view, boundaries, costs, self.account.limit, habits, start)
         entry = choice.entry
         if entry is None and view.attention_is_all and plan.source == "ram":  # attention before it stays
@@ -277,6 +277,8 @@ class RamStore(Room):
                 self.tree.divide(name, match, stays)
                 self.remove_below(top, stays)
         self._unpin(tokens, lambda ids: ids.startswith(ids_of(tokens)))
+        for habits in self.habits.values():
+            habits.moved = ()  # texts of any prompt
         self.account.free_all()  # idle buffers may hold forgotten state
         freed = before - self.used()
         self.make_room(0)

@@ -24,9 +24,9 @@ from llamahybrid.prompt_cache.base import (
     Tokens,
 )
 from llamahybrid.prompt_cache.ladder import MIN_SPACING
-from llamahybrid.prompt_cache.nodes import LONGEST_TAIL
+from llamahybrid.prompt_cache.nodes import FOLLOWING, LONGEST_TAIL
 from llamahybrid.prompt_cache.placement import prefill_cuts
-from llamahybrid.prompt_cache.selection import CONTINUED
+from llamahybrid.prompt_cache.selection import CONTINUED, MOST_MOVED
 
 Path = tuple[int, ...]
 
@@ -43,7 +43,7 @@ class NaivePromptCache:
         """Segments of one token, by the path that ends with it."""
         self._paths: set[tuple[str, Path]] = set()
         self._followed: list[LiveState] = []
-        self._tails: dict[str, int] = {}
+        self._moved: dict[str, list[tuple[Path, bool]]] = {}
         self._continued: dict[str, int] = {}
         self._hits = self._misses = self._saved = 0
 
@@ -66,10 +66,9 @@ class NaivePromptCache:
         parted = matched > 0 and len(followers) > 1
         cuts: tuple[int, ...] = ()
         if view.needs_checkpoints:
-            tail = self._tail(view.namespace, prompt, matched)
-            keeps = self._keeps_asking(view.namespace, prompt, tail)
-            self._tails[view.namespace] = tail = tail or self._tails.get(view.namespace, 0)
-            outline = Outline(len(prompt), cached, matched, tuple(boundaries), None, parted, tail, keeps)
+            keeps = self._keeps_asking(view.namespace, prompt, self._tail(view.namespace, prompt, matched))
+            growing = self._growing(view.namespace, prompt, cached)
+            outline = Outline(len(prompt), cached, matched, tuple(boundaries), None, parted, growing, keeps)
             cuts = prefill_cuts(outline, costs)
         kept = min(_shared(prompt, live), cached)
         segments: tuple[Segment, ...] = ()
@@ -149,6 +148,7 @@ class NaivePromptCache:
     def forget(self, prefix: Sequence[int] | Tokens) -> int:
         """See `PromptCache.forget`; of the path's beginning stays what lies on any other path."""
         gone = tuple(int(token) for token in prefix)
+        self._moved = {} if gone else self._moved
         for state in self._followed:
             state.forget(np.array(gone, np.int32))
         for name in {name for name, _ in self._paths} if gone else ():
@@ -166,6 +166,8 @@ class NaivePromptCache:
         self._checkpoints.clear()
         self._attention.clear()
         self._paths.clear()
+        self._moved.clear()
+        self._continued.clear()
 
     def stats(self) -> CacheStats:
         """See `PromptCache.stats`; token arrays are not counted, the tuples are no arrays."""
@@ -222,6 +224,31 @@ class NaivePromptCache:
                 return len(path) - matched if len(path) - matched <= LONGEST_TAIL else 0
         return 0
 
+    def _growing(self, namespace: str, prompt: Path, cached: int) -> tuple[int, ...]:
+        """See `Habits.growing`; learns from this prompt first."""
+        known = [path for name, path in self._paths if name == namespace]
+        matched = max((_shared(prompt, path) for path in known), default=0)
+        moved = self._moved.setdefault(namespace, [])
+        text = self._following(namespace, prompt[:matched]) if matched else None
+        if text is not None and _last_place(text, prompt[matched:]) is not None:
+            moved[:] = [text, *(other for other in moved if other != text)][:MOST_MOVED]
+        places = {_last_place(text, prompt[cached:]) for text in moved} - {None}
+        return tuple(sorted(cached + place for place in places if place is not None))
+
+    def _following(self, namespace: str, shared: Path) -> tuple[Path, bool] | None:
+        """See `Match.following`."""
+        behind = [p[len(shared) :] for n, p in self._paths if n == namespace and p[: len(shared)] == shared]
+        text: Path = ()
+        while len(text) < FOLLOWING:
+            following = {p[len(text)] for p in behind if p[: len(text)] == text and len(p) > len(text)}
+            if len(following) != 1:
+                return None
+            text += tuple(following)
+            stored = self._checkpoints.get((namespace, shared + text))
+            if stored is not None and stored.logits is not None:
+                return text, True
+        return text, False
+
     def _keeps_asking(self, namespace: str, prompt: Path, tail: int) -> bool:
         """See `RamStore`."""
         on_path = (self._checkpoints.get((namespace, prompt[:c])) for c in range(1, len(prompt)))
@@ -237,6 +264,14 @@ class NaivePromptCache:
         """Attention of every token of a prefix is live or stored."""
         there = _shared(prefix, live)
         return all((view.namespace, prefix[: i + 1]) in self._attention for i in range(there, len(prefix)))
+
+
+def _last_place(text: tuple[Path, bool], prompt: Path) -> int | None:
+    """See `Following.place_in`."""
+    ids, ends = text
+    last = len(prompt) - len(ids)
+    places = [last] if ends else range(last, -1, -1)
+    return next((p for p in places if p >= 0 and prompt[p : p + len(ids)] == ids), None)
 
 
 def _lost(where: tuple[str, Path], name: str, gone: Path, stays: int) -> bool:

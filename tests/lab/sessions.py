@@ -1,4 +1,4 @@
-"""Recorded sessions of agents, replayed over HTTP: what they cost, and what the least would have been."""
+"""Recorded sessions of clients, replayed over HTTP: what they cost, and what the least would have been."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from tests.lab.serving import Serving
+from tests.lab.serving import Serving, parts
 
 FOLDER = Path(__file__).parents[1] / "server" / "sessions"
 
@@ -22,16 +22,18 @@ def session(name: str, **more: Any) -> list[dict[str, Any]]:
 
 
 def replay(server: Serving, path: str, requests: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Send streams one after the other; the events of each. Raises AssertionError where one is no such."""
+    """Send requests one after the other; the events of each, or its answer alone.
+
+    Raises AssertionError where one is refused, or a stream tells of an error or does not end.
+    """
     told = []
     with server.client() as client:
         for asked in requests:
             answer = client.post(path, json=asked)
             assert answer.status_code == httpx.codes.OK, answer.text
-            lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line[:5] == "data:"]
-            if path != "/v1/messages":
-                assert lines.pop() == "[DONE]"
-            told.append([json.loads(line) for line in lines])
+            if asked.get("stream") and path != "/v1/messages":
+                assert answer.text.rstrip().endswith("data: [DONE]")
+            told.append(parts(answer))
             assert not any("error" in event for event in told[-1]), told[-1][-1]
             server.await_settled()
     return told

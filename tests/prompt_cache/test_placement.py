@@ -52,15 +52,16 @@ def prompts(draw: st.DrawFn) -> tuple[int, int, int, list[int]]:
     return total, cached, matched, sorted(s for s in starts if s < total)
 
 
-@given(prompts(), st.sampled_from([UNMEASURED, CHEAP_CUTS, DEAR_CUTS]), st.integers(0, 32))
+@given(prompts(), st.sampled_from([UNMEASURED, CHEAP_CUTS, DEAR_CUTS]), st.lists(st.integers(0, 5000)))
 def test_cuts_are_ascending_inside_and_apart(
-    prompt: tuple[int, int, int, list[int]], costs: Costs, tail: int
+    prompt: tuple[int, int, int, list[int]], costs: Costs, places: list[int]
 ) -> None:
     total, cached, matched, boundaries = prompt
-    cuts = cuts_of(total, cached, matched, boundaries, costs, tail=tail)
+    growing = tuple(sorted({cached + place for place in places}))
+    cuts = cuts_of(total, cached, matched, boundaries, costs, growing=growing)
     assert all(cached < c < total for c in cuts)
     assert all(b - a >= MIN_SPACING for a, b in zip((cached, *cuts), cuts, strict=False))
-    assert cuts == cuts_of(total, cached, matched, boundaries, costs, tail=tail)
+    assert cuts == cuts_of(total, cached, matched, boundaries, costs, growing=growing)
 
 
 @given(prompts(), st.integers(0, 6))
@@ -145,14 +146,20 @@ def test_a_short_turn_without_boundaries_cuts_near_its_end_on_the_grid() -> None
 
 def test_a_short_turn_of_a_history_that_only_grew_is_not_cut() -> None:
     assert cuts_of(221, 100, 100, [], UNMEASURED) == ()
+    assert cuts_of(221, 100, 100, [], UNMEASURED, parted=True), (
+        "the first turn on a shared text is no such turn"
+    )
     assert cuts_of(100 + SHORT_SUFFIX, 100, 100, [], UNMEASURED), "a longer one is"
     assert cuts_of(100 + ONE_CUT, 100, 100, [], CHEAP_CUTS), "where cuts are cheap, from fewer tokens on"
     assert cuts_of(100, 0, 0, [], UNMEASURED), "so is a first prompt: nothing is known of how it goes on"
 
 
 def test_a_short_turn_cuts_where_the_last_prompt_was_left() -> None:
-    assert cuts_of(221, 100, 100, [], UNMEASURED, tail=13) == (208,)
-    assert 218 in cuts_of(221, 100, 100, [218], UNMEASURED, tail=13), "message starts are known better"
+    assert cuts_of(221, 100, 100, [], UNMEASURED, growing=(208,)) == (208,)
+    assert cuts_of(221, 100, 100, [218], UNMEASURED, growing=(208,)) == (208,), "histories lack what follows"
+    assert cuts_of(321, 0, 0, [300, 318], CHEAP_CUTS, growing=(250,)) == (250, 300, 318)
+    assert cuts_of(221, 100, 100, [214], UNMEASURED, growing=(220,)) == (214,), "which serves both"
+    assert cuts_of(221, 100, 100, [214, 218], UNMEASURED, growing=(218,)) == (218,)
 
 
 def test_the_same_divergence_costs_only_once() -> None:
@@ -231,8 +238,8 @@ def test_a_short_prompt_spends_none_of_others_time_on_cuts() -> None:
 
 def test_the_last_parting_point_is_cut_while_others_wait() -> None:
     costs = replace(DEAR_CUTS, waiting=7)
-    assert cuts_of(500, 0, 0, [], costs, tail=90) == (410,)
-    assert cuts_of(500, 0, 0, [], costs, tail=90, most=0) == ()
+    assert cuts_of(500, 0, 0, [], costs, growing=(410,)) == (410,)
+    assert cuts_of(500, 0, 0, [], costs, growing=(410,), most=0) == ()
 
 
 def test_message_starts_are_cut_while_others_wait() -> None:
@@ -257,21 +264,21 @@ def test_decoding_is_checkpointed_at_least_by_the_schedule(frontier: int) -> Non
         assert 0 < b - a <= (64 if generated < 512 else 256 if generated < 2048 else 1024)
 
 
-@given(frontier=st.integers(0, 5000), micros=st.integers(101, 5000))
-def test_snapshots_take_a_quarter_percent_beyond_the_schedule(frontier: int, micros: int) -> None:
-    """Gaps are the nearest powers of two, those of the schedule included: the share may be 0.41 %."""
+@given(frontier=st.integers(0, 5000), micros=st.integers(1001, 5000))
+def test_snapshots_take_about_one_percent_beyond_the_schedule(frontier: int, micros: int) -> None:
+    """Gaps are the nearest powers of two, so the share may be 1.42 %; kilobytes cost nothing to speak of."""
     costs = Costs(token_seconds=1e-2, snapshot_seconds=micros * 1e-6)
     extra = set(_decode_checkpoints(3000, frontier, costs)[1:-1])
     schedule = set(_decode_checkpoints(3000, frontier, UNMEASURED)[1:-1])
     # One more than whole gaps fit, because the grid is absolute.
     share = (len(extra) - 1) * costs.snapshot_seconds / (3000 * costs.token_seconds)
-    assert extra == schedule or share <= 0.0041
+    assert extra == schedule or share <= 0.0142
     assert schedule <= extra
 
 
 def test_a_snapshot_of_microseconds_is_taken_whatever_a_token_takes() -> None:
     """On a tiny model its share of decode time hovers about the bound: the gap must not hover with it."""
-    for micros in (5, 30, 60, 100):
+    for micros in (5, 60, 300, 1000):
         costs = Costs(token_seconds=3e-4, snapshot_seconds=micros * 1e-6)
         assert next_decode_checkpoint(1003, 1003, costs) == 1008
         assert next_decode_checkpoint(1008, 1003, costs) == 1024
@@ -279,10 +286,10 @@ def test_a_snapshot_of_microseconds_is_taken_whatever_a_token_takes() -> None:
 
 def test_answers_that_are_decoded_together_have_no_more_checkpoints_than_the_schedule_has() -> None:
     """What is left of a share of its own time, an answer may spend; not that of those which wait for it."""
-    costs = Costs(token_seconds=1e-2, snapshot_seconds=4e-4)
+    costs = Costs(token_seconds=1e-2, snapshot_seconds=1.6e-3)
     gaps = {n: next_decode_checkpoint(1024, 1000, costs, n) - 1024 for n in (1, 2, 4, 8)}
     assert gaps == {1: 16, 2: 64, 4: 64, 8: 64}
-    costs = replace(costs, snapshot_seconds=2e-5)  # nobody notices it alone, and each waits for those of all
+    costs = replace(costs, snapshot_seconds=2e-4)  # nobody notices it alone, and each waits for those of all
     gaps = {n: next_decode_checkpoint(1024, 1000, costs, n) - 1024 for n in (1, 5, 8)}
     assert gaps == {1: 16, 5: 16, 8: 64}
 
@@ -292,7 +299,7 @@ def test_of_answers_that_are_decoded_together_none_is_less_than_half_a_gap_behin
     frontier: int, together: int
 ) -> None:
     """A prompt's end, which has one, lies anywhere between two places of the grid."""
-    costs = Costs(token_seconds=1e-2, snapshot_seconds=4e-4)
+    costs = Costs(token_seconds=1e-2, snapshot_seconds=1.6e-3)
     at = [frontier]
     while at[-1] < frontier + 4000:
         at.append(next_decode_checkpoint(at[-1], frontier, costs, together))

@@ -150,15 +150,70 @@ def test_histories_part_at_what_is_matched_only_if_the_tree_reaches_that_far() -
         assert (outline.matched, outline.parted) == (matched, parted)
 
 
-def test_a_prompt_whose_end_is_not_known_is_cut_where_the_last_was_left() -> None:
+ENDING = list(range(30_000, 30_200))
+"""What a client puts behind a growing text."""
+
+
+def growing(cache: PromptCache, prompt: Sequence[int]) -> tuple[int, ...]:
+    """Where prompts like this one grew, as its plan has it."""
+    outline = plan_for(cache, prompt, live_view([0], needs_attention=False)).outline
+    assert outline is not None
+    return outline.growing
+
+
+def grown(cache: PromptCache, ending: Sequence[int]) -> None:
+    """A prompt is answered, and one follows that has more before the same ending."""
+    e = FakeEngine(cache, "recurrent", "m")
+    e.prefill([*HISTORY, *ending])
+    e.generate(DIFFERENT[:30])
+    assert growing(cache, [*HISTORY, *DIFFERENT, *ending]) == (len(HISTORY) + len(DIFFERENT),)
+
+
+@pytest.mark.parametrize("length", [3, 8, 9, 200])
+def test_prompts_that_end_as_one_that_grew_are_cut_before_their_ending(length: int) -> None:
+    cache, ending = PromptCache(1 << 26), ENDING[:length]
+    grown(cache, ending)
+    other = DIFFERENT[::-1]
+    assert growing(cache, [*other, *ending]) == (len(other),), "of another conversation, too"
+    assert growing(cache, [*other, *ending, 9]) == ((len(other),) if length > 8 else ()), "only at the end"
+    assert growing(cache, other) == ()
+
+
+def test_a_prompt_with_several_texts_that_others_grew_before_is_cut_at_each() -> None:
     cache = PromptCache(1 << 26)
     e = FakeEngine(cache, "recurrent", "m")
-    e.prefill(HISTORY)
-    e.generate(DIFFERENT[:30])
-    for prompt in ([*HISTORY[:-13], *DIFFERENT], DIFFERENT[::-1]):
-        outline = plan_for(cache, prompt, live_view([0], needs_attention=False)).outline
-        assert outline is not None
-        assert outline.tail == 13
+    for start in (100, 50):
+        text = [*HISTORY[start:], *ENDING[start : start + 50]]
+        e.prefill(text)
+        growing(cache, [*HISTORY[start:], *DIFFERENT, *text[-50:]])
+    assert growing(cache, [1, *ENDING[50:150]]) == (1, 51)
+
+
+def test_an_edit_that_replaces_text_is_no_growth() -> None:
+    cache = PromptCache(1 << 26)
+    FakeEngine(cache, "recurrent", "m").prefill([*HISTORY, *ENDING])
+    assert growing(cache, [*HISTORY, *DIFFERENT, *ENDING[1:]]) == ()
+
+
+def test_a_text_is_found_between_tokens_alone() -> None:
+    """Bytes of tokens contain those of others, shifted."""
+    text = [0x01010101] * 3 + [7] * 5
+    shifted = np.array([0, *text, 0], "<i4").tobytes()
+    cache = PromptCache(1 << 26)
+    FakeEngine(cache, "recurrent", "m").prefill([*HISTORY, *text, *ENDING])
+    grown_to = [*HISTORY, *DIFFERENT, *text, *ENDING]
+    assert growing(cache, grown_to) == (len(HISTORY) + len(DIFFERENT),)
+    for by in (1, 2, 3):
+        bits = np.frombuffer(shifted[by : by - 4], "<i4").tolist()
+        assert growing(cache, [*DIFFERENT, *bits, 9]) == ()
+        assert growing(cache, [*DIFFERENT, *text, *bits]) == (len(DIFFERENT),)
+
+
+def test_forgetting_a_prompt_forgets_the_texts_that_moved() -> None:
+    cache = PromptCache(1 << 26)
+    grown(cache, ENDING)
+    cache.forget(np.array(HISTORY, np.int32))
+    assert growing(cache, [*DIFFERENT[::-1], *ENDING]) == ()
 
 
 def test_attention_that_a_plan_names_counts_until_it_is_released() -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
-from llamahybrid import tiny
 from llamahybrid.server.llama_server.completion import indented_end
 from llamahybrid.server.request_fields import FIELDS, Effect, Route, effect
+from tests.lab import infill
+from tests.lab.infill import FIM
 from tests.lab.serving import Held, Serving, parts, serving, wait_until
 
 from .conftest import TinyModel
@@ -37,7 +37,6 @@ VIM: dict[str, Any] = {
     "response_fields": ["content", "timings/prompt_n", "timings/predicted_n", "truncated", "tokens_cached"],
 }
 """A request of llama.vim (autoload/llama.vim, llama#fim)."""
-FIM = {"pre": 1, "suf": 2, "mid": 3, "rep": 4, "sep": 5}
 WARM: dict[str, Any] = {
     **VIM,
     **{"input_prefix": "", "input_suffix": "", "prompt": "", "n_predict": 0, "temperature": 0.0},
@@ -48,13 +47,7 @@ WARM: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def fim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """A model with tokens for infill: bytes that no text of a test has."""
-    words = tiny.vocabulary("tiny")
-    keys = {f"tokenizer.ggml.fim_{name}_token_id": token for name, token in FIM.items()}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiny, "vocabulary", lambda _: replace(words, metadata={**words.metadata, **keys}))
-        model = tiny.make("qwen35", tmp_path_factory.mktemp("fim") / "fim.gguf")
-    with serving(model) as server:
+    with serving(infill.make(tmp_path_factory.mktemp("fim") / "fim.gguf")) as server:
         yield server
 
 
