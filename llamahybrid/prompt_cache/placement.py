@@ -85,7 +85,7 @@ MIN_DECODE_GAP = 16
 """Nearer checkpoints save less than restoring one costs."""
 
 DECODE_SHARE = 0.01
-"""Share of decode time that snapshots may take. With half of it, follow-ups in the middle of an answer decoded
+"""Share of decode time that snapshots may take. With half of it, follow-ups in the middle of an answer decode
 1.30 of the least tokens instead of 1.14."""
 
 FREE_SNAPSHOT = 1e-3
