@@ -98,15 +98,15 @@ FINAL_TOKENS = 64
 def prefill_cuts(outline: Outline, costs: Costs) -> tuple[int, ...]:
     """Return where to cut the prefill of [cached, total) for checkpoints; ascending, at most `most`.
 
-    The prompt's end is no cut. Places where histories of this kind grew (`growing`) come first, then message
-    starts, in order of worth: the deepest one (with a chat template that is where stripped thinking diverges;
-    not where histories keep the tokens that ask for an answer), the branch point `matched`, the last message
-    (another question may follow the same text), the first boundary (the system prompt's end), the messages
-    before the last; those alone where room is `SCARCE`. A ladder takes the rest of the time budget, counting
-    all waiting requests, unless a history only `grows`; rungs do where message starts are known or room is
-    `SCARCE`. Batch boundaries that the prefill passes anyway come on top: they cost no batch. The branch
-    point comes on top, too, where nothing else marks it or histories have `parted` there before, so that the
-    same divergence costs only once.
+    The prompt's end is no cut. Message starts come first, in order of worth: the deepest one (with a chat
+    template that is where stripped thinking diverges; not where histories keep the tokens that ask for an
+    answer), places where histories of this kind grew (`growing`, one on top of the others), the
+    branch point `matched`, the last message (another question may follow the same text), the first boundary
+    (the system prompt's end), the messages before the last; those alone where room is `SCARCE`. A ladder
+    takes the rest of the time budget, counting all waiting requests, unless a history only `grows`; rungs do
+    where message starts are known or room is `SCARCE`. Batch boundaries that the prefill passes anyway come
+    on top: they cost no batch. The branch point comes on top, too, where nothing else marks it or histories
+    have `parted` there before, so that the same divergence costs only once.
     """
     total, cached, matched = outline.total, outline.cached, outline.matched
     left = total - cached
@@ -119,6 +119,8 @@ def prefill_cuts(outline: Outline, costs: Costs) -> tuple[int, ...]:
     if outline.boundaries:
         count = min(count, next((cuts for below, cuts in MARKED_CUTS if left < below), count))
         count -= outline.keeps_asking and outline.boundaries[-1] >= outline.total - LONGEST_TAIL
+        apart = any(outline.boundaries[-1] - at >= MIN_SPACING for at in outline.growing)
+        count = min(room - len(known), count + apart)
     elif costs.waiting:
         count = min(count, max(_affordable_beside(left, costs, allowed), int(bool(outline.growing))))
     # the next conversation may begin with the system prompt of a short one
@@ -128,8 +130,8 @@ def prefill_cuts(outline: Outline, costs: Costs) -> tuple[int, ...]:
     taken = known + starts
     if grows(outline, costs) or (outline.boundaries and scarce):
         return tuple(sorted(taken))
-    apart = MARKED_ENDS if outline.boundaries else RATIOS[0]
-    taken += batch_ends(total, cached, costs.batch_tokens, (room - len(taken)) // 2, taken, apart)
+    finest = MARKED_ENDS if outline.boundaries else RATIOS[0]
+    taken += batch_ends(total, cached, costs.batch_tokens, (room - len(taken)) // 2, taken, finest)
     paid = min(count - len(starts), room - len(taken))
     if outline.boundaries or scarce:
         finest = MARKED if outline.boundaries else RATIOS[0]
@@ -231,10 +233,12 @@ def _starts(outline: Outline) -> Iterator[int]:
     """Yield places worth a cut of their own, the best first."""
     end = outline.total - (LONGEST_TAIL if outline.keeps_asking else 0)
     inside = [b for b in outline.boundaries if 0 < b < end]
-    for place in outline.growing:  # a message start just before it serves other histories, too
-        yield max((b for b in inside if 0 <= place - b < MIN_SPACING), default=place)
+    # a message start just before such a place serves other histories, too
+    growing = [max((b for b in inside if 0 <= at - b < MIN_SPACING), default=at) for at in outline.growing]
+    yield from (at for at in growing if inside and 0 < inside[-1] - at < MIN_SPACING)  # they lack the rest
+    yield from inside[-1:]
+    yield from growing
     if inside:
-        yield inside[-1]
         yield outline.matched
         yield from inside[-2:-1]
         yield from inside[:1]

@@ -156,9 +156,12 @@ def test_a_short_turn_of_a_history_that_only_grew_is_not_cut() -> None:
 
 def test_a_short_turn_cuts_where_the_last_prompt_was_left() -> None:
     assert cuts_of(221, 100, 100, [], UNMEASURED, growing=(208,)) == (208,)
-    assert cuts_of(221, 100, 100, [218], UNMEASURED, growing=(208,)) == (208,), "histories lack what follows"
-    assert cuts_of(321, 0, 0, [300, 318], CHEAP_CUTS, growing=(250,)) == (250, 300, 318)
+    assert cuts_of(221, 100, 100, [218], UNMEASURED, growing=(208,)) == (208, 218), "one more than without"
+    assert cuts_of(126, 8, 8, [60, 118], UNMEASURED, growing=(60,)) == (60, 118), "the last start stays"
+    assert cuts_of(221, 100, 100, [218], UNMEASURED, growing=(212,)) == (212,), "histories lack what follows"
+    assert cuts_of(321, 0, 0, [300, 318], CHEAP_CUTS, growing=(250,)) == (64, 250, 300, 318)
     assert cuts_of(221, 100, 100, [214], UNMEASURED, growing=(220,)) == (214,), "which serves both"
+    assert 155 not in cuts_of(321, 0, 0, [150, 300], CHEAP_CUTS, growing=(155,)), "the start serves both, too"
     assert cuts_of(221, 100, 100, [214, 218], UNMEASURED, growing=(218,)) == (218,)
 
 
