@@ -589,7 +589,8 @@ def test_attention_in_ram_is_not_checked_again_for_each_of_its_records(
     FakeEngine(cache).prefill(range(2000))
     monkeypatch.setattr(FakeAttention, "parts", counted)
     assert cache.flush()
-    assert 0 < len(checked) < 10 * cache.stats().segments
+    assert cache.stats().segments == 1
+    assert 0 < checked.count(2000) < 10, "others are of caches that earlier tests left"
     assert len(files(folder)) > 2000 // BLOCK
     assert ask(PromptCache(1 << 24, folder), [*range(2000), 1]).cached == 2000
 
