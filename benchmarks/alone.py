@@ -59,7 +59,7 @@ def stretch(measure: str, seed: int) -> float:
 
 
 def alone(subjects: Sequence[Subject], rounds: int) -> dict[str, list[Result]]:
-    """Play stretches of a second or a few, by turns in one process for each subject, which rest meanwhile.
+    """Play stretches of a few seconds by turns, in one process for each subject.
 
     A machine's speed changes within minutes by more than the bounds.
     """

@@ -6,7 +6,6 @@ are handled as under plain Python, with its own stack and `sys.excepthook`.
 
 from __future__ import annotations
 
-import errno
 import sys
 from traceback import walk_tb
 
@@ -17,7 +16,7 @@ def main() -> None:
         from llamahybrid.program import run
 
         sys.exit(run(sys.argv[2:]))
-    from llamahybrid.errors import EngineError
+    from llamahybrid.errors import DISK_FULL, EngineError
 
     try:
         from llamahybrid.cli.console import prepare_streams
@@ -32,7 +31,7 @@ def main() -> None:
     except (ImportError, OSError, RuntimeError) as error:
         if _of_llama_cpp(error):
             sys.exit(f"error: llama_cpp cannot be imported: {error}; see `llamahybrid engine doctor`")
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(error, OSError) and error.errno in DISK_FULL:
             sys.exit(f"error: {error}")  # the disk of a redirected standard output
         raise
 

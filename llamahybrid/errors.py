@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+"""`errno` of a full disk, or of a quota that is used up."""
+
 
 class LlamaHybridError(Exception):
     """Base of all errors raised by llamahybrid."""

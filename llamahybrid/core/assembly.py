@@ -252,8 +252,9 @@ def assemble(
     computation = Computation(files, made_with, scale, llm.cache_salt, together=n_parallel > 1)
     boundaries = Boundaries(llm._model.vocab, llm._n_vocab)
     record = HEADER_BYTES + profile.snapshot_bytes if profile.snapshot_bytes else 0
-    meter = CostMeter(llm.n_batch, record, profile.token_seconds)
-    shared, n_batch = SharedContext(guarded, llm.n_batch, n_parallel), _batch(llm)
+    n_batch = _batch(llm)
+    meter = CostMeter(n_batch, record, profile.token_seconds)
+    shared = SharedContext(guarded, llm.n_batch, n_parallel)
     view = llm.requests.seen
     view.make(llm._n_ctx, llm._n_vocab, len(view.scores))
     made: list[Slot] = []

@@ -14,10 +14,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from llamahybrid.errors import EngineError
+from llamahybrid.errors import DISK_FULL, EngineError
 
 _PART = ".part-"
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
 _LOCKLESS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)
 _ELSEWHERE = "set LLAMAHYBRID_CACHE_DIR to a folder"
@@ -38,7 +37,7 @@ def disk_errors() -> Iterator[None]:
         yield
     except OSError as error:
         advice = "check the disk, and LLAMAHYBRID_CACHE_DIR"
-        if error.errno in _FULL:
+        if error.errno in DISK_FULL:
             advice = f"the disk is full: free a few GiB, or {_ELSEWHERE} on another disk"
         elif error.errno in _CLOSED:
             advice = f"it cannot be written: {_ELSEWHERE} of your own"

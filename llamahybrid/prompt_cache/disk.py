@@ -9,7 +9,6 @@ use as its time of expiry, far ahead, and records have an earlier one than the r
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import sqlite3
@@ -24,11 +23,11 @@ from typing import Any
 import diskcache
 from diskcache.core import MODE_BINARY, MODE_RAW
 
-from llamahybrid.errors import RecordError, RecordGone
+from llamahybrid.errors import DISK_FULL, RecordError, RecordGone
 from llamahybrid.prompt_cache.block_store import BATCH, Busy, Rows, Values
 from llamahybrid.prompt_cache.bytes_disk import NAME, SHARDS, BytesDisk, NotOurs, key_of
 from llamahybrid.prompt_cache.envelope import Record, read_record
-from llamahybrid.prompt_cache.folder import FOLDER, FOREIGN, POLICY, check_database, claim, opened
+from llamahybrid.prompt_cache.folder import FOREIGN, POLICY, check_database, claim, folder_in, opened
 
 logger = logging.getLogger("llamahybrid")
 
@@ -40,9 +39,6 @@ stood at 1970 when a record was written."""
 
 ORPHAN_SECONDS = 3600
 """Age from which a file without a row is removed: before, another process may be about to write its row."""
-
-FULL = (errno.ENOSPC, errno.EDQUOT)
-"""Errors of a full disk."""
 
 DATABASE = (FOREIGN, f"{FOREIGN}-wal", f"{FOREIGN}-shm")
 
@@ -58,7 +54,7 @@ class DiskRows(Rows):
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         """Raises FolderRefused and OSError, see `claim`; nothing is opened yet."""
-        self.folder = Path(os.path.realpath(Path(folder).expanduser())) / FOLDER
+        self.folder = folder_in(folder)
         with suppress(Busy):
             self._claim()
         self.fork()
@@ -99,7 +95,7 @@ class DiskRows(Rows):
         try:
             claim(self.folder.parent)
         except OSError as error:
-            if error.errno in FULL:
+            if error.errno in DISK_FULL:
                 raise Busy(f"its folder cannot be made: {error}") from error
             raise
 

@@ -52,22 +52,26 @@ def opened(path: Path | str) -> BinaryIO:
     return open(path, "rb", opener=lambda name, flags: os.open(name, flags | careful))
 
 
+def folder_in(folder: str | os.PathLike[str]) -> Path:
+    """The path of the folder for records of this format in `folder`, without links."""
+    return Path(os.path.realpath(Path(folder).expanduser())) / FOLDER
+
+
 def claim(folder: str | os.PathLike[str]) -> Path:
     """The folder in `folder` for records of this format; made and marked if need be.
 
     Raises FolderRefused for one that others may write to, that another program keeps its cache in, or that
     lies on another machine, and OSError where nothing can be made or read. A folder that is refused is left
     as it is."""
-    there = Path(folder).expanduser()
-    there.mkdir(mode=0o700, parents=True, exist_ok=True)
-    there = Path(os.path.realpath(there))
+    Path(folder).expanduser().mkdir(mode=0o700, parents=True, exist_ok=True)
+    own = folder_in(folder)
+    there = own.parent
     check_owner(there)
     if (system := file_system(there)) is not None:
         raise FolderRefused(
             f"{there} lies on {system}, where several machines cannot share it safely: "
             "name a local folder, and share a server (remote=) instead"
         )
-    own = there / FOLDER
     if not os.path.lexists(own):
         if os.path.lexists(there / FOREIGN):
             raise FolderRefused(f"another program keeps its cache in {there}: name another folder")
@@ -81,7 +85,8 @@ def claim(folder: str | os.PathLike[str]) -> Path:
 def check_database(own: Path) -> None:
     """Raise FolderRefused for a database that another program made, without a change in it.
 
-    Raises sqlite3.Error where it cannot be read."""
+    Raises sqlite3.Error where it cannot be read.
+    """
     path = own / FOREIGN
     if not path.exists():
         return

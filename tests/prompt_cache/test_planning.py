@@ -151,11 +151,11 @@ def test_histories_part_at_what_is_matched_only_if_the_tree_reaches_that_far() -
 
 
 ENDING = list(range(30_000, 30_200))
-"""What a client puts behind a growing text."""
+"""Instructions of a client behind a growing text."""
 
 
 def growing(cache: PromptCache, prompt: Sequence[int]) -> tuple[int, ...]:
-    """Where prompts like this one grew, as its plan has it."""
+    """Return the places at which prompts like this one grew, of its plan."""
     outline = plan_for(cache, prompt, live_view([0], needs_attention=False)).outline
     assert outline is not None
     return outline.growing
