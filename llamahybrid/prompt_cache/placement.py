@@ -52,8 +52,8 @@ TURNS_PER_EDIT = 20
 Conversations of `benchmarks.draws` take the least time with 20, cuts counted."""
 
 LEAST_CUTS = ((ONE_CUT, 1), (SHORT_SUFFIX, 1), (LONG_SUFFIX, 3))
-"""(tokens, below which; cuts that are taken whatever they cost, unless others wait for a prompt without
-message starts): a prompt of three messages keeps the start of each. Longer prompts get at least one."""
+"""(tokens, below which; cuts that are taken even if they take as long as a prefill, unless others wait for a
+prompt without message starts): a prompt of three messages keeps the start of each. Longer ones get one."""
 
 MARKED_CUTS = ((ONE_CUT, 1), (SHORT_SUFFIX, 2), (LONG_SUFFIX, 3))
 """(tokens, below which; most cuts where message starts are known): other cuts would only take bytes."""
@@ -88,6 +88,10 @@ DECODE_SHARE = 0.01
 """Share of decode time that snapshots may take. With half of it, follow-ups in the middle of an answer decode
 1.30 of the least tokens instead of 1.14 (tests/prompt_cache/test_oracle_gap.py)."""
 
+END_SHARE = 0.05
+"""Share of a prefill's time that snapshots at its batch ends may take. On a GPU a snapshot takes as long as
+hundreds of tokens."""
+
 FREE_SNAPSHOT = 1e-3
 """Seconds of snapshots between two batches that nobody notices, even where a batch takes hardly longer."""
 
@@ -106,7 +110,8 @@ def prefill_cuts(outline: Outline, costs: Costs) -> tuple[int, ...]:
     takes the rest of the time budget, counting all waiting requests, unless a history only `grows`; rungs do
     where message starts are known or room is `SCARCE`. Batch boundaries that the prefill passes anyway come
     on top: they cost no batch. The branch point comes on top, too, where nothing else marks it or histories
-    have `parted` there before, so that the same divergence costs only once.
+    have `parted` there before, so that the same divergence costs only once. Cuts that take longer together
+    than the prefill itself are left out: decoding it again costs less.
     """
     total, cached, matched = outline.total, outline.cached, outline.matched
     left = total - cached
@@ -131,7 +136,8 @@ def prefill_cuts(outline: Outline, costs: Costs) -> tuple[int, ...]:
     if grows(outline, costs) or (outline.boundaries and scarce):
         return tuple(sorted(taken))
     finest = MARKED_ENDS if outline.boundaries else RATIOS[0]
-    taken += batch_ends(total, cached, costs.batch_tokens, (room - len(taken)) // 2, taken, finest)
+    ends = min((room - len(taken)) // 2, _affordable_ends(left, costs))
+    taken += batch_ends(total, cached, costs.batch_tokens, ends, taken, finest)
     paid = min(count - len(starts), room - len(taken))
     if outline.boundaries or scarce:
         finest = MARKED if outline.boundaries else RATIOS[0]
@@ -159,14 +165,16 @@ def next_decode_checkpoint(position: int, frontier: int, costs: Costs, together:
     """Return the position of the next checkpoint while generating, on an absolute grid.
 
     `position`: tokens of the sequence now. `frontier`: where this request's generation began. Gaps follow
-    `DECODE_GAPS`, or the cost of a snapshot where that allows nearer ones. `together`: answers decoded in one
-    batch, each of which waits for the snapshots of all; where these take time, a checkpoint less than half a
-    gap behind the last is left out.
+    `DECODE_GAPS`, or the cost of a snapshot where that allows nearer ones or demands wider ones. `together`:
+    answers decoded in one batch, each of which waits for the snapshots of all; where these take time, a
+    checkpoint less than half a gap behind the last is left out.
     """
     generated = position - frontier
     gap = next((gap for below, gap in DECODE_GAPS if generated < below), LATE_GAP)
     if (cheap := _cheap_gap(costs, together)) is not None:
         gap = min(gap, max(MIN_DECODE_GAP, cheap))
+    if cheap != 1:
+        gap = max(gap, _dear_gap(gap, costs, together))
     apart = gap // 2 if together > 1 and cheap is None else 1
     return -(-(position + apart) // gap) * gap
 
@@ -195,10 +203,29 @@ def _cheap_gap(costs: Costs, together: int = 1) -> int | None:
         return None
     if together * costs.snapshot_seconds <= FREE_SNAPSHOT:
         return 1
-    if together > 1:
-        return None
-    share = costs.snapshot_seconds / (DECODE_SHARE * costs.token_seconds)
+    return None if together > 1 else _shared_gap(costs, 1)
+
+
+def _shared_gap(costs: Costs, together: int) -> int:
+    """Return the gap at which the snapshots of all answers of a batch take about `DECODE_SHARE`.
+
+    A step of several answers is taken to last two tokens; one of 8 lasts 2 to 3 on CPUs, less on a GPU.
+    """
+    step = costs.token_seconds * min(2, together)
+    share = together * costs.snapshot_seconds / (DECODE_SHARE * step)
     return 1 << round(math.log2(max(1.0, share)))
+
+
+def _dear_gap(gap: int, costs: Costs, together: int) -> int:
+    """Return a gap wider than `gap` that snapshots demand; 0 where they do not, or it was not measured.
+
+    At most `LATE_GAP`, and one whose tokens take no longer in a prompt than those of `gap` took singly: a
+    GPU decodes a prompt's tokens 50 times as fast, and copies a state in the time of several answered tokens.
+    """
+    if not costs.token_seconds or not costs.prefill_seconds:
+        return 0
+    again = max(1.0, gap * costs.token_seconds / costs.prefill_seconds)
+    return min(_shared_gap(costs, together), LATE_GAP, 1 << int(math.log2(again)))
 
 
 def _affordable(left: int, costs: Costs, allowed: Allowance) -> int:
@@ -206,9 +233,18 @@ def _affordable(left: int, costs: Costs, allowed: Allowance) -> int:
     if left < ONE_CUT and not costs.prefill_seconds:
         return 1
     least = next((cuts for below, cuts in LEAST_CUTS if left < below), 1)
+    if costs.prefill_seconds:
+        least = min(least, int(left / cut_tokens(costs)))
     more = max(0.0, allowed.shorter * (1 - left / LONG_SUFFIX))
     allowance = min(allowed.short * left, allowed.long * left + more)
     return max(least, min(MAX_CUTS, int(allowance / cut_tokens(costs))))
+
+
+def _affordable_ends(left: int, costs: Costs) -> int:
+    """Return the number of batch ends of a prefill of `left` tokens that may have a snapshot."""
+    if not costs.prefill_seconds or not costs.snapshot_seconds:
+        return left
+    return int(END_SHARE * left * costs.prefill_seconds / costs.snapshot_seconds)
 
 
 def _affordable_beside(left: int, costs: Costs, allowed: Allowance) -> int:

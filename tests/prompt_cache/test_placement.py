@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("measured_costs")
 
 UNMEASURED = Costs()
 CHEAP_CUTS = Costs(token_seconds=1e-3, prefill_seconds=1e-3, snapshot_seconds=1e-6)
-DEAR_CUTS = Costs(token_seconds=1.0, prefill_seconds=1e-3, snapshot_seconds=1.0)
+DEAR_CUTS = Costs(token_seconds=0.1, prefill_seconds=1e-3, snapshot_seconds=0.05)
 NO_ENDS = 1 << 20
 """A batch size that no prompt fills."""
 
@@ -105,7 +105,7 @@ def test_late_decisions_are_those_of_somebody_who_knew(
         (127, UNMEASURED, 1),
         (255, UNMEASURED, 5),
         (255, DEAR_CUTS, 1),
-        (256, DEAR_CUTS, 3),
+        (256, DEAR_CUTS, 2),
         (999, DEAR_CUTS, 3),
         (1000, UNMEASURED, 5),
         (3000, UNMEASURED, 15),
@@ -182,6 +182,25 @@ def test_batch_ends_are_free_but_few() -> None:
     free = [c for c in cuts if c % 512 == 0]
     assert 5 <= len(free) <= 24
     assert cuts_of(100_000, 99_500, 99_500, [], DEAR_CUTS) != ()
+
+
+GPU = Costs(token_seconds=1e-3, prefill_seconds=2e-5, snapshot_seconds=3e-3, batch_seconds=6e-3)
+"""A model of 100M parameters, measured: a cut takes as long as 450 tokens of a prompt."""
+
+
+def test_cuts_take_no_longer_than_their_prompt() -> None:
+    starts = [40, 200, 300, 380]
+    assert cuts_of(400, 0, 0, starts, replace(GPU, waiting=1)) == cuts_of(400, 0, 0, starts, GPU) == ()
+    assert cuts_of(400, 0, 0, [], GPU) == ()
+    assert len(cuts_of(800, 0, 0, [*starts, 780], GPU)) == 1
+
+
+def test_snapshots_at_batch_ends_take_a_share_of_the_prefill() -> None:
+    """Each takes as long as 150 tokens: of 4,000 tokens 200 may be spent."""
+    assert sum(c % 512 == 0 for c in cuts_of(4000, 0, 0, [], GPU)) == 1
+    most = 13
+    assert most - 3 <= sum(c % 512 == 0 for c in cuts_of(40_000, 0, 0, [], GPU)) <= most
+    assert sum(c % 512 == 0 for c in cuts_of(40_000, 0, 0, [], replace(GPU, snapshot_seconds=0.0))) > most
 
 
 NOISE = 0.3
@@ -277,6 +296,16 @@ def test_snapshots_take_about_one_percent_beyond_the_schedule(frontier: int, mic
     share = (len(extra) - 1) * costs.snapshot_seconds / (3000 * costs.token_seconds)
     assert extra == schedule or share <= 0.0142
     assert schedule <= extra
+
+
+@pytest.mark.parametrize(("together", "gap"), [(1, 256), (4, 512), (8, 1024)])
+def test_snapshots_of_a_gpu_are_farther_apart(together: int, gap: int) -> None:
+    """Every 64 tokens they took 5 % of an answer's time; a prompt's tokens are decoded 50 times as fast."""
+    assert next_decode_checkpoint(2048, 2048, GPU, together) == 2048 + gap
+    slow = replace(GPU, prefill_seconds=5e-4)  # more than 128 tokens again would take longer than 64 singly
+    assert next_decode_checkpoint(2048, 2048, slow, together) == 2048 + 128
+    unmeasured = replace(GPU, prefill_seconds=0.0)
+    assert next_decode_checkpoint(2048, 2048, unmeasured, together) == 2048 + 64
 
 
 def test_a_snapshot_of_microseconds_is_taken_whatever_a_token_takes() -> None:
