@@ -170,6 +170,10 @@ class NativeContext:
         rows: Logits = np.ctypeslib.as_array(llama_cpp.llama_get_logits(self._pointer), shape=(n, n_vocab))
         return rows
 
+    def reset_counters(self) -> None:
+        """Set the library's counters to zero."""
+        llama_cpp.llama_perf_context_reset(self._pointer)
+
     def counters(self) -> tuple[float, ...]:
         """Tokens and milliseconds decoded by this context, in batches and singly, by the library's count.
 

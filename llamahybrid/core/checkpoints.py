@@ -8,10 +8,11 @@ back differs from the evaluated one at such places: `Boundaries` finds them.
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,8 @@ from llamahybrid.memory.costs import CostMeter
 from llamahybrid.memory.sequence import LiveSequence
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache.base import LiveState, LiveView, Logits, Tokens, clipped
+
+logger = logging.getLogger("llamahybrid")
 
 _UNASKED, _PLAIN, _OPENS, _CLOSES = -1, 0, 1, 2
 
@@ -97,6 +100,17 @@ class _PromptEnd:
         return self.namespace == view.namespace and np.array_equal(self.tokens, view.tokens[:n])
 
 
+class Due(NamedTuple):
+    """The end of a verified prompt that is not stored yet: its first token does not wait for that."""
+
+    request: Progress
+    position: int
+    logits: Logits | None
+    """A copy: callers may change the row."""
+    since: float
+    """By `time.monotonic`."""
+
+
 class Checkpoints:
     """Takes the checkpoints of one live sequence."""
 
@@ -105,6 +119,7 @@ class Checkpoints:
         """The live tokens as the cache follows them, and whether they were forgotten."""
         self.owes_since: float | None = None
         """When the last answer ended that did not wait until its attention was stored."""
+        self.due: Due | None = None
         self._live = live
         self.cache = cache
         cache.attach(live.shared)
@@ -150,9 +165,10 @@ class Checkpoints:
                     self.checkpoint(request, deep=deep)
                 case Action.CHECKPOINT_IF_FINITE if row.proves_finite():
                     self.checkpoint(request, deep=deep)
-                case Action.CHECKPOINT_WITH_LOGITS:
+                case Action.CHECKPOINT_WITH_LOGITS if request is not None:
                     logits = row.logits()
-                    self.checkpoint(request, None if logits is None else logits.copy(), deep=deep)
+                    kept = None if logits is None else logits.copy()
+                    self.due = Due(request, self._live.n, kept, time.monotonic())
                 case Action.KEEP_LOGITS:
                     self._keep_logits()
                 case Action.REMEMBER:
@@ -161,6 +177,19 @@ class Checkpoints:
                     self.owes_since = time.monotonic()
                 case Action.PAGE_OUT | Action.PAGE_OUT_LATER:
                     self.page_out(deep=deep, after=after)
+
+    def settle(self) -> None:
+        """Store what is `due`, unless something else happened to the sequence since."""
+        due, self.due, live = self.due, None, self._live
+        if due is None or live.state.is_invalid or live.n != due.position:
+            return
+        if live.shared.touched_outside():
+            due.request.schedule.stop()
+            return
+        try:
+            self.checkpoint(due.request, due.logits)
+        except Exception:  # the request that runs now may be another one
+            logger.exception("the end of a prompt was not stored")
 
     def _keep_logits(self) -> None:
         live, logits = self._live, self._live.row.logits()

@@ -258,8 +258,9 @@ class DecodeLoop:
             while self._take(wait):
                 if self.slots.waiting:
                     self._admit()
+                soon = self.slots.settle()
                 if not (wanted := self.slots.wanted()):
-                    wait = self._idle_seconds()
+                    wait = self._idle_seconds() if soon is None else soon
                     continue
                 wait = self._scheduler.grace(self.slots) if len(wanted) < len(self.slots.all) else 0
                 if not wait:

@@ -155,10 +155,10 @@ class Schedule:
             if logits and self._cached < self._total:
                 yield Action.KEEP_LOGITS
             return
+        self._await_next(position)
         yield Action.ADMIT_STAGED
         if logits and self._cached < self._total:
             yield Action.CHECKPOINT_WITH_LOGITS
-        self._await_next(position)
 
     def stop(self) -> None:
         """Take no further checkpoints, since this memory cannot be verified."""

@@ -35,6 +35,10 @@ PATIENT_SWITCHES = 3
 LONG_PATIENCE = 1.0
 """The same where the caller is inside its request: in a logits processor, say."""
 
+SETTLE_SECONDS = 0.005
+"""Time behind a decoded prompt before its end is stored, where its caller asks for no token: one who does is
+not to wait for that."""
+
 LATE_LOOK = 0.05
 """Seconds after the end of its patience during which a request is looked at every millisecond."""
 
@@ -319,6 +323,24 @@ class Slots:
         """
         for slot in self.all:
             slot.runner.store(tip=tips)
+
+    def settle(self) -> float | None:
+        """Store the ends of prompts that were decoded `SETTLE_SECONDS` ago; the time until the next, if any.
+
+        None while its caller's code runs, which may use the context.
+        """
+        now, soon = time.monotonic(), None
+        for slot in self.all:
+            if (due := slot.runner.checkpoints.due) is None:
+                continue
+            left = due.since + SETTLE_SECONDS - now
+            if slot.request is not None and slot.request.entered:
+                left = max(left, SETTLE_SECONDS)
+            if left <= 0:
+                slot.runner.settle()
+            else:
+                soon = left if soon is None else min(left, soon)
+        return soon
 
     def owing(self) -> list[Slot]:
         """Free slots whose last answer did not wait for its attention, unless that is stored before it goes.

@@ -28,7 +28,9 @@ ABORTED = 2
 class StoppableBatches:
     """Decodes batches of one sequence each; `stop` ends the running one, which is then undone."""
 
-    def __init__(self, slots: Slots) -> None:
+    def __init__(self, slots: Slots, is_short: Callable[[int], bool]) -> None:
+        """`is_short(tokens)`: a batch of a prompt takes so little time that nobody notices it."""
+        self._is_short = is_short
         self._flag = Stop()
         for slot in slots:
             slot.live.native.set_stop(self._flag)
@@ -40,35 +42,43 @@ class StoppableBatches:
     def decode(self, request: Request, wanted: Decode) -> None:
         """Decode the next batch of one sequence.
 
-        A single token, or a draft, is never stopped: it takes little time, and needs no copy of the state to
-        undo it. Raises DecodeError; the sequence is then as before.
+        A single token, a draft, or a short batch is never stopped, and the state before it is not copied: on
+        a GPU that takes as long. Raises DecodeError; the sequence is then as before, or as it was at the last
+        cut of the prompt where the state was not copied and memory cannot be cut.
         """
         live, tokens, outputs = wanted.part
         if wanted.count == 1 or not wanted.prompt:
             live.decode(tokens, outputs)
             return
-        undo = live.n, _state(request, wanted)
-        request.number = self._flag.begin()
-        if request.cancelled:
-            self._flag.request(request.number)
+        short = self._is_short(wanted.count)
+        undo = _before(request, wanted, copies=not short)
+        if not short:
+            request.number = self._flag.begin()
+            if request.cancelled:
+                self._flag.request(request.number)
         try:
             live.decode(tokens, outputs)
         except BaseException:
-            if live.state.is_invalid:
+            if live.state.is_invalid and undo is not None:
                 recover(live, undo)
             raise
         finally:
-            self._flag.end()
+            if not short:
+                self._flag.end()
 
 
-def _state(request: Request, wanted: Decode) -> Bytes | None:
-    """The state before a batch, where memory cannot be cut back to it."""
+def _before(request: Request, wanted: Decode, copies: bool) -> tuple[int, Bytes | None] | None:
+    """The state to which a batch can be undone, see `recover`; None: there is none.
+
+    `copies`: where memory cannot be cut, that before the batch is copied if it is not staged.
+    """
     live, progress = wanted.live, request.progress
     if not live.profile.needs_checkpoints:
-        return None
-    if progress is not None and progress.staged and progress.staged[-1][0] == live.n:
-        return progress.staged[-1][1]
-    return live.snapshot(live.shared.undo_buffer, deep=False)
+        return live.n, None
+    staged = progress.staged[-1] if progress is not None and progress.staged else None
+    if staged is None or (copies and staged[0] != live.n):
+        return (live.n, live.snapshot(live.shared.undo_buffer, deep=False)) if copies else None
+    return staged
 
 
 class NestedRequests:
@@ -157,7 +167,7 @@ class Tasks:
         report: Callable[[Request], None],
     ) -> None:
         """`cancelled()`: the error of a cancelled request; `report` is called with each finished request."""
-        self.batches = StoppableBatches(slots)
+        self.batches = StoppableBatches(slots, scheduler.is_short)
         self.nested = NestedRequests(slots, self.batches, cancelled)
         self._slots = slots
         self._shared = shared

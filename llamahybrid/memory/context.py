@@ -160,10 +160,10 @@ class GuardedContext(LlamaContext):  # type: ignore[misc]
 
     def reset_timings(self) -> None:
         """Reset the library's counters, whose changes show decodes by other code."""
-        known = self.live is not None and not self.live.shared.touched_outside()
-        super().reset_timings()
-        if known and self.live is not None:
-            self.live.shared.recount()
+        if self.live is None:
+            super().reset_timings()
+        else:
+            self.live.shared.reset_counters()
 
 
 def _set(result: Any, arguments: Any) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from llamahybrid.capi.calls import LAST_ROW, NativeContext, Outputs
+from llamahybrid.capi.calls import NativeContext, Outputs
 from llamahybrid.errors import DecodeError
 from llamahybrid.memory.fingerprint import Computation, Identity
 from llamahybrid.memory.profile import MemoryProfile
@@ -197,13 +197,9 @@ class LiveSequence:
             self.invalidate_tip()
 
     def put_logits(self, logits: Logits) -> bool:
-        """Write stored logits of the tip into the context's output row; False where it has none."""
-        row = self.native.logits(self.n_vocab)
-        if row is None:
+        """Make stored logits those of the tip; False where the context has no row for them yet."""
+        if not self.row.put(logits):
             return False
-        self.shared.overwrite_rows([self])
-        row[:] = logits
-        self.row.lies_at(LAST_ROW)
         self.state.tip_logits = self.state.row_covers_tip = True
         return True
 

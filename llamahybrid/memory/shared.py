@@ -57,6 +57,7 @@ class SharedContext:
         """The library's counters after our last operation (see `touched_outside`)."""
         self.clearing: Callable[[], object] = lambda: None
         """Called before the buffers are zeroed, to store the other sequences."""
+        self._decoding = self._reset_due = False
         self._native = NativeContext(ctx, 0, self.batch)
         self._undo: Bytes = new_buffer(0)
         self._members: list[ref[Member]] = []
@@ -96,6 +97,19 @@ class SharedContext:
         counters = self._native.counters()
         if 0 <= sum(counters[:2]) - sum(self.counters[:2]) <= tokens:
             self.counters = counters
+
+    def reset_counters(self) -> None:
+        """Reset the library's counters, from any thread; behind the running batch, whose tokens count."""
+        self._reset_due = True
+        if not self._decoding:
+            self._reset()
+
+    def _reset(self) -> None:
+        self._reset_due = False
+        known = not self.touched_outside()
+        self._native.reset_counters()
+        if known:
+            self.recount()
 
     def look(self) -> str | None:
         """Empty lost sequences, all of them after decodes by other code, and return that reason."""
@@ -147,6 +161,7 @@ class SharedContext:
             native.append((live.native.seq, live.state.n, tokens, outputs))
             count += len(tokens)
         self.overwrite_rows(lives)
+        self._decoding = True
         try:
             rows = self._native.decode_parts(native)
         except DecodeError as error:
@@ -159,6 +174,9 @@ class SharedContext:
             raise
         finally:
             self.count(count)
+            self._decoding = False
+            if self._reset_due:
+                self._reset()
         faults = []
         for (live, tokens, outputs), row, name in zip(parts, rows, named, strict=True):
             faults.append(live.decoded(tokens, outputs))

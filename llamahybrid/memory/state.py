@@ -147,9 +147,9 @@ class OutputRow:
         """There are logits of the last token."""
         return self._state.tip_logits and (self._copied or self._index is not None)
 
-    def exists(self) -> bool:
-        """The context has a row for stored logits (see `LiveSequence.put_logits`)."""
-        return self._native.logits(self._n_vocab) is not None
+    def takes(self) -> bool:
+        """Stored logits can take its place, see `put`."""
+        return not self._alone or self._native.logits(self._n_vocab) is not None
 
     def place(self) -> int | Logits:
         """Return the logits of the last token: the index of a row of the context, or a copy.
@@ -182,6 +182,22 @@ class OutputRow:
             np.copyto(self._copy, row)
             self._copied = True
         self._index = None
+
+    def put(self, logits: Logits) -> bool:
+        """Put stored logits in its place, alone into the context, where other code looks for them.
+
+        False where the context has no row yet.
+        """
+        self.leave()
+        if not self._alone:
+            self._copy, self._copied = logits.copy(), True
+            return True
+        row = self._native.logits(self._n_vocab)
+        if row is None:
+            return False
+        row[:] = logits
+        self.lies_at(LAST_ROW)
+        return True
 
     def leave(self) -> None:
         """Drop it before a batch that continues the sequence."""

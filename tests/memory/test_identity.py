@@ -8,6 +8,7 @@ import pytest
 from llamahybrid import Llama, PromptCache
 from llamahybrid.engine import loaded
 from tests.conftest import SETTINGS, take
+from tests.lab.waiting import wait_until
 
 from .conftest import LONGER, PROMPT, overwritten, replaced, stock, wait_for_tick
 
@@ -44,6 +45,7 @@ def test_an_edit_in_the_middle_of_an_answer_leaves_nothing_stored(tiny_model, tm
     llm = Llama(str(path), **SETTINGS)
     stream = llm.generate(PROMPT, temp=0.0)
     next(stream)
+    wait_until(lambda: llm.last_request.checkpoints)
     entries = llm.prompt_cache.stats().entries
     wait_for_tick(path)
     overwritten(path, tiny_model("qwen35", seed=1))
