@@ -104,9 +104,10 @@ class Due(NamedTuple):
     """The end of a verified prompt that is not stored yet: its first token does not wait for that."""
 
     request: Progress
-    position: int
+    tokens: Tokens
+    """The live tokens, shape (n,)."""
     logits: Logits | None
-    """A copy: callers may change the row."""
+    """Those of the last token; a copy, since callers may change the row."""
     since: float
     """By `time.monotonic`."""
 
@@ -168,7 +169,7 @@ class Checkpoints:
                 case Action.CHECKPOINT_WITH_LOGITS if request is not None:
                     logits = row.logits()
                     kept = None if logits is None else logits.copy()
-                    self.due = Due(request, self._live.n, kept, time.monotonic())
+                    self.due = Due(request, self._live.tokens.copy(), kept, time.monotonic())
                 case Action.KEEP_LOGITS:
                     self._keep_logits()
                 case Action.REMEMBER:
@@ -181,7 +182,7 @@ class Checkpoints:
     def settle(self) -> None:
         """Store what is `due`, unless something else happened to the sequence since."""
         due, self.due, live = self.due, None, self._live
-        if due is None or live.state.is_invalid or live.n != due.position:
+        if due is None or live.state.is_invalid or not np.array_equal(live.tokens, due.tokens):
             return
         if live.shared.touched_outside():
             due.request.schedule.stop()

@@ -327,7 +327,7 @@ class Slots:
     def settle(self) -> float | None:
         """Store the ends of prompts that were decoded `SETTLE_SECONDS` ago; the time until the next, if any.
 
-        None while its caller's code runs, which may use the context.
+        Not while its caller's code runs, which may use the context.
         """
         now, soon = time.monotonic(), None
         for slot in self.all:
