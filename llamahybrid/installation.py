@@ -24,7 +24,7 @@ import inspect
 import logging
 import threading
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -152,9 +152,20 @@ def _check(defaults: Mapping[str, Any]) -> None:
 
 
 def _existing() -> list[Any]:
-    """Instances that are upstream's, and open as far as can be told."""
-    found = (o for o in gc.get_objects() if issubclass(type(o), STOCK) and not issubclass(type(o), Llama))
+    """Instances that are upstream's, and open as far as can be told.
+
+    Of all objects, `gc.get_objects` would hold tuples that other threads are building, which then fails.
+    """
+    kinds = {kind for kind in _with_subclasses(STOCK) if not issubclass(kind, Llama)}
+    found = (o for o in gc.get_referrers(*kinds) if type(o) in kinds)
     return [llm for llm in found if getattr(vars(llm).get("_ctx"), "ctx", None) is not None]
+
+
+def _with_subclasses(kind: type) -> Iterator[type]:
+    yield kind
+    nearer: list[type] = kind.__subclasses__()
+    for each in nearer:
+        yield from _with_subclasses(each)
 
 
 def _leads_to_ours(function: Any) -> bool:

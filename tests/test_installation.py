@@ -8,6 +8,7 @@ import gc
 import logging
 import pickle
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -20,6 +21,7 @@ from llama_cpp import Llama as BoundEarly
 import llamahybrid
 from tests.conftest import EMBEDDING_ALONE, SETTINGS, TinyModel, take
 from tests.lab.in_process import Stock
+from tests.request.asking import Started
 
 Opener = Callable[..., Any]
 
@@ -363,22 +365,44 @@ def test_install_and_uninstall_while_threads_open_models(open_model: Opener, tin
     path, wrong = str(tiny_model("qwen35")), []
     expected = texts(open_model(cls=Stock))
 
-    def work() -> None:
+    def work() -> bool:
         for _ in range(4):
             llm = BoundEarly(path, **SETTINGS)
             if texts(llm) != expected:
                 wrong.append(type(llm))
             llm.close()
+        return True
 
-    workers = [threading.Thread(target=work) for _ in range(2)]
-    for worker in workers:
-        worker.start()
+    workers = [Started(work) for _ in range(2)]
     for worker in workers:
         while worker.is_alive():
             llamahybrid.install()
             llamahybrid.uninstall()
             worker.join(0.002)
+    assert all(worker.result() for worker in workers)
     assert not wrong
+
+
+def test_install_leaves_alone_what_other_threads_are_building() -> None:
+    """A tuple that anybody refers to while it is built cannot grow."""
+    over, failed = threading.Event(), list[BaseException]()
+
+    def build() -> None:
+        while not over.is_set():
+            try:
+                tuple(time.sleep(0) for _ in range(1000))
+            except SystemError as error:
+                failed.append(error)
+                return
+
+    builder = threading.Thread(target=build)
+    builder.start()
+    for _ in range(10):
+        llamahybrid.install()
+        llamahybrid.uninstall()
+    over.set()
+    builder.join()
+    assert not failed
 
 
 def test_classes_of_the_program_are_collected_with_their_instances() -> None:
