@@ -1,9 +1,10 @@
 """Correctness and speed on a GPU, beside the stock library and a plain copy.
 
 With all layers offloaded: the hazards, campaigns against fresh stock contexts on the same GPU (histories,
-drafts, several requests at once), then prefill, decode, snapshot and restore of a Qwen3.5-architecture
-model of about 100M parameters, next to llama_cpp's own class in the same process and to a copy of as many
-bytes from the device. Writes benchmarks/results/gpu-DEVICE.json. Without a GPU it prints one line.
+drafts, several requests at once), then prefill, decode, snapshot, restore and the measured costs of a
+Qwen3.5-architecture model of about 100M parameters, next to llama_cpp's own class in the same process and to
+a copy of as many bytes from the device. Writes benchmarks/results/gpu-DEVICE.json. Without a GPU it prints
+one line.
 Run: python -m benchmarks.gpu [--seconds N] [--rpc HOST:PORT] [--json FILE]
 --rpc takes an RPC server for the GPU: the same numbers of a machine without one, for trying this program.
 """
@@ -23,6 +24,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,8 @@ from llamahybrid.devices.rpc import connect, endpoints
 from llamahybrid.engine.bindings import loaded_from
 from llamahybrid.engine.doctor import examine
 from llamahybrid.harness.workloads.speech import Speech
+from llamahybrid.prompt_cache.base import Costs
+from llamahybrid.prompt_cache.placement import cut_tokens
 from llamahybrid.tiny import make
 from tests.lab.reference import LAYERS, RPC
 
@@ -99,6 +103,7 @@ def fast(place: dict[str, Any], device: ggml.Device) -> dict[str, float]:
                             _chats(found, name, llm, speech)
                     _states(found, native)
                     plain.copy(found)
+            _costs(found, runner.meter.costs())
             if stock is not None:
                 stock.close()
     return {name: statistics.median(times[1:]) for name, times in found.items()}
@@ -151,6 +156,13 @@ def _states(found: dict[str, list[float]], native: Any) -> None:
     with timed(found, "restore"):
         if saved is None or not native.load_partial(state):
             raise RuntimeError("a state was refused")
+
+
+def _costs(found: dict[str, list[float]], costs: Costs) -> None:
+    """What the decisions were made by: seconds, and how many tokens of a prompt a cut takes as long as."""
+    measured = {name: value for name, value in asdict(costs).items() if name.endswith("_seconds")}
+    for name, value in {**measured, "cut_tokens": cut_tokens(costs)}.items():
+        found[f"ours {name.replace('_', ' ')}"] = [0.0, value]
 
 
 class Plain:

@@ -88,7 +88,7 @@ SEGMENT_TOKENS = 1024
 
 @dataclass(frozen=True, eq=False)
 class _PromptEnd:
-    """The logits behind a prompt, kept while its tokens are live."""
+    """A verified prompt, and copies of its tokens and of the logits behind it: callers may change the row."""
 
     namespace: str
     tokens: Tokens
@@ -101,13 +101,10 @@ class _PromptEnd:
 
 
 class Due(NamedTuple):
-    """The end of a verified prompt that is not stored yet: its first token does not wait for that."""
+    """The end of a prompt that is not stored yet, since its first token does not wait for that."""
 
     request: Progress
-    tokens: Tokens
-    """The live tokens, shape (n,)."""
-    logits: Logits | None
-    """Those of the last token; a copy, since callers may change the row."""
+    end: _PromptEnd
     since: float
     """By `time.monotonic`."""
 
@@ -166,12 +163,10 @@ class Checkpoints:
                     self.checkpoint(request, deep=deep)
                 case Action.CHECKPOINT_IF_FINITE if row.proves_finite():
                     self.checkpoint(request, deep=deep)
-                case Action.CHECKPOINT_WITH_LOGITS if request is not None:
-                    logits = row.logits()
-                    kept = None if logits is None else logits.copy()
-                    self.due = Due(request, self._live.tokens.copy(), kept, time.monotonic())
-                case Action.KEEP_LOGITS:
-                    self._keep_logits()
+                case Action.CHECKPOINT_WITH_LOGITS if request is not None and (end := self._end()):
+                    self.due = Due(request, end, time.monotonic())
+                case Action.KEEP_LOGITS if not self.known.forgotten:
+                    self._prompt_end = self._end() or self._prompt_end
                 case Action.REMEMBER:
                     self.cache.remember(self._live.identity.namespace, self._live.tokens.copy(), self.known)
                 case Action.PAGE_OUT_LATER if not self.cache.serves_others:
@@ -179,23 +174,24 @@ class Checkpoints:
                 case Action.PAGE_OUT | Action.PAGE_OUT_LATER:
                     self.page_out(deep=deep, after=after)
 
+    def _end(self) -> _PromptEnd | None:
+        live, logits = self._live, self._live.row.logits()
+        if logits is None:
+            return None
+        return _PromptEnd(live.identity.namespace, live.tokens.copy(), logits.copy())
+
     def settle(self) -> None:
         """Store what is `due`, unless something else happened to the sequence since."""
         due, self.due, live = self.due, None, self._live
-        if due is None or live.state.is_invalid or not np.array_equal(live.tokens, due.tokens):
+        if due is None or not np.array_equal(live.tokens, due.end.tokens):
             return
         if live.shared.touched_outside():
             due.request.schedule.stop()
             return
         try:
-            self.checkpoint(due.request, due.logits)
+            self.checkpoint(due.request, due.end.logits)
         except Exception:  # the request that runs now may be another one
             logger.exception("the end of a prompt was not stored")
-
-    def _keep_logits(self) -> None:
-        live, logits = self._live, self._live.row.logits()
-        if logits is not None and not self.known.forgotten:
-            self._prompt_end = _PromptEnd(live.identity.namespace, live.tokens.copy(), logits.copy())
 
     def checkpoint(
         self, request: Progress | None, logits: Logits | None = None, *, deep: bool = True

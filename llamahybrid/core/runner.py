@@ -70,7 +70,7 @@ class Runner:
         """
         started = time.perf_counter()
         plan_seconds = restore_seconds = 0.0
-        self.settle()
+        self.checkpoints.settle()
         self.check()
         self._follow(prompt)
         profile, tip = self.live.profile, self.live.n
@@ -128,7 +128,7 @@ class Runner:
 
         `stays`: tokens that remain live; where attention is all of the state, only the rest is stored now.
         """
-        self.settle()
+        self.checkpoints.settle()
         profile, points = self.live.profile, self.checkpoints
         after = stays if profile.attention_is_all else 0
         few = profile.attention_is_all and not tip_due(self.live.n - stays)
@@ -167,7 +167,7 @@ class Runner:
 
         `tip`: also a checkpoint at the tip.
         """
-        self.settle()
+        self.checkpoints.settle()
         live = self.live
         if live.n and live.profile.keeps_chats and not live.shared.touched_outside():
             if tip:
@@ -272,7 +272,7 @@ class Runner:
             start = end
 
     def prompt_done(self, progress: Progress) -> bool:
-        """Verify a decoded prompt, and store its checkpoints; its end with logits is stored by `settle`.
+        """Verify a decoded prompt, and store its checkpoints; `Checkpoints.settle` stores its end.
 
         False where the logits are not numbers or memory has a fault: the restore point is then dropped, and
         the prompt must be decoded from zero.
@@ -281,15 +281,9 @@ class Runner:
         sound = self._prompt_done(progress)
         if sound and self.is_awaited(self.live.tokens):
             # Requests that wait for this prompt's checkpoints need their attention.
-            self.settle()
+            self.checkpoints.settle()
             self.checkpoints.page_out(deep=False)
         return sound
-
-    def settle(self) -> None:
-        """Store the end of the last prompt, if that is not done and its sequence is unchanged."""
-        if self.checkpoints.due is not None:
-            self._stop_unprovable(self.checkpoints.due.request)
-            self.checkpoints.settle()
 
     def _prompt_done(self, progress: Progress) -> bool:
         live = self.live
@@ -316,14 +310,14 @@ class Runner:
     def before_token(self, progress: Progress) -> None:
         """Take a checkpoint before a batch of the answer, where the schedule says so."""
         progress.steps += 1
-        self.settle()
+        self.checkpoints.settle()
         if self.live.state.n >= progress.schedule.next_due:
             self._stop_unprovable(progress)
             self.checkpoints.carry_out(progress.schedule.before_token(self.live.n), progress)
 
     def end(self, progress: Progress) -> None:
         """Store the end of a request, where it is verified and worth its cost."""
-        self.settle()
+        self.checkpoints.settle()
         live = self.live
         progress.drop_records()
         if progress.staged and live.fault() is not None:

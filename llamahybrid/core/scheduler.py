@@ -51,7 +51,7 @@ class Scheduler:
 
     def __init__(self, meter: CostMeter, n_batch: int, merges: bool = True) -> None:
         """`merges`: tokens of several sequences may be in one batch."""
-        self.meter = meter
+        self._meter = meter
         self._n_batch = n_batch
         self._merges = merges
         self._turn = 0
@@ -107,15 +107,15 @@ class Scheduler:
 
     def _prompt_tokens(self, answers: int, prompts: int) -> int:
         """Number of tokens of prompts between two steps of answers, by the numbers of both."""
-        token = max(min(self._tokens, default=0.0), self.meter.costs().prefill_seconds)
+        token = max(min(self._tokens, default=0.0), self._meter.costs().prefill_seconds)
         if not token:
             return UNMEASURED
         seconds = max(CHUNK_STEPS * min(self._steps, default=0.0), CHUNK_SECONDS)
         return max(SMALLEST_CHUNK, int(seconds * (answers + prompts) / answers / token))
 
     def is_short(self, tokens: int) -> bool:
-        """A batch of so many tokens of a prompt is expected to take less than `UNNOTICED_SECONDS`."""
-        costs = self.meter.costs()
+        """Return whether a batch of a prompt is expected to take less than `UNNOTICED_SECONDS`."""
+        costs = self._meter.costs()
         seconds = tokens * costs.prefill_seconds + costs.token_seconds
         return costs.prefill_seconds > 0 and seconds < UNNOTICED_SECONDS
 
@@ -127,11 +127,11 @@ class Scheduler:
             answers += wanted.step
         if answers == len(batch):
             self._steps.append(seconds)
-            self.meter.together = answers
+            self._meter.together = answers
             if answers == 1:
-                self.meter.decoded(1, seconds)
+                self._meter.decoded(1, seconds)
             return
         if tokens - answers >= MIN_TIMED:
             self._tokens.append(seconds / tokens)
         if len(batch) == 1:
-            self.meter.decoded(tokens, seconds)
+            self._meter.decoded(tokens, seconds)

@@ -337,7 +337,7 @@ class Slots:
             if slot.request is not None and slot.request.entered:
                 left = max(left, SETTLE_SECONDS)
             if left <= 0:
-                slot.runner.settle()
+                slot.runner.checkpoints.settle()
             else:
                 soon = left if soon is None else min(left, soon)
         return soon

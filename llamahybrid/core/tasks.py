@@ -282,6 +282,9 @@ class Tasks:
         self._slots.drop(request)
 
     def _finish(self, task: Task, result: Any) -> None:
+        if task.request.cancelled and isinstance(task.wanted, Decode) and task.wanted.prompt:
+            self.fail(task, self._cancelled())  # during its last batch
+            return
         self._over(task.request)
         task.request.asks()
         task.reply.put(result)

@@ -148,7 +148,7 @@ class OutputRow:
         return self._state.tip_logits and (self._copied or self._index is not None)
 
     def takes(self) -> bool:
-        """Stored logits can take its place, see `put`."""
+        """Return whether `put` would take stored logits."""
         return not self._alone or self._native.logits(self._n_vocab) is not None
 
     def place(self) -> int | Logits:

@@ -89,8 +89,8 @@ DECODE_SHARE = 0.01
 1.30 of the least tokens instead of 1.14 (tests/prompt_cache/test_oracle_gap.py)."""
 
 END_SHARE = 0.05
-"""Share of a prefill's time that snapshots at its batch ends may take. On a GPU a snapshot takes as long as
-hundreds of tokens."""
+"""Share of a prefill's time that snapshots at its batch ends may take: on a GPU each takes as long as many
+tokens of it."""
 
 FREE_SNAPSHOT = 1e-3
 """Seconds of snapshots between two batches that nobody notices, even where a batch takes hardly longer."""

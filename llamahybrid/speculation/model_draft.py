@@ -83,7 +83,7 @@ class ModelDraft(LlamaDraftModel):  # type: ignore[misc]
         if request is not None and not runner.prompt_done(request):
             live.empty()
             yield from runner.decode(None, ids, "last")
-        runner.settle()
+        runner.checkpoints.settle()
 
     def _ahead(self, count: int) -> Steps[list[int]]:
         """The next `count` tokens, greedily; all but the last are decoded."""

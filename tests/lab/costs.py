@@ -73,7 +73,7 @@ class _Told(CostMeter):
 def decide_by(llm: Llama, costs: Costs = REAL) -> None:
     """Let all slots of `llm` decide as if decoding and saving took what `costs` says."""
     meter = _Told(llm.n_batch, costs)
-    llm.requests.loop._scheduler.meter = meter  # type: ignore[union-attr]
+    llm.requests.loop._scheduler._meter = meter  # type: ignore[union-attr]
     for slot in llm.slots.all:
         slot.runner.meter = slot.runner.checkpoints.meter = meter
 

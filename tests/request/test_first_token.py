@@ -38,16 +38,16 @@ def entries(llm: Any) -> int:
 
 
 def with_prefill(opened: Opened, seconds: float, n_batch: int = 512) -> Any:
-    """A model that has measured so many seconds for a token of a prompt."""
+    """Open a model, and let it decide as if a token of a prompt took `seconds`."""
     llm = opened(n_batch=n_batch, n_ubatch=n_batch)
     decide_by(llm, replace(REAL, prefill_seconds=seconds))
     for tokens in (1, 512):
-        llm.requests.loop._scheduler.meter.decoded(tokens, 1.0)
+        llm.requests.loop._scheduler._meter.decoded(tokens, 1.0)
     return llm
 
 
 def repeated(llm: Any) -> tuple[int, int]:
-    """The cached tokens of the same prompt, asked for again, and its length."""
+    """Ask for the same prompt again; return its cached tokens, and its length."""
     take(llm, PROMPT, 1)
     return llm.last_request.cached, len(PROMPT)
 
@@ -113,6 +113,17 @@ def test_nothing_is_stored_once_others_may_have_decoded(opened: Opened, stock: O
 
 
 @pytest.mark.usefixtures("patient")
+def test_logits_are_stored_behind_their_own_tokens_only(opened: Opened) -> None:
+    llm = opened()
+    stream, _ = begin(llm, PROMPT)
+    points, before = llm.slots.all[0].runner.checkpoints, entries(llm)
+    end = replace(points.due.end, tokens=points.due.end.tokens[::-1])
+    points.due = points.due._replace(end=end)
+    stream.close()
+    assert (points.due, entries(llm)) == (None, before)
+
+
+@pytest.mark.usefixtures("patient")
 def test_error_while_a_prompt_is_stored_ends_no_answer(
     opened: Opened, stock: Opened, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -149,6 +160,8 @@ def test_counters_that_another_thread_resets_cost_no_checkpoint(opened: Opened, 
     batches.after[number] = lambda: in_thread(llm._ctx.reset_timings)
     llm.create_completion(PROMPT, max_tokens=4)
     batches.stop()
+    counted = sum(llm.slots.all[0].live.shared.counters[:2])
+    assert counted <= sum(batches.sizes[number + 1 :]) + 2, "they are reset behind the batch; 0 reads as 1"
     assert repeated(llm) == (150, 150)
 
 
@@ -210,6 +223,16 @@ def test_cancel_during_a_short_batch_ends_the_request_behind_it(opened: Opened) 
     batches.stop()
     assert (llm.last_request.cancelled, llm.last_request.unreached) == (True, 0)
     assert take(llm, OTHER)
+
+
+def test_cancel_during_a_short_batch_of_eval_raises_behind_it(opened: Opened) -> None:
+    llm = with_prefill(opened, 1e-5)
+    batches = Batches(llm)
+    batches.before[0] = llm.cancel
+    with pytest.raises(RequestCancelled):
+        llm.eval(OTHER)
+    batches.stop()
+    assert llm.n_tokens == sum(batches.sizes) == len(OTHER)
 
 
 def test_stored_logits_serve_where_the_last_batch_had_none(opened: Opened, stock: Opened) -> None:

@@ -70,6 +70,16 @@ def test_its_guess_is_its_own_greedy_text(open_model, fresh):
     assert len(draft(ids(text[:82]))) == 2
 
 
+def test_the_end_of_its_prompt_is_stored(open_model):
+    second = open_model("jamba")
+    draft, branch = ModelDraft(second, 3), [*PROMPT[:40], *PROMPT[:30]]
+    for text in (PROMPT, branch, PROMPT):
+        draft(ids(text))
+    counter = DecodeCounter(second)
+    draft(ids(branch))
+    assert counter.take() == 2, "its guess alone"
+
+
 def test_histories_of_equal_length_are_not_mistaken_for_each_other(open_model, fresh):
     draft = ModelDraft(open_model("jamba"), 3)
     one, two = PROMPT[:30], [*PROMPT[:29], 9]
