@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sqlite3
 import stat
 import threading
@@ -39,6 +40,9 @@ stood at 1970 when a record was written."""
 
 ORPHAN_SECONDS = 3600
 """Age from which a file without a row is removed: before, another process may be about to write its row."""
+
+JOURNAL_BYTES = 1 << 20
+"""Free bytes of a disk below which an index may not be opened: its journal has 32 KiB and more."""
 
 DATABASE = (FOREIGN, f"{FOREIGN}-wal", f"{FOREIGN}-shm")
 
@@ -82,7 +86,7 @@ class DiskRows(Rows):
             if self._damaged:
                 self._discard()
             try:
-                self._caches = self._opened()
+                self._caches = self._opened_on_full_disk() if self._is_full() else self._opened()
             except sqlite3.OperationalError as error:
                 raise Busy(f"its index cannot be opened: {error}") from error
             except sqlite3.DatabaseError:
@@ -117,6 +121,23 @@ class DiskRows(Rows):
                 os.chmod(self.folder / name, 0o600)
         self.nbytes = cache.reset("size") or 0  # a damaged row makes the sum none
         return hasty, cache
+
+    def _is_full(self) -> bool:
+        """The disk may have no room for the journal that an open index has."""
+        return shutil.disk_usage(self.folder).free < JOURNAL_BYTES
+
+    def _opened_on_full_disk(self) -> tuple[Any, Any]:
+        """Open it, for the room of the record that was written first if there is no other."""
+        try:
+            return self._opened()
+        except sqlite3.OperationalError:
+            written = {self.folder / name: name for shard in range(SHARDS) for name in self._files(shard)}
+            if not written:
+                raise
+            oldest = min(written, key=lambda path: path.lstat().st_mtime)
+            BytesDisk(str(self.folder)).unlink(written[oldest])
+            logger.warning("the disk is full: a record in %s made way for its index", self.folder)
+            return self._opened()
 
     def release(self) -> None:
         """Close what the calling thread has open."""

@@ -266,6 +266,34 @@ def test_a_disk_that_is_full_at_the_start_is_used_once_it_has_room(
     assert ask(PromptCache(1 << 24, folder), A).source == "disk"
 
 
+def test_a_disk_that_our_records_fill_is_read_after_a_restart(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An open index has a journal, for which the record that was written first makes room."""
+    cache = PromptCache(1 << 24, folder)
+    for number in range(3):
+        ask(cache, chat(number))
+        assert cache.flush()
+    assert cache.close()
+    before, oldest = files(folder), min(files(folder), key=lambda path: path.stat().st_mtime_ns)
+    free, opened = shutil.disk_usage(folder)._replace(free=4096), DiskRows._opened
+
+    def full(rows: DiskRows) -> tuple[Any, Any]:
+        if len(files(folder)) == len(before):
+            raise sqlite3.OperationalError("disk I/O error")
+        return opened(rows)
+
+    monkeypatch.setattr(DiskRows, "_opened", full)
+    cache = PromptCache(1 << 24, folder)
+    assert ask(cache, chat(2)).source == "none", "there is another way to free a disk"
+    assert files(folder) == before
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
+    again = PromptCache(1 << 24, folder)
+    assert ask(again, chat(2)).source == "disk"
+    assert set(before) - set(files(folder)) == {oldest}
+    assert "made way for its index" in caplog.text
+
+
 def test_files_of_a_killed_process_are_swept_when_they_are_old(folder: Path) -> None:
     filled(folder)
     shard = files(folder)[0].parent
