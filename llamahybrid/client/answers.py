@@ -68,7 +68,7 @@ class Siblings(RequestHandle):
         first = self.first
         if first is None:
             request.leads = True
-        else:
+        elif self._owner.inside is not first:  # else the first one waits for it: it loads a state
             request.after = first
         super().add(request)
 

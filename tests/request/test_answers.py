@@ -418,3 +418,15 @@ def test_completion_after_the_end_of_several_answers_is_none_of_them(several, al
         registry.unregister_chat_handler("keeps")
     made = kept[0].run(llm.create_completion, PROMPT, seed=40, **ASKED)
     assert made["choices"] == alone("qwen35", PROMPT, n=1)[0]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_first_answer_resumes_from_upstreams_cache(several, alone, stream):
+    llm = several("llama")
+    llm.set_cache(llama_cpp.LlamaRAMCache())
+    for prompt in (PROMPT, WORDS[200:300]):
+        llm.create_completion(prompt, max_tokens=4)
+    llm.prompt_cache.clear()
+    asked = {**ASKED, "n": 3, "seed": 40, "stream": stream}
+    texts, _ = in_thread(lambda: gathered(llm.create_completion(PROMPT, **asked)))
+    assert texts == [text(choice) for choice in alone("llama", PROMPT)[0]]
