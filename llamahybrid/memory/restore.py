@@ -127,7 +127,10 @@ def recover(live: LiveSequence, undo: tuple[int, Bytes | None]) -> bool:
     """
     position, record = undo
     if record is not None:
-        return restore(live, record, live.state.ids[:position].copy()) is None
+        try:
+            return restore(live, record, live.state.ids[:position].copy()) is None
+        except SnapshotError:  # adapters were changed, or buffers zeroed, since it was taken
+            return False
     if not live.cut(position) or live.fault() is not None:
         live.invalidate_tip()
         return False

@@ -198,6 +198,24 @@ def test_short_batch_that_fails_costs_no_more_than_itself(opened: Opened, stock:
     assert llm.last_request.cached == done > 0
 
 
+@pytest.mark.parametrize("prefill", [0.1, 1e-3])
+def test_error_of_a_batch_is_raised_where_it_cannot_be_undone(
+    opened: Opened, stock: Opened, prefill: float
+) -> None:
+    llm = with_prefill(opened, prefill, 64)
+    batches = Batches(llm)
+
+    def fail() -> None:
+        llama_cpp.llama_set_warmup(llm.ctx, False)  # as a change of adapters
+        raise DecodeError(-3, "computing failed")
+
+    batches.after[4] = fail
+    with pytest.raises(DecodeError, match="computing failed"):
+        take(llm, WORDS)
+    batches.stop()
+    assert take(llm, WORDS) == stock(n_ubatch=64)(WORDS)
+
+
 @pytest.mark.parametrize(("prefill", "copies"), [(0.1, True), (1e-5, False)])
 def test_state_is_copied_before_batches_that_take_time_alone(
     opened: Opened, monkeypatch: pytest.MonkeyPatch, prefill: float, copies: bool
