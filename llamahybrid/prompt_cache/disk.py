@@ -17,7 +17,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ ORPHAN_SECONDS = 3600
 """Age from which a file without a row is removed: before, another process may be about to write its row."""
 
 JOURNAL_BYTES = 1 << 20
-"""Free bytes of a disk below which an index may not be opened: its journal has 32 KiB and more."""
+"""Free bytes of a disk below which an index may not be opened: its journal takes some 200 KiB."""
 
 DATABASE = (FOREIGN, f"{FOREIGN}-wal", f"{FOREIGN}-shm")
 
@@ -56,9 +56,12 @@ diskcache.EVICTION_POLICY[POLICY] = {
 class DiskRows(Rows):
     """The rows and records of one folder."""
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        """Raises FolderRefused and OSError, see `claim`; nothing is opened yet."""
+    def __init__(self, folder: str | os.PathLike[str], *, gives_way: bool = False) -> None:
+        """`gives_way`: on a full disk, records may go for the room that the opened index takes.
+
+        Raises FolderRefused and OSError, see `claim`; nothing is opened yet."""
         self.folder = folder_in(folder)
+        self._gives_way = gives_way
         with suppress(Busy):
             self._claim()
         self.fork()
@@ -127,17 +130,41 @@ class DiskRows(Rows):
         return shutil.disk_usage(self.folder).free < JOURNAL_BYTES
 
     def _opened_on_full_disk(self) -> tuple[Any, Any]:
-        """Open it, for the room of the record that was written first if there is no other."""
+        """Open it, for the room of the records that go next if there is no other."""
         try:
             return self._opened()
         except sqlite3.OperationalError:
-            written = {self.folder / name: name for shard in range(SHARDS) for name in self._files(shard)}
-            if not written:
+            if not self._gives_way:
                 raise
-            oldest = min(written, key=lambda path: path.lstat().st_mtime)
-            BytesDisk(str(self.folder)).unlink(written[oldest])
-            logger.warning("the disk is full: a record in %s made way for its index", self.folder)
+            self._gives_way = False  # once: another program may fill the disk again and again
+            disk, freed = BytesDisk(str(self.folder)), 0
+            for name, n_bytes in self._going_next():
+                if freed >= JOURNAL_BYTES:
+                    break
+                before = disk.removed
+                disk.unlink(name)
+                freed += n_bytes * (disk.removed - before)
+            if not freed:
+                raise
+            logger.warning("the disk is full: %d bytes in %s made way for its index", freed, self.folder)
             return self._opened()
+
+    def _going_next(self) -> list[tuple[str, int]]:
+        """Names and sizes of records, those first that go next, where the index has no room for a journal.
+
+        A killed process may have left the whole index in a journal. Then what was written last goes first:
+        what many paths begin with was written before."""
+        uri = f"{(self.folder / FOREIGN).absolute().as_uri()}?immutable=1"
+        query = "SELECT filename, size FROM Cache WHERE mode = ? ORDER BY expire_time"
+        with suppress(sqlite3.Error), closing(sqlite3.connect(uri, uri=True)) as database:
+            if named := database.execute(query, (MODE_BINARY,)).fetchall():
+                return named
+        found = list[tuple[float, str, int]]()
+        for name in (name for shard in range(SHARDS) for name in self._files(shard)):
+            with suppress(FileNotFoundError):
+                status = (self.folder / name).lstat()
+                found.append((status.st_mtime, name, status.st_size))
+        return [(name, size) for _, name, size in sorted(found, reverse=True)]
 
     def release(self) -> None:
         """Close what the calling thread has open."""
@@ -179,7 +206,11 @@ class DiskRows(Rows):
         except diskcache.Timeout as error:
             raise Busy("another process holds its lock") from error
         except sqlite3.OperationalError as error:
-            raise Busy(str(error)) if "lock" in str(error) else OSError(str(error)) from error
+            if "lock" in str(error):
+                raise Busy(str(error)) from error
+            if self._is_full():  # its journal went with the last connection: it is opened anew
+                self._caches = None
+            raise OSError(str(error)) from error
         except sqlite3.Error as error:
             if type(error) is sqlite3.DatabaseError:  # no database, or a malformed one
                 self._caches, self._damaged = None, True

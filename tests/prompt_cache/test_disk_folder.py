@@ -266,32 +266,59 @@ def test_a_disk_that_is_full_at_the_start_is_used_once_it_has_room(
     assert ask(PromptCache(1 << 24, folder), A).source == "disk"
 
 
-def test_a_disk_that_our_records_fill_is_read_after_a_restart(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+class FullDisk:
+    """A disk on which no statement of an index finds room for its journal until a record has gone."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch, *, for_good: bool = False) -> None:
+        """`for_good`: another program takes what room there is."""
+        before, real = len(files(folder)), diskcache.Cache._con
+        free = shutil.disk_usage(folder)._replace(free=0)
+
+        def connection(cache: diskcache.Cache) -> Any:
+            if for_good or len(files(folder)) == before:
+                raise sqlite3.OperationalError("disk I/O error")
+            return real.fget(cache)
+
+        patch.setattr(diskcache.Cache, "_con", property(connection))
+        patch.setattr(shutil, "disk_usage", lambda _: free)
+        patch.setattr("llamahybrid.prompt_cache.disk.JOURNAL_BYTES", 1)
+
+
+@pytest.mark.parametrize("end", ["closed", "killed", "idle"])
+def test_a_disk_that_our_records_fill_is_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, end: str
 ) -> None:
-    """An open index has a journal, for which the record that was written first makes room."""
-    cache = PromptCache(1 << 24, folder)
-    for number in range(3):
-        ask(cache, chat(number))
+    """The journal of an open index takes the room of what goes next, and not of a common beginning."""
+    cache, prompts = PromptCache(1 << 24, folder), [A, chat(0), B]
+    for prompt in prompts:
+        ask(cache, prompt)
         assert cache.flush()
-    assert cache.close()
-    before, oldest = files(folder), min(files(folder), key=lambda path: path.stat().st_mtime_ns)
-    free, opened = shutil.disk_usage(folder)._replace(free=4096), DiskRows._opened
-
-    def full(rows: DiskRows) -> tuple[Any, Any]:
-        if len(files(folder)) == len(before):
-            raise sqlite3.OperationalError("disk I/O error")
-        return opened(rows)
-
-    monkeypatch.setattr(DiskRows, "_opened", full)
-    cache = PromptCache(1 << 24, folder)
-    assert ask(cache, chat(2)).source == "none", "there is another way to free a disk"
-    assert files(folder) == before
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
-    again = PromptCache(1 << 24, folder)
-    assert ask(again, chat(2)).source == "disk"
-    assert set(before) - set(files(folder)) == {oldest}
+    if end == "closed":
+        cache.close()
+    before = files(folder)
+    FullDisk(folder, monkeypatch)
+    if end == "idle":  # its connections have ended
+        cache.ram_bytes = 0
+        cache.ram_bytes = 1 << 24
+    else:
+        cache = PromptCache(1 << 24, folder)
+    assert all(ask(cache, prompt).cached > len(prompt) // 2 for prompt in prompts)
+    assert len(set(before) - set(files(folder))) == 1
     assert "made way for its index" in caplog.text
+
+
+@pytest.mark.parametrize("disk_bytes", [None, 0])
+def test_a_disk_that_stays_full_takes_no_record_after_record(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, disk_bytes: int | None
+) -> None:
+    """Another program may fill it again and again; from a folder that is only read nothing goes."""
+    filled(folder)
+    before = files(folder)
+    FullDisk(folder, monkeypatch, for_good=True)
+    cache = PromptCache(1 << 24, folder, disk_bytes)
+    for prompt in (A, B, C):
+        assert ask(cache, prompt).source in ("none", "ram")
+    assert len(files(folder)) == len(before) - (disk_bytes is None)
 
 
 def test_files_of_a_killed_process_are_swept_when_they_are_old(folder: Path) -> None:
