@@ -283,16 +283,17 @@ class DiskRows(Rows):
         with self._cache(change=True) as cache, cache.transact():
             found = {key: cache.get(key) for key in keys}
             rows: Values = {key: value if isinstance(value, bytes) else None for key, value in found.items()}
+            expire = _behind_all(cache)
             for key, value in change(dict(rows)).items():
                 if value is None:
                     cache.delete(key)
                 elif value != rows.get(key):
-                    cache.set(key, value, expire=KEEP_SECONDS)
+                    cache.set(key, value, expire=expire)
 
     def write(self, key: bytes, parts: Sequence[bytes | memoryview]) -> None:
         """See `Rows.write`."""
         with self._cache(change=True) as cache:
-            cache.set(key, list(parts), expire=KEEP_SECONDS)
+            cache.set(key, list(parts), expire=_behind_all(cache))
         self.measure()
         self.sweep(self._shard)
         self._shard = (self._shard + 1) % SHARDS
@@ -312,8 +313,9 @@ class DiskRows(Rows):
     def touch(self, keys: Sequence[bytes]) -> None:
         """See `Rows.touch`."""
         with self._cache(change=True) as cache, cache.transact():
+            expire = _behind_all(cache)
             for key in keys:
-                cache.touch(key, expire=KEEP_SECONDS)
+                cache.touch(key, expire=expire)
 
     def make_room(self, n_bytes: int, limit: int) -> int | None:
         """Evict the longest unused records until `n_bytes` fit; return their number, None if that fails."""
@@ -375,3 +377,10 @@ class DiskRows(Rows):
                 if NAME.fullmatch(name) and entry.is_file(follow_symlinks=False):
                     found.append(name)
         return found
+
+
+def _behind_all(cache: Any) -> float:
+    """Seconds until a row expires that is used now: no row goes after it, also where the clock was ahead."""
+    ((last,),) = cache._sql("SELECT MAX(expire_time) FROM Cache").fetchall()
+    ahead = last - time.time() if isinstance(last, float | int) else 0.0  # a damaged row holds anything
+    return float(min(max(KEEP_SECONDS, ahead), 2 * KEEP_SECONDS))

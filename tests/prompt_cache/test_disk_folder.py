@@ -537,6 +537,20 @@ def test_records_are_counted_without_a_look_at_each_file(folder: Path, monkeypat
     monkeypatch.undo()
 
 
+def test_a_clock_that_was_ahead_does_not_keep_what_was_written_then(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = time.time
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: real() + 13 * 365 * 86400)
+        cache = filled(folder)
+    limit = cache.stats().extra["disk_bytes"]
+    cache = PromptCache(1 << 24, folder, limit)
+    ask(cache, chat(0))
+    assert cache.close()
+    assert ask(PromptCache(1 << 24, folder, limit), chat(0)).cached == len(chat(0))
+
+
 def test_records_written_while_the_clock_stood_at_its_beginning_serve_and_go(folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "time", lambda: 1000.0)
