@@ -91,7 +91,8 @@ class DiskRows(Rows):
             try:
                 self._caches = self._opened_on_full_disk() if self._is_full() else self._opened()
             except sqlite3.OperationalError as error:
-                raise Busy(f"its index cannot be opened: {error}") from error
+                full = " (the disk is full)" if self._is_full() else ""
+                raise Busy(f"its index cannot be opened: {error}{full}") from error
             except sqlite3.DatabaseError:
                 self._discard()
                 self._caches = self._opened()

@@ -309,7 +309,7 @@ def test_a_disk_that_our_records_fill_is_read(
 
 @pytest.mark.parametrize("disk_bytes", [None, 0])
 def test_a_disk_that_stays_full_takes_no_record_after_record(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, disk_bytes: int | None
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, disk_bytes: int | None
 ) -> None:
     """Another program may fill it again and again; from a folder that is only read nothing goes."""
     filled(folder)
@@ -319,6 +319,7 @@ def test_a_disk_that_stays_full_takes_no_record_after_record(
     for prompt in (A, B, C):
         assert ask(cache, prompt).source in ("none", "ram")
     assert len(files(folder)) == len(before) - (disk_bytes is None)
+    assert "(the disk is full)" in caplog.text
 
 
 def test_files_of_a_killed_process_are_swept_when_they_are_old(folder: Path) -> None:
