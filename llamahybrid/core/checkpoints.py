@@ -249,13 +249,14 @@ class Checkpoints:
     def worth_reading(self, tail: int) -> bool:
         """Storing the attention of the last `tail` live tokens is worth its time.
 
-        Always true, unless the pager reads the remaining tokens, too, and decoding has been measured.
+        Always true, unless the pager reads the remaining tokens, too, and decoding has been measured; and of
+        more tokens than remain: a conversation leaves, which shares the beginning of its prompt with others.
         """
-        pager = self._live.profile.pager
-        if pager is None or not pager.reads_whole or self.cache.serves_others:
+        pager, n = self._live.profile.pager, self._live.n
+        if pager is None or not pager.reads_whole or self.cache.serves_others or 2 * tail > n:
             return True
         prefill = self.meter.costs().prefill_seconds
-        return not prefill or tail * prefill >= RETURNS * self._live.n * self.meter.read_seconds
+        return not prefill or tail * prefill >= RETURNS * n * self.meter.read_seconds
 
 
 def _pieces(start: int, end: int) -> list[tuple[int, int]]:

@@ -338,6 +338,20 @@ def test_attention_is_read_until_it_is_known_not_to_pay(open_one, monkeypatch, p
     assert runner.checkpoints.worth_reading(1) is (prefill == 0 or not whole)
 
 
+@pytest.mark.parametrize("arch", ["qwen35", "llama"])
+def test_a_conversation_that_leaves_its_slot_is_stored_whatever_reading_costs(open_one, monkeypatch, arch):
+    """Four chats in turn on two slots, whose prompts begin with the same header of a message."""
+    monkeypatch.setattr(CostMeter, "costs", lambda _: Costs(prefill_seconds=1e-5))
+    monkeypatch.setattr(CostMeter, "read_seconds", 1e-5)
+    llm = open_one(arch, n_parallel=2)
+    chats = [[1, 2, 3, *part] for part in (ONE, TWO, THREE, [*THREE[::-1]])]
+    for chat in chats:
+        take(llm, chat)
+    for chat in chats:
+        take(llm, [*chat, 9, 9])
+        assert llm.last_request.cached >= len(chat) - 1
+
+
 def test_an_answer_does_not_wait_for_attention_that_is_read_slowly(open_one, monkeypatch):
     """As on a GPU without flash attention; it is stored once nobody has asked for a while."""
     llm, began, may, read, waited = open_one(), Event(), Event(), LiveSequence.page_out, []
