@@ -27,6 +27,9 @@ CACHE_TYPES = {
 
 PROMPT_LOOKUP = "prompt-lookup-decoding"
 
+ORIGIN = re.compile(r"""\*|null|[a-z][a-z0-9+.-]*://[^\s/"',A-Z]+""")
+"""An origin as browsers send it, in lower case and without a path; others would match no browser's."""
+
 
 class ModelSettings(upstream.ModelSettings):  # type: ignore[misc]
     """Settings of one model.
@@ -165,6 +168,15 @@ class ServerSettings(upstream.ServerSettings):  # type: ignore[misc]
     shutdown_seconds: float = Field(
         default=30.0, ge=0, description="Seconds after which shutdown cancels running requests."
     )
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins(cls, said: list[str]) -> list[str]:
+        for origin in said:
+            if ORIGIN.fullmatch(origin) is None:
+                how = "such as https://example.org; on the command line spaces stand between several"
+                raise ValueError(f"{origin!r} is no origin {how}")
+        return said
 
     @field_validator("idle_unload")
     @classmethod

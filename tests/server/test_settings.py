@@ -91,6 +91,24 @@ def test_numbers_that_make_no_sense(wrong: dict[str, int]) -> None:
         ModelSettings(model="x", **wrong)
 
 
+def test_origins_are_those_that_browsers_send() -> None:
+    fine = [
+        "*",
+        "null",
+        "https://a.example",
+        "http://[::1]:3000",
+        "http://10.0.0.1:80",
+        "moz-extension://a-b1",
+    ]
+    assert ServerSettings(cors_origins=fine).cors_origins == fine
+    for wrong in (
+        *('["https://a.example"]', "https://a.example,https://b.example", "https://a.example/"),
+        *("https://a.example/app", "a.example", "https://A.example", "model.gguf", ""),
+    ):
+        with pytest.raises(ValidationError, match="no origin"):
+            ServerSettings(cors_origins=[wrong])
+
+
 # -- apps, made as other ASGI servers make them -----------------------------------------------------------
 
 
