@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Any
 
 import llama_cpp
@@ -77,8 +78,9 @@ async def create_copilot_completion(
 
 @router.get("/v1/models", summary="Models", tags=[OPENAI], response_model=None)
 async def get_models(service: InService) -> dict[str, Any]:
-    """Return the models, with `aliases` and `status` as in llama-server's router."""
-    opened, told = service.models.opened, {"object": "model", "owned_by": "me", "permissions": list[str]()}
+    """Return the models, with `aliases` and `status` as in llama-server's router, and its `created`: now."""
+    opened, created = service.models.opened, int(time.time())
+    told = {"object": "model", "created": created, "owned_by": "me", "permissions": list[str]()}
     data = [
         {
             **{"id": alias, **told, "aliases": service.models.names(alias)},

@@ -150,6 +150,7 @@ def test_models_are_listed_without_their_paths(client: openai.OpenAI, server: Se
     (one,) = client.models.list().data
     assert one.id == server.service.models.default
     assert "/" not in one.id
+    assert isinstance(one.created, int)  # OpenAI's clients in typed languages read no list without it
 
 
 def test_usage_timings_metrics_and_the_cache_page_tell_the_same(tiny_model: TinyModel) -> None:
