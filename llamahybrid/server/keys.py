@@ -45,8 +45,17 @@ def key_of(headers: Mapping[str, str]) -> str | None:
     """Return the key of a request, as llama-server: `Authorization: Bearer`, or `X-Api-Key`."""
     scheme, _, credentials = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and credentials.strip():
-        return credentials.strip()
-    return headers.get("x-api-key")
+        return _sent(credentials.strip())
+    key = headers.get("x-api-key")
+    return key and _sent(key)
+
+
+def _sent(key: str) -> str:
+    """Return a key whose bytes are UTF-8, as curl's, as that text; headers are read as Latin-1."""
+    try:
+        return key.encode("latin-1").decode("utf-8")
+    except ValueError:
+        return key
 
 
 def password_of(headers: Mapping[str, str]) -> str | None:

@@ -35,6 +35,8 @@ def test_with_keys_only_they_open() -> None:
         ({"authorization": "Bearer"}, None),
         ({"x-api-key": "one"}, "one"),
         ({"authorization": "Bearer two", "x-api-key": "one"}, "two"),
+        *[({"authorization": f"Bearer {sent}"}, "é鍵") for sent in ("é鍵".encode().decode("latin-1"), "é鍵")],
+        *[({"x-api-key": sent}, "é") for sent in ("é".encode().decode("latin-1"), "é")],
     ],
 )
 def test_where_a_key_stands(headers: dict[str, str], key: str | None) -> None:
