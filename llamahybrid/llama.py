@@ -22,7 +22,7 @@ from llamahybrid.client.answers import answers
 from llamahybrid.client.chat_template import use_own_formatter
 from llamahybrid.client.chat_way import chat_answer
 from llamahybrid.client.completion import answer_count, arguments, decode_ahead, generate
-from llamahybrid.client.embedding import embedded_beside, embedded_one_by_one
+from llamahybrid.client.embedding import embedded_alone, embedded_beside
 from llamahybrid.client.extras import NO_EXTRAS, current_extras
 from llamahybrid.client.handle import RequestHandle, made_with, takes_salt
 from llamahybrid.client.native_calls import GuardedModel, NativeCalls, held
@@ -341,9 +341,7 @@ class Llama(StatefulLlama):
         """
         if self._vectors is not None:
             return embedded_beside(self._vectors, self.requests, self.tokenize, *args, **kwargs)
-        if self.embeds and llama_cpp.Llama.pooling_type(self) == llama_cpp.LLAMA_POOLING_TYPE_NONE:
-            return embedded_one_by_one(super().embed, *args, **kwargs)
-        return super().embed(*args, **kwargs)
+        return embedded_alone(self, *args, **kwargs)
 
     # -- the end ---------------------------------------------------------------------------------
 

@@ -6,14 +6,33 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from llama_cpp import LLAMA_POOLING_TYPE_NONE
+import llama_cpp
+from llama_cpp import LLAMA_POOLING_TYPE_NONE, LLAMA_POOLING_TYPE_RANK
 from llama_cpp._internals import normalize_embedding
 
+from llamahybrid.client.extras import StandIn
 from llamahybrid.client.requests import Requests
 from llamahybrid.memory.vectors import Vectors
 
 
-def embedded_one_by_one(
+class _Ranking(StandIn):
+    """Stands for a reranker: upstream reads `n_embd` numbers where a vector has `n_cls_out`."""
+
+    def n_embd(self) -> int:
+        """Numbers of a vector."""
+        return int(min(self._llm.n_embd(), llama_cpp.llama_model_n_cls_out(self._llm.model)))
+
+
+def embedded_alone(llm: Any, *args: Any, **kwargs: Any) -> Any:
+    """The result of upstream's `embed` in the context of the model, which has no chats."""
+    embed: Callable[..., Any] = llama_cpp.Llama.embed
+    pooling = llama_cpp.Llama.pooling_type(llm) if llm.embeds else None
+    if pooling == LLAMA_POOLING_TYPE_NONE:
+        return _one_by_one(partial(embed, llm), *args, **kwargs)
+    return embed(_Ranking(llm) if pooling == LLAMA_POOLING_TYPE_RANK else llm, *args, **kwargs)
+
+
+def _one_by_one(
     embed: Callable[..., Any],
     input: str | Iterable[str],
     normalize: bool = False,

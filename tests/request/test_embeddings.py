@@ -228,6 +228,19 @@ def test_models_that_do_not_chat_are_upstreams(opened):
     assert llm.embed("some words") == stock.embed("some words")
 
 
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_reranker_gives_one_score_a_text_and_no_memory_behind_it(opened, alone):
+    asked = {"embedding": True, "pooling_type": llama_cpp.LLAMA_POOLING_TYPE_RANK}
+    if alone:
+        asked["attention_type"] = llama_cpp.LLAMA_ATTENTION_TYPE_NON_CAUSAL
+    llm, stock = opened("gemma3", **asked), opened("gemma3", llama_cpp.Llama, **asked)
+    assert (llm.prompt_cache is None) == alone
+    assert llm.embed(TEXTS[0]) == stock.embed(TEXTS[0])[:1]  # upstream reads as many as the model is wide
+    assert [len(each) for each in llm.embed(TEXTS[:3])] == [1, 1, 1]
+    assert llm.embed(TEXTS[0], normalize=True, return_count=True)[0] in ([1.0], [-1.0])
+    assert len(llm.create_embedding(TEXTS[0])["data"][0]["embedding"]) == 1
+
+
 @pytest.mark.parametrize("texts", ["text", ["text"], [], None])
 def test_a_model_that_was_opened_without_embeddings_says_so(opened, texts):
     with pytest.raises(RuntimeError, match="embedding=True"):
