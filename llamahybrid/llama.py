@@ -297,7 +297,9 @@ class Llama(StatefulLlama):
     @as_of(llama_cpp.Llama.__call__, create_completion)
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """See `create_completion`."""
-        return self.create_completion(*args, **kwargs)
+        if kwargs.keys() & {"n", "cache_salt"}:
+            return self.create_completion(*args, **kwargs)
+        return super().__call__(*args, **kwargs)  # a subclass gets keywords
 
     @as_of(llama_cpp.Llama.create_chat_completion)
     @takes_salt

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
+from unittest import mock
 
 import llama_cpp
 import pytest
@@ -327,6 +328,35 @@ def test_uninstall_keeps_wrappers_of_others(open_model: Opener, monkeypatch: Any
             assert texts(again) == texts(llm)
             llamahybrid.uninstall()
         BoundEarly.__init__ = METHODS["__init__"]
+
+
+@pytest.mark.parametrize("name", ["__call__", "create_completion", "create_chat_completion"])
+def test_methods_that_others_replace_later_are_called(
+    open_model: Opener, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """By a monitor that calls the method, and by a test's stub that does not."""
+    llamahybrid.install()
+    llm, seen, method = open_model(cls=BoundEarly), [], getattr(BoundEarly, name)
+
+    def watched(self: Any, *args: Any, **options: Any) -> Any:
+        seen.append(self)
+        return method(self, *args, **options)
+
+    given = [{"role": "user", "content": "Hi"}] if "chat" in name else PROMPT
+    tools: Any = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    call = llm if name == "__call__" else getattr(llm, name)
+    said = call(given, max_tokens=4, temperature=0)["choices"]
+    with monkeypatch.context() as patch:
+        patch.setattr(BoundEarly, name, watched)
+        assert call(given, max_tokens=4, temperature=0)["choices"] == said
+        assert seen == [llm]
+        if "chat" in name:
+            chosen = {"tools": tools, "tool_choice": {"type": "function", "function": {"name": "f"}}}
+            assert call(given, max_tokens=4, **chosen)["choices"][0]["message"]["tool_calls"]
+            assert len(seen) == 2
+        patch.setattr(BoundEarly, name, mock.Mock(return_value="stub"))
+        assert call(given, stop=["x"]) == "stub"
+        assert getattr(BoundEarly, name).call_args.kwargs["stop"] == ["x"]
 
 
 def test_class_can_opt_out(open_model: Opener) -> None:

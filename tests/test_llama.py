@@ -179,6 +179,22 @@ def test_a_pickled_model_comes_back_with_its_settings(open_model):
     assert (again.__getstate__()["wait"], again.__getstate__()["explain"]) == (2.5, True)
 
 
+@pytest.mark.parametrize("name", ["create_completion", "sample"])
+def test_a_method_of_a_subclass_is_called_with_upstreams_arguments(open_model, name):
+    def seen_by(base):
+        seen = []
+
+        def noted(self, *args, **options):
+            seen.append((len(args), {key: each for key, each in options.items() if key != "idx"}))
+            return getattr(base, name)(self, *args, **options)
+
+        llm = open_model("llama", type("Noting", (base,), {name: noted}))
+        said = llm("some words", None, 4, seed=3)["choices"][0]["text"]
+        return seen, said, take(llm, PROMPT, 2)
+
+    assert seen_by(Llama) == seen_by(llama_cpp.Llama)
+
+
 def test_a_missing_model_is_upstreams_error():
     with pytest.raises(ValueError, match="does not exist"):
         Llama("/no/such/model.gguf", verbose=False)

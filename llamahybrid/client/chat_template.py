@@ -124,9 +124,18 @@ def require_template_kwargs(llm: Any, given: Mapping[str, Any]) -> None:
 def chat_with(llm: Any, given: Mapping[str, Any], **options: Any) -> Any:
     """`llama_cpp.Llama.create_chat_completion`, with these variables in the template.
 
+    Without variables, the method that upstream's class has now: a monitor may have wrapped it.
     Raises ValueError as `require_template_kwargs`.
     """
     require_template_kwargs(llm, given)
+    if given:
+        return _formatted(llm, given, options)
+    method = inspect.getattr_static(llama_cpp.Llama, "create_chat_completion")
+    bound = method.__get__(llm) if hasattr(method, "__get__") else method
+    return bound(**options)
+
+
+def _formatted(llm: Any, given: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     return handler_of(llm)(llama=llm, **{**_DEFAULTS, **options}, **given)
 
 
@@ -176,8 +185,9 @@ def chat_prompt(llm: Any, template: Mapping[str, Any], **options: Any) -> Prompt
     `llm` may be a `StandIn`. Raises LlamaHybridError for a chat format that makes no prompt, and errors of
     formats at messages.
     """
+    require_template_kwargs(llm, template)
     try:
-        chat_with(_Prompting(llm), template, **options)
+        _formatted(_Prompting(llm), template, options)
     except _Made as made:
         return made.prompt
     raise LlamaHybridError(f"the chat format {llm.chat_format!r} makes no prompt")

@@ -213,7 +213,7 @@ def _lock_step(llm: Any, request: Request, options: dict[str, Any], tokens: list
     `tokens` are evaluated first; the first sample uses the row of token `index`.
     """
     criteria = options.get("stopping_criteria")
-    arguments = {name: value for name, value in options.items() if name not in ("stopping_criteria", "reset")}
+    arguments = {name: options.get(name, default) for name, default in _SAMPLING.items()}
     while True:
         if tokens and request.bell is None:
             llm.eval(tokens)
