@@ -179,6 +179,15 @@ def test_a_pickled_model_comes_back_with_its_settings(open_model):
     assert (again.__getstate__()["wait"], again.__getstate__()["explain"]) == (2.5, True)
 
 
+@pytest.mark.parametrize("ids", [[[5, 6]], np.array([[5, 6], [7, 8]])])
+def test_a_list_of_prompts_is_no_prompt(open_model, ids):
+    llm = open_model("llama")
+    for call in (llm.eval, lambda _: llm([[5, 6]]), lambda given: take(llm, given, 1)):
+        with pytest.raises(TypeError):
+            call(ids)
+    assert llm.n_tokens == 0
+
+
 @pytest.mark.parametrize("name", ["create_completion", "sample"])
 def test_a_method_of_a_subclass_is_called_with_upstreams_arguments(open_model, name):
     def seen_by(base):

@@ -342,14 +342,15 @@ class Slot:
         """The ids as an array.
 
         Raises DecodeError, as the library would, for ids outside the vocabulary, and TypeError for other
-        things than integers: a text, a fraction.
+        things than integers: a text, a fraction, a list of prompts.
         """
         ids = np.asarray(tokens)  # without a dtype: numpy would parse texts as integers
-        if ids.ndim == 0:
-            raise TypeError(f"token ids are a sequence of integers, not {type(tokens).__name__}")
+        if ids.ndim != 1:
+            kind = type(tokens).__name__ if ids.ndim == 0 else "of sequences"
+            raise TypeError(f"token ids are a sequence of integers, not {kind}")
         if ids.dtype.kind not in "iu":
             ids = np.asarray([index(token) for token in tokens], dtype=np.int64)
-        ids = ids.astype(np.int64, copy=False).reshape(-1)
+        ids = ids.astype(np.int64, copy=False)
         if ids.size and (ids.min() < 0 or ids.max() >= self._n_vocab):
             raise DecodeError(-1, f"token ids must lie in [0, {self._n_vocab}); llama_decode would return -1")
         return ids.astype(np.int32)
