@@ -179,6 +179,19 @@ def test_a_pickled_model_comes_back_with_its_settings(open_model):
     assert (again.__getstate__()["wait"], again.__getstate__()["explain"]) == (2.5, True)
 
 
+def test_a_verbose_model_prints_what_it_reuses_in_upstreams_words(open_model, capsys):
+    llm, stock = open_model("llama"), open_model("llama", llama_cpp.Llama)
+    said = []
+    for each in (llm, stock):
+        each.verbose = True
+        for prompt in (PROMPT, PROMPT[:50] + OTHER[:7], OTHER):
+            take(each, prompt, 2)
+        said.append([line for line in capsys.readouterr().err.splitlines() if "Llama.generate" in line])
+    assert said[0] == said[1] == ["Llama.generate: 50 prefix-match hit, remaining 7 prompt tokens to eval"]
+    take(llm, OTHER, 1)
+    assert "full prompt already cached" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("ids", [[[5, 6]], np.array([[5, 6], [7, 8]])])
 def test_a_list_of_prompts_is_no_prompt(open_model, ids):
     llm = open_model("llama")

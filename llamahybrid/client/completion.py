@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import operator
+import sys
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from os import getpid
@@ -125,6 +126,10 @@ def generate(
             requests.note(request)
     progress = request.progress
     assert progress is not None, "it has begun"
+    if llm.verbose and reset and (cached := progress.plan.cached):
+        left = progress.plan.total - cached
+        said = f"{cached} prefix-match hit, remaining {left} prompt tokens to eval"
+        print(f"Llama.generate: {said if left else 'full prompt already cached'}", file=sys.stderr)
     if samplers is not None:
         insert(llm, sampler, samplers.after(prompt), asked)
     inner = _answer(llm, request, options, rest, sampler)
