@@ -18,6 +18,7 @@ Alternatives that fail:
 
 from __future__ import annotations
 
+import dis
 import functools
 import gc
 import inspect
@@ -47,7 +48,11 @@ _replaced: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 _adapted: WeakValueDictionary[type, type] = WeakValueDictionary()
 """Class of the program's -> ours that stands for it."""
 _OPENING = "_llamahybrid_opening"
-_ATTRIBUTES = {"offload", "on_progress", "on_request", "requests", "slots", "stock_logprobs"}
+_ATTRIBUTES = {
+    *("offload", "on_progress", "on_request", "requests", "slots", "stock_logprobs"),
+    *("_cache_salt", "_cache_stays", "_calls", "_context_params", "_draft_model", "_explain"),
+    *("_made_with", "_model_params", "_prompt_cache", "_shape", "_token_bytes", "_vectors"),
+}
 """Attributes of our instances whose names a subclass may use, too."""
 
 
@@ -100,9 +105,9 @@ def install(**defaults: Any) -> list[Any]:
     program gives none; a second call replaces them. `n_parallel` becomes 1 if the model or its arguments do
     not allow several. Direct calls of `llamahybrid.Llama` ignore `defaults`.
 
-    A subclass with `llamahybrid_install = False` stays upstream's. A subclass that calls
-    `Llama.generate(self, ...)` by name gets upstream's loop: right answers, reuse of live state only. Forked
-    child processes inherit the change.
+    A subclass with `llamahybrid_install = False` stays upstream's; so does one that uses names of ours for
+    methods or attributes, with a warning. A subclass that calls `Llama.generate(self, ...)` by name gets
+    upstream's loop: right answers, reuse of live state only. Forked child processes inherit the change.
 
     Raises TypeError for a default that no constructor takes, ValueError for an `n_parallel` below 1.
     """
@@ -231,11 +236,12 @@ def _ours(kind: type) -> type:
     with _lock:
         made = _adapted.get(kind)
         if made is None:
-            above = kind.__mro__[: kind.__mro__.index(STOCK)]
-            taken = {name for each in above for name in vars(each)} & _own_names()
+            theirs = [each for each in kind.__mro__ if each not in STOCK.__mro__]
+            taken = {name for each in theirs for name in vars(each)} & _own_names()
+            taken |= {name for each in theirs for name in _attributes_set_in(each)} & _own_attributes()
             if taken:
                 raise TypeError(
-                    f"it defines {', '.join(sorted(taken))}, which mean something else in llamahybrid.Llama; "
+                    f"it uses {', '.join(sorted(taken))}, which mean something else in llamahybrid.Llama; "
                     "rename them, or derive from llamahybrid.Llama"
                 )
 
@@ -246,6 +252,27 @@ def _ours(kind: type) -> type:
             made = types.new_class(kind.__name__, (kind, Installed), exec_body=fill)
             _adapted[kind] = made
         return made
+
+
+def _attributes_set_in(kind: type) -> Iterator[str]:
+    """The names of attributes that the methods of a class set, on whatever object."""
+    for value in vars(kind).values():
+        function = inspect.unwrap(getattr(value, "fset", None) or getattr(value, "__func__", value))
+        if isinstance(code := getattr(function, "__code__", None), types.CodeType):
+            yield from _set_by(code)
+
+
+def _set_by(code: types.CodeType) -> Iterator[str]:
+    yield from (each.argval for each in dis.get_instructions(code) if each.opname == "STORE_ATTR")
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _set_by(inner)
+
+
+@functools.cache
+def _own_attributes() -> frozenset[str]:
+    """Return our names that upstream's methods do not set, as they set `n_tokens`."""
+    return _own_names().difference(_attributes_set_in(STOCK))
 
 
 @functools.cache

@@ -379,6 +379,36 @@ def test_class_that_defines_names_of_ours_stays_stock(
     assert texts(llm)
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_class_that_sets_attributes_of_ours_stays_stock(
+    open_model: Opener, caplog: pytest.LogCaptureFixture, first: bool
+) -> None:
+    """As a count of requests, or a cache of prompts, which its program keeps in the model."""
+    added = vars(open_model()).keys() - vars(open_model(cls=Stock)).keys()
+    llamahybrid.install()
+    for name in ("last_request", "prompt_cache", *sorted(added)):
+        lines = [f"self.{name} = [5]", "super().__init__(*args, **options)"]
+        body = "; ".join(lines if first else reversed(lines))
+        setting = f"class Setting(Mixin, BoundEarly):\n def __init__(self, *args, **options):\n  {body}"
+        names = {"BoundEarly": BoundEarly, "Mixin": Mixin}
+        exec(setting, names)
+        caplog.clear()
+        llm = open_model(cls=names["Setting"])
+        assert type(llm) is names["Setting"], name
+        assert getattr(llm, name) == [5]
+        assert name in caplog.text
+    assert texts(llm)
+
+
+def test_mixin_behind_upstreams_class_keeps_its_names(open_model: Opener) -> None:
+    class Cancelling:
+        def cancel(self) -> str:
+            return "mine"
+
+    llamahybrid.install()
+    assert open_model(cls=type("Behind", (BoundEarly, Cancelling), {})).cancel() == "mine"
+
+
 def test_class_that_cannot_be_subclassed_stays_stock(
     open_model: Opener, caplog: pytest.LogCaptureFixture
 ) -> None:
