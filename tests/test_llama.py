@@ -192,6 +192,12 @@ def test_a_verbose_model_prints_what_it_reuses_in_upstreams_words(open_model, ca
     assert "full prompt already cached" in capsys.readouterr().err
 
 
+def test_ids_of_completions_are_those_that_a_test_of_the_program_sets(open_model, monkeypatch):
+    monkeypatch.setattr("uuid.uuid4", lambda: "set")
+    for cls in (Llama, llama_cpp.Llama):
+        assert open_model("llama", cls)("some words", max_tokens=1)["id"] == "cmpl-set"
+
+
 @pytest.mark.parametrize("ids", [[[5, 6]], np.array([[5, 6], [7, 8]])])
 def test_a_list_of_prompts_is_no_prompt(open_model, ids):
     llm = open_model("llama")

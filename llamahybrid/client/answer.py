@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import inspect
 import time
+import uuid
 from codecs import utf_8_decode
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
-from uuid import uuid4
 
 import llama_cpp
 import numpy as np
@@ -93,7 +93,7 @@ def answer(
     odds = None
     if options["logprobs"] is not None and (stream or not options["echo"]):
         odds = AnswerLogprobs(llm, options["logprobs"], len(options["prompt"]), prompt)
-    common: Chunk = {"id": f"cmpl-{uuid4()}", "object": "text_completion", "created": int(time.time())}
+    common: Chunk = {"id": f"cmpl-{uuid.uuid4()}", "object": "text_completion", "created": int(time.time())}
     common["model"] = llm.model_path if options["model"] is None else options["model"]
 
     def with_choice(text: str, logprobs: Logprobs | None, finish_reason: str | None = None) -> Chunk:
