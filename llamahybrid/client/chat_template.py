@@ -70,7 +70,9 @@ def is_idle(llm: Any, criteria: Any, prompt: Sequence[int]) -> bool:
 
 
 def use_own_formatter(llm: Any) -> None:
-    """Take `TemplateFormatter` for the templates of a new model."""
+    """Take `TemplateFormatter` for a new model's templates, unless the program put a class in its place."""
+    if llama_chat_format.Jinja2ChatFormatter not in TemplateFormatter.__mro__:
+        return
     ends = llm.token_eos(), llm.token_bos()
     spelt = [llm._model.token_get_text(token) if token != -1 else "" for token in ends]
     for name in llm._chat_handlers:

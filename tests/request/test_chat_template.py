@@ -43,6 +43,20 @@ def test_variables_that_would_have_no_effect_are_refused(templated: Any) -> None
         llm.create_chat_completion(HELLO, chat_template_kwargs={"enable_thinking": False}, **ASKED)
 
 
+def test_a_formatter_that_the_program_puts_in_place_formats(
+    templated: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Shouting(Jinja2ChatFormatter):  # type: ignore[misc]
+        def __call__(self, *, messages: Any, **kwargs: Any) -> Any:
+            loud = [{**each, "content": each["content"].upper()} for each in messages]
+            return super().__call__(messages=loud, **kwargs)
+
+    loud = [{**HELLO[0], "content": HELLO[0]["content"].upper()}]
+    wanted = said(templated(SWITCHED_TEMPLATE).create_chat_completion(loud, **ASKED))
+    monkeypatch.setattr(llama_cpp.llama_chat_format, "Jinja2ChatFormatter", Shouting)
+    assert said(templated(SWITCHED_TEMPLATE).create_chat_completion(HELLO, **ASKED)) == wanted
+
+
 @pytest.mark.parametrize("of", ["the model", "the program"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_loop_samples_a_chat_and_hands_over_no_token_one_by_one(
