@@ -192,6 +192,46 @@ def test_a_verbose_model_prints_what_it_reuses_in_upstreams_words(open_model, ca
     assert "full prompt already cached" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["sample", "detokenize", "the tokenizer's", "of the tokenizer"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_methods_that_a_program_replaced_in_upstream_make_the_answer(open_model, monkeypatch, name, stream):
+    llm, stock = open_model("llama"), open_model("llama", llama_cpp.Llama)
+    changed = []
+
+    def ask(each):
+        changed.clear()
+        made = each("some words", max_tokens=6, temperature=0, stream=stream)
+        text = (
+            "".join(chunk["choices"][0]["text"] for chunk in made) if stream else made["choices"][0]["text"]
+        )
+        return text, bool(changed)
+
+    def loud(method, tokens):
+        changed.append(tokens)
+        return method(tokens).upper()
+
+    plain = ask(stock)
+    if name == "sample":
+        method = llama_cpp.Llama.sample
+        monkeypatch.setattr(
+            llama_cpp.Llama, "sample", lambda *a, **k: changed.append(1) or 5 + method(*a, **k) % 40
+        )
+    elif name == "detokenize":
+        spell = llama_cpp.Llama.detokenize
+        monkeypatch.setattr(
+            llama_cpp.Llama, name, lambda llm, ids, **_: loud(lambda ids: spell(llm, ids), ids)
+        )
+    elif name == "the tokenizer's":
+        kind = type(llm.tokenizer_)
+        method = kind.detokenize
+        monkeypatch.setattr(kind, "detokenize", lambda own, ids, **_: loud(lambda ids: method(own, ids), ids))
+    else:
+        for each in (llm, stock):
+            spell = each.tokenizer_.detokenize
+            each.tokenizer_.detokenize = lambda ids, spell=spell, **_: loud(spell, ids)
+    assert ask(llm) == ask(stock) != plain
+
+
 def test_ids_of_completions_are_those_that_a_test_of_the_program_sets(open_model, monkeypatch):
     monkeypatch.setattr("uuid.uuid4", lambda: "set")
     for cls in (Llama, llama_cpp.Llama):

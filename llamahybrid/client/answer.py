@@ -40,6 +40,8 @@ _DEFAULTS = {
     for name, each in inspect.signature(llama_cpp.Llama._create_completion).parameters.items()
     if each.default is not each.empty
 }
+_SPELLING = LlamaTokenizer, llama_cpp.Llama.detokenize, LlamaTokenizer.detokenize
+"""Upstream's, before a program replaces one of them."""
 _UNKNOWN = "\ufffd".encode()
 _LEADS = ((2, 0b1100_0000), (3, 0b1110_0000), (4, 0b1111_0000))
 """Bytes of a character in UTF-8, and the bits that its first one has set at least."""
@@ -287,8 +289,9 @@ def token_bytes(llm: Any, spelt: frozenset[int]) -> TokenBytes | None:
 
     `spelt`: the control tokens that are part of the text.
     """
-    own = "detokenize" in vars(llm) or type(llm).detokenize is not llama_cpp.Llama.detokenize
-    if own or type(llm.tokenizer_) is not LlamaTokenizer:
+    if (type(llm.tokenizer_), type(llm).detokenize, LlamaTokenizer.detokenize) != _SPELLING:
+        return None
+    if any("detokenize" in vars(each) for each in (llm, llm.tokenizer_)):
         return None
     known: TokenBytes = llm._token_bytes
     return TokenBytes(llm, spelt) if spelt else known

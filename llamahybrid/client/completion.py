@@ -29,6 +29,9 @@ Tokens = Generator[int, Sequence[int] | None, None]
 WAIT = -1
 """In place of a token, or of a completion: it is not there yet, and the reader of several may go on."""
 
+_SAMPLE = llama_cpp.Llama.sample
+"""Upstream's, before a program replaces it."""
+
 _SAMPLING = {
     name: inspect.signature(llama_cpp.Llama.generate).parameters[name].default
     for name in inspect.signature(llama_cpp.Llama._init_sampler).parameters
@@ -177,8 +180,10 @@ def _done(loop: DecodeLoop, request: Request, begin: Callable[[Slot], Any]) -> T
 
 
 def overrides(llm: Any, *names: str) -> bool:
-    """A subclass or the object overrides one of these methods of `Llama`."""
-    return any(name in vars(llm) or getattr(type(llm), name) is not llm.own_methods[name] for name in names)
+    """A subclass or the object has such a method of its own, or a program upstream's `sample`."""
+    replaced = "sample" in names and llama_cpp.Llama.sample is not _SAMPLE
+    kind, own = type(llm), llm.own_methods
+    return replaced or any(name in vars(llm) or getattr(kind, name) is not own[name] for name in names)
 
 
 def _placed_by(llm: Any, request: Request, prompt: Sequence[int], reset: bool) -> Any:
