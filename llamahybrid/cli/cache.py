@@ -124,7 +124,7 @@ def prune(
     for name, number in (("--max-mib", max_mib), ("--older-than", older_than)):
         if number is not None and not math.isfinite(number):
             raise typer.BadParameter(f"{name} is {number}: give a finite number")
-    stored, before, removed = CacheFolder(folder, gives_way=True), time.time() - 86400 * (older_than or 0), 0
+    stored, before, removed = CacheFolder(folder), time.time() - 86400 * (older_than or 0), 0
 
     def named(one: Found) -> bool:
         """Tell whether a record is old, or of the model or the salt."""

@@ -54,11 +54,9 @@ class Found:
 class CacheFolder:
     """The records in a folder. Reading them does not count as use, so the order of eviction stays."""
 
-    def __init__(self, folder: Path | None, *, gives_way: bool = False) -> None:
-        """`folder`: None: that of `chat --keep`. `gives_way`: see `DiskRows`.
-
-        Without records: print the reason and raise typer.Exit."""
-        self.rows = _opened(default_folder() if folder is None else folder, gives_way)
+    def __init__(self, folder: Path | None) -> None:
+        """`folder`: None: that of `chat --keep`. Without records: print the reason and raise typer.Exit."""
+        self.rows = _opened(default_folder() if folder is None else folder)
         self.store = BlockStore(self.rows)
         self.unread = 0
         """Records that could not be read now; they may be sound."""
@@ -133,11 +131,11 @@ def age(written: float) -> str:
     return f"{seconds} s"
 
 
-def _opened(folder: Path, gives_way: bool) -> DiskRows:
+def _opened(folder: Path) -> DiskRows:
     try:
         folder = folder.expanduser()
         os.stat(folder / FOLDER)
-        rows = DiskRows(folder, gives_way=gives_way)
+        rows = DiskRows(folder)
         rows.open()
         return rows
     except (FileNotFoundError, NotADirectoryError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -94,6 +95,10 @@ class Rows:
     def measure(self) -> int:
         """Bytes of all records now, those of other processes among them; notes them as `nbytes`."""
         return self.nbytes
+
+    def free(self) -> int:
+        """Bytes that records may still take, whatever their limit; below 0: so many have to go."""
+        return sys.maxsize
 
     def count(self) -> int:
         """The number of records; 0 where counting takes too long."""

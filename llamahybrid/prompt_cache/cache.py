@@ -90,8 +90,7 @@ class PromptCache(RamStore):
             try:
                 folder = folder.expanduser()  # RuntimeError: nobody knows that home
                 disk_limit = MAX_DISK_BYTES if disk_bytes is None else disk_bytes
-                there = DiskRows(folder, gives_way=disk_limit > 0)
-                self.disk = Tier(there, disk_limit, self, disk_write_bytes)
+                self.disk = Tier(DiskRows(folder), disk_limit, self, disk_write_bytes)
                 if disk_bytes is None:
                     default = self.disk.writer.default_limit = partial(default_disk_bytes, folder)
                     self.disk.limit = default(self.disk.rows.nbytes)

@@ -17,7 +17,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +41,8 @@ stood at 1970 when a record was written."""
 ORPHAN_SECONDS = 3600
 """Age from which a file without a row is removed: before, another process may be about to write its row."""
 
-JOURNAL_BYTES = 1 << 20
-"""Free bytes of a disk below which an index may not be opened: its journal takes some 200 KiB."""
+SPARE_BYTES = 1 << 20
+"""Bytes of a disk that records leave free: an index is opened with a journal, of some 200 KiB."""
 
 DATABASE = (FOREIGN, f"{FOREIGN}-wal", f"{FOREIGN}-shm")
 
@@ -56,12 +56,9 @@ diskcache.EVICTION_POLICY[POLICY] = {
 class DiskRows(Rows):
     """The rows and records of one folder."""
 
-    def __init__(self, folder: str | os.PathLike[str], *, gives_way: bool = False) -> None:
-        """`gives_way`: on a full disk, records may go for the room that the opened index takes.
-
-        Raises FolderRefused and OSError, see `claim`; nothing is opened yet."""
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        """Raises FolderRefused and OSError, see `claim`; nothing is opened yet."""
         self.folder = folder_in(folder)
-        self._gives_way = gives_way
         with suppress(Busy):
             self._claim()
         self.fork()
@@ -89,9 +86,9 @@ class DiskRows(Rows):
             if self._damaged:
                 self._discard()
             try:
-                self._caches = self._opened_on_full_disk() if self._is_full() else self._opened()
+                self._caches = self._opened()
             except sqlite3.OperationalError as error:
-                full = " (the disk is full)" if self._is_full() else ""
+                full = " (the disk is full)" if self.free() <= 0 else ""
                 raise Busy(f"its index cannot be opened: {error}{full}") from error
             except sqlite3.DatabaseError:
                 self._discard()
@@ -125,47 +122,6 @@ class DiskRows(Rows):
                 os.chmod(self.folder / name, 0o600)
         self.nbytes = cache.reset("size") or 0  # a damaged row makes the sum none
         return hasty, cache
-
-    def _is_full(self) -> bool:
-        """The disk may have no room for the journal that an open index has."""
-        return shutil.disk_usage(self.folder).free < JOURNAL_BYTES
-
-    def _opened_on_full_disk(self) -> tuple[Any, Any]:
-        """Open it, for the room of the records that go next if there is no other."""
-        try:
-            return self._opened()
-        except sqlite3.OperationalError:
-            if not self._gives_way:
-                raise
-            self._gives_way = False  # once: another program may fill the disk again and again
-            disk, freed = BytesDisk(str(self.folder)), 0
-            for name, n_bytes in self._going_next():
-                if freed >= JOURNAL_BYTES:
-                    break
-                before = disk.removed
-                disk.unlink(name)
-                freed += n_bytes * (disk.removed - before)
-            if not freed:
-                raise
-            logger.warning("the disk is full: %d bytes in %s made way for its index", freed, self.folder)
-            return self._opened()
-
-    def _going_next(self) -> list[tuple[str, int]]:
-        """Names and sizes of records, those first that go next, where the index has no room for a journal.
-
-        A killed process may have left the whole index in a journal. Then what was written last goes first:
-        what many paths begin with was written before."""
-        uri = f"{(self.folder / FOREIGN).absolute().as_uri()}?immutable=1"
-        query = "SELECT filename, size FROM Cache WHERE mode = ? ORDER BY expire_time"
-        with suppress(sqlite3.Error), closing(sqlite3.connect(uri, uri=True)) as database:
-            if named := database.execute(query, (MODE_BINARY,)).fetchall():
-                return named
-        found = list[tuple[float, str, int]]()
-        for name in (name for shard in range(SHARDS) for name in self._files(shard)):
-            with suppress(FileNotFoundError):
-                status = (self.folder / name).lstat()
-                found.append((status.st_mtime, name, status.st_size))
-        return [(name, size) for _, name, size in sorted(found, reverse=True)]
 
     def release(self) -> None:
         """Close what the calling thread has open."""
@@ -207,11 +163,7 @@ class DiskRows(Rows):
         except diskcache.Timeout as error:
             raise Busy("another process holds its lock") from error
         except sqlite3.OperationalError as error:
-            if "lock" in str(error):
-                raise Busy(str(error)) from error
-            if self._is_full():  # its journal went with the last connection: it is opened anew
-                self._caches = None
-            raise OSError(str(error)) from error
+            raise Busy(str(error)) if "lock" in str(error) else OSError(str(error)) from error
         except sqlite3.Error as error:
             if type(error) is sqlite3.DatabaseError:  # no database, or a malformed one
                 self._caches, self._damaged = None, True
@@ -224,6 +176,10 @@ class DiskRows(Rows):
         with self._cache(change=True) as cache:
             self.nbytes = cache.reset("size") or 0  # a damaged row makes the sum none
         return self.nbytes
+
+    def free(self) -> int:
+        """See `Rows.free`. Raises OSError."""
+        return shutil.disk_usage(self.folder).free - SPARE_BYTES
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """See `Rows.get`."""
@@ -382,6 +338,7 @@ class DiskRows(Rows):
 
 def _behind_all(cache: Any) -> float:
     """Seconds until a row expires that is used now: no row goes after it, also where the clock was ahead."""
-    ((last,),) = cache._sql("SELECT MAX(expire_time) FROM Cache").fetchall()
-    ahead = last - time.time() if isinstance(last, float | int) else 0.0  # a damaged row holds anything
-    return float(min(max(KEEP_SECONDS, ahead), 2 * KEEP_SECONDS))
+    now = time.time()
+    sane = now + 2 * KEEP_SECONDS  # a damaged row may hold anything
+    ((last,),) = cache._sql("SELECT MAX(expire_time) FROM Cache WHERE expire_time < ?", (sane,)).fetchall()
+    return float(max(KEEP_SECONDS, (last or 0) - now))

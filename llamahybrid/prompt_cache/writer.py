@@ -276,8 +276,9 @@ class Writer:
         """Let records go that were used longest ago until one more fits, but none on pinned paths, nor what
         this path needs; False if that cannot be. Nothing goes where it would not be enough."""
         tier, store = self._tier, self._tier.store
-        limit = tier.limit
-        if tier.rows.measure() + n_bytes > limit:
+        held = tier.rows.measure()
+        limit = min(tier.limit, held + tier.rows.free())
+        if held + n_bytes > limit:
             places = {point.position for point in job.points}
             own = [i for i in job.seen.items if not i.is_checkpoint or i.end in places]
             spared = {i.key: i.nbytes for i in own}

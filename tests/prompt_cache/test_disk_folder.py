@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import diskcache
@@ -27,7 +28,7 @@ from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache import folder as folders
 from llamahybrid.prompt_cache.base import Segment, Tokens
 from llamahybrid.prompt_cache.blocks import BLOCK, FORMAT, Node, Offer, spans
-from llamahybrid.prompt_cache.disk import DiskRows
+from llamahybrid.prompt_cache.disk import SPARE_BYTES, DiskRows
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES, header_of
 from llamahybrid.prompt_cache.folder import FOLDER, FOREIGN, MARK
 from llamahybrid.prompt_cache.outline import outline
@@ -266,60 +267,29 @@ def test_a_disk_that_is_full_at_the_start_is_used_once_it_has_room(
     assert ask(PromptCache(1 << 24, folder), A).source == "disk"
 
 
-class FullDisk:
-    """A disk on which no statement of an index finds room for its journal until a record has gone."""
-
-    def __init__(self, folder: Path, patch: pytest.MonkeyPatch, *, for_good: bool = False) -> None:
-        """`for_good`: another program takes what room there is."""
-        before, real = len(files(folder)), diskcache.Cache._con
-        free = shutil.disk_usage(folder)._replace(free=0)
-
-        def connection(cache: diskcache.Cache) -> Any:
-            if for_good or len(files(folder)) == before:
-                raise sqlite3.OperationalError("disk I/O error")
-            return real.fget(cache)
-
-        patch.setattr(diskcache.Cache, "_con", property(connection))
-        patch.setattr(shutil, "disk_usage", lambda _: free)
-        patch.setattr("llamahybrid.prompt_cache.disk.JOURNAL_BYTES", 1)
-
-
-@pytest.mark.parametrize("end", ["closed", "killed", "idle"])
-def test_a_disk_that_our_records_fill_is_read(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, end: str
+@pytest.mark.parametrize("others", [0, 1 << 30])
+def test_records_leave_room_on_a_disk_for_their_index(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, others: int
 ) -> None:
-    """The journal of an open index takes the room of what goes next, and not of a common beginning."""
-    cache, prompts = PromptCache(1 << 24, folder), [A, chat(0), B]
-    for prompt in prompts:
-        ask(cache, prompt)
+    """An open index has a journal. `others`: bytes that another program takes in the end."""
+    room, taken = SPARE_BYTES + 60_000, 0
+
+    def usage(_: object) -> Any:
+        return SimpleNamespace(free=max(0, room - taken - sum(path.stat().st_size for path in files(folder))))
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    cache = PromptCache(1 << 24, folder, 1 << 30)
+    for number in range(10):
+        ask(cache, chat(number))
         assert cache.flush()
-    if end == "closed":
-        cache.close()
-    before = files(folder)
-    FullDisk(folder, monkeypatch)
-    if end == "idle":  # its connections have ended
-        cache.ram_bytes = 0
-        cache.ram_bytes = 1 << 24
-    else:
-        cache = PromptCache(1 << 24, folder)
-    assert all(ask(cache, prompt).cached > len(prompt) // 2 for prompt in prompts)
-    assert len(set(before) - set(files(folder))) == 1
-    assert "made way for its index" in caplog.text
-
-
-@pytest.mark.parametrize("disk_bytes", [None, 0])
-def test_a_disk_that_stays_full_takes_no_record_after_record(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, disk_bytes: int | None
-) -> None:
-    """Another program may fill it again and again; from a folder that is only read nothing goes."""
-    filled(folder)
-    before = files(folder)
-    FullDisk(folder, monkeypatch, for_good=True)
-    cache = PromptCache(1 << 24, folder, disk_bytes)
-    for prompt in (A, B, C):
-        assert ask(cache, prompt).source in ("none", "ram")
-    assert len(files(folder)) == len(before) - (disk_bytes is None)
-    assert "(the disk is full)" in caplog.text
+    assert usage(folder).free >= SPARE_BYTES
+    assert cache.stats().extra["disk_evicted"]
+    taken, before = others, files(folder)
+    ask(cache, chat(10))
+    assert cache.flush()
+    assert (files(folder) == before) == (others > 0), "nothing goes that is not enough"
+    assert cache.close()
+    assert ask(PromptCache(1 << 24, folder), chat(9 if others else 10)).source == "disk"
 
 
 def test_files_of_a_killed_process_are_swept_when_they_are_old(folder: Path) -> None:
@@ -550,6 +520,18 @@ def test_a_clock_that_was_ahead_does_not_keep_what_was_written_then(
     ask(cache, chat(0))
     assert cache.close()
     assert ask(PromptCache(1 << 24, folder, limit), chat(0)).cached == len(chat(0))
+
+
+@pytest.mark.parametrize("damaged", ["9e999", "'x'", "x'00'"])
+def test_a_damaged_time_of_use_makes_no_other_row_the_last_for_ever(folder: Path, damaged: str) -> None:
+    filled(folder)
+    with closing(sqlite3.connect(folder / FOLDER / FOREIGN)) as database, database:
+        database.execute(f"UPDATE Cache SET expire_time = {damaged} WHERE rowid = 1")
+    rows = DiskRows(folder)
+    rows.open()
+    key = next(iter(rows.keys(b"r")))
+    rows.touch([key])
+    assert rows.last_used([key])[key] < time.time() + 60
 
 
 def test_records_written_while_the_clock_stood_at_its_beginning_serve_and_go(folder: Path) -> None:
