@@ -241,7 +241,8 @@ def _ours(kind: type) -> type:
             taken |= {name for each in theirs for name in _attributes_set_in(each)} & _own_attributes()
             if taken:
                 raise TypeError(
-                    f"it uses {', '.join(sorted(taken))}, which mean something else in llamahybrid.Llama; "
+                    f"it defines or sets {', '.join(sorted(taken))}, "
+                    "which mean something else in llamahybrid.Llama; "
                     "rename them, or derive from llamahybrid.Llama"
                 )
 
@@ -255,18 +256,28 @@ def _ours(kind: type) -> type:
 
 
 def _attributes_set_in(kind: type) -> Iterator[str]:
-    """The names of attributes that the methods of a class set, on whatever object."""
+    """The names of attributes that the methods of a class set on their object."""
     for value in vars(kind).values():
-        function = inspect.unwrap(getattr(value, "fset", None) or getattr(value, "__func__", value))
-        if isinstance(code := getattr(function, "__code__", None), types.CodeType):
-            yield from _set_by(code)
+        parts = (getattr(value, name, None) for name in ("fget", "fset", "func", "__func__"))
+        for function in (part for part in (value, *parts) if isinstance(part, types.FunctionType)):
+            code = getattr(inspect.unwrap(function), "__code__", None)
+            if isinstance(code, types.CodeType) and code.co_argcount:
+                yield from _set_by(code, code.co_varnames[0])
 
 
-def _set_by(code: types.CodeType) -> Iterator[str]:
-    yield from (each.argval for each in dis.get_instructions(code) if each.opname == "STORE_ATTR")
+def _set_by(code: types.CodeType, owner: str) -> Iterator[str]:
+    """The names of attributes that a method sets on `owner`, its first argument."""
+    loaded: Any = None
+    for each in dis.get_instructions(code):
+        if each.opname == "STORE_ATTR" and loaded == owner:
+            yield each.argval
+        if each.opname not in ("CACHE", "EXTENDED_ARG", "NOP"):
+            local = "FAST" in each.opname or "DEREF" in each.opname
+            names = each.argval if isinstance(each.argval, tuple) else (each.argval,)  # two at once: 3.13
+            loaded = names[-1] if local else None
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
-            yield from _set_by(inner)
+            yield from _set_by(inner, owner)
 
 
 @functools.cache

@@ -9,7 +9,9 @@ import logging
 import pickle
 import threading
 import time
+import types
 import weakref
+import xmlrpc.client
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
@@ -398,6 +400,39 @@ def test_class_that_sets_attributes_of_ours_stays_stock(
         assert getattr(llm, name) == [5]
         assert name in caplog.text
     assert texts(llm)
+
+
+def test_class_that_sets_such_attributes_of_others_is_ours(open_model: Opener) -> None:
+    class Measured(BoundEarly):
+        metrics = types.SimpleNamespace(requests=0)
+        proxy = xmlrpc.client.ServerProxy("http://localhost")
+
+        def create_completion(self, *args: Any, **options: Any) -> Any:
+            self.metrics.requests += 1
+            self.metrics.slots = found = super().create_completion(*args, **options)
+            return found
+
+    llamahybrid.install()
+    llm = open_model(cls=Measured)
+    assert isinstance(llm, llamahybrid.Llama)
+    assert texts(llm)
+    assert llm.metrics.requests
+
+
+@pytest.mark.parametrize("kind", [property, functools.cached_property, classmethod])
+def test_class_that_sets_attributes_of_ours_in_other_methods_stays_stock(
+    open_model: Opener, kind: Any
+) -> None:
+    def counted(self: Any) -> int:
+        def note(n: int) -> None:
+            self.requests = n
+
+        note(5)
+        return 5
+
+    llamahybrid.install()
+    counting = type("Counting", (BoundEarly,), {"counted": kind(counted)})
+    assert type(open_model(cls=counting)) is counting
 
 
 def test_mixin_behind_upstreams_class_keeps_its_names(open_model: Opener) -> None:

@@ -238,7 +238,7 @@ def test_ids_of_completions_are_those_that_a_test_of_the_program_sets(open_model
         assert open_model("llama", cls)("some words", max_tokens=1)["id"] == "cmpl-set"
 
 
-@pytest.mark.parametrize("ids", [[[5, 6]], np.array([[5, 6], [7, 8]])])
+@pytest.mark.parametrize("ids", [[[5, 6]], [[5, 6], [7]], np.array([[5, 6], [7, 8]])])
 def test_a_list_of_prompts_is_no_prompt(open_model, ids):
     llm = open_model("llama")
     for call in (llm.eval, lambda _: llm([[5, 6]]), lambda given: take(llm, given, 1)):

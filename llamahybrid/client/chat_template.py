@@ -133,7 +133,7 @@ def chat_with(llm: Any, given: Mapping[str, Any], **options: Any) -> Any:
     if given:
         return _formatted(llm, given, options)
     method = inspect.getattr_static(llama_cpp.Llama, "create_chat_completion")
-    bound = method.__get__(llm) if hasattr(method, "__get__") else method
+    bound = method.__get__(llm, type(llm)) if hasattr(method, "__get__") else method
     return bound(**options)
 
 

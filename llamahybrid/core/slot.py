@@ -344,7 +344,10 @@ class Slot:
         Raises DecodeError, as the library would, for ids outside the vocabulary, and TypeError for other
         things than integers: a text, a fraction, a list of prompts.
         """
-        ids = np.asarray(tokens)  # without a dtype: numpy would parse texts as integers
+        try:
+            ids = np.asarray(tokens)  # without a dtype: numpy would parse texts as integers
+        except ValueError:  # sequences of different lengths
+            raise TypeError("token ids are a sequence of integers, not of sequences") from None
         if ids.ndim != 1:
             kind = type(tokens).__name__ if ids.ndim == 0 else "of sequences"
             raise TypeError(f"token ids are a sequence of integers, not {kind}")
