@@ -112,6 +112,7 @@ class DiskRows(Rows):
             "cull_limit": 0,
             "size_limit": 1 << 62,
             "sqlite_mmap_size": 0,
+            "sqlite_wal_autocheckpoint": 64,  # pages: its journal stays below `SPARE_BYTES`
             "sqlite_secure_delete": 1,  # what is forgotten is not to lie in free pages
             "disk_min_file_size": 0,
         }

@@ -283,6 +283,7 @@ def test_records_leave_room_on_a_disk_for_their_index(
         ask(cache, chat(number))
         assert cache.flush()
     assert usage(folder).free >= SPARE_BYTES
+    assert (folder / FOLDER / f"{FOREIGN}-wal").stat().st_size < SPARE_BYTES
     assert cache.stats().extra["disk_evicted"]
     taken, before = others, files(folder)
     ask(cache, chat(10))
