@@ -6,6 +6,7 @@ are handled as under plain Python, with its own stack and `sys.excepthook`.
 
 from __future__ import annotations
 
+import os
 import sys
 from traceback import walk_tb
 
@@ -32,7 +33,9 @@ def main() -> None:
         if _of_llama_cpp(error):
             sys.exit(f"error: llama_cpp cannot be imported: {error}; see `llamahybrid engine doctor`")
         if isinstance(error, OSError) and error.errno in DISK_FULL:
-            sys.exit(f"error: {error}")  # the disk of a redirected standard output
+            # the disk of a redirected standard output, which the interpreter would flush again at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            sys.exit(f"error: {error}")
         raise
 
 

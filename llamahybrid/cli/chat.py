@@ -66,7 +66,8 @@ class PromptBar:
         """Update the bar."""
         bar = self._bar
         if bar is None:
-            if not self._console.is_terminal or progress.total - progress.processed <= LONG_TOKENS:
+            can_show = self._console.is_terminal and not self._console.is_dumb_terminal
+            if not can_show or progress.total - progress.processed <= LONG_TOKENS:
                 return
             columns = (TextColumn("prompt"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
             bar = self._bar = Progress(*columns, console=self._console, transient=True, auto_refresh=False)

@@ -13,7 +13,7 @@ import sys
 import tarfile
 import zlib
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from llamahybrid.engine.storage import disk_errors, locked_build_dir, scratch
 from llamahybrid.errors import EngineError
@@ -127,6 +127,9 @@ def unpack(dest: Path, pin: Pin | None = None) -> Path:
     with scratch(dest.absolute().parent) as folder:
         try:
             with _opened(path) as archive:
+                names = [PurePosixPath(name) for name in archive.getnames()]
+                if any(name.is_absolute() or ".." in name.parts for name in names):
+                    raise tarfile.TarError("it has files outside of its folder")
                 archive.extractall(folder)
         except (tarfile.TarError, EOFError, zlib.error) as error:
             raise EngineError(f"{path} cannot be unpacked: {error}") from error

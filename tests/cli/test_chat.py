@@ -245,12 +245,13 @@ def test_long_prompt_has_a_progress_bar(tiny_model: TinyModel) -> None:
 
 
 def test_progress_bar_needs_a_long_prompt_and_a_terminal() -> None:
-    for total, is_terminal, shown in ((2000, True, True), (2000, False, False), (100, True, False)):
+    cases = ((2000, True, "xterm", True), (2000, False, "xterm", False), (100, True, "xterm", False))
+    for total, is_terminal, kind, shown in (*cases, (2000, True, "dumb", False)):
         out = io.StringIO()
-        bar = PromptBar(Console(file=out, force_terminal=is_terminal, width=80))
+        bar = PromptBar(Console(file=out, force_terminal=is_terminal, width=80, _environ={"TERM": kind}))
         for processed in (0, total // 2, total):
             bar.show(PromptProgress(total, 0, processed, 1.0))
-        assert (f"{total // 2}/{total}" in out.getvalue()) is shown
+        assert (f"{total // 2}/{total}" in out.getvalue()) is bool(out.getvalue()) is shown
 
 
 @pytest.mark.skipif(not chat.readline, reason="readline reads what is pasted")

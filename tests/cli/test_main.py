@@ -144,9 +144,11 @@ def test_broken_llama_cpp_is_one_error_line(command: list[str], fake: bool, tmp_
             assert "cannot be loaded" in done.stdout
 
 
-def test_full_disk_behind_standard_output_is_one_error_line() -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_full_disk_behind_standard_output_is_one_error_line(unbuffered: str) -> None:
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "llamahybrid", "tiny", "--list"]
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+        env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=env)
     assert done.returncode == 1
     assert done.stderr == "error: [Errno 28] No space left on device\n"
