@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from functools import singledispatch
 
 from llamahybrid.prompt_cache import PromptCache
@@ -121,4 +122,6 @@ def _(store: BlockStore) -> None:
             lost = [item for item in items if item.key in there and item != seen.get(item.key)]
             if not lost:
                 break
+            node = store.nodes(one.hashes[-1:]).get(one.hashes[-1], one.node)
+            one = replace(one, node=node)  # its writer may have changed it since
         assert not lost, "a look-up of its own path finds another record, or none"
