@@ -14,16 +14,25 @@ from typing import Any
 from benchmarks.subjects import Result, Subject, streamed, words
 from tests.lab.campaign import silence
 
-STRETCH = 60
-"""Tokens of an answer that is timed."""
+TURN, TURNS = 16, 6
+"""Tokens of an answer that are timed at once, and how often."""
+
+AHEAD = 6
+"""Tokens that may be decoded while the reader waits for its turn, and are not timed."""
+
+REST = 0.15
+"""Seconds in which the loop comes to its end, so that it is not heard in the other's turn."""
 
 
-def milliseconds_a_token(answer: Iterator[Any]) -> float:
-    """Milliseconds of each token of an answer behind the first one."""
-    next(answer)
+def turn(answer: Iterator[Any]) -> float:
+    """Milliseconds of each token of a part of an answer."""
+    for _ in islice(answer, AHEAD):
+        pass
     began = time.perf_counter()
-    count = sum(1 for _ in islice(answer, STRETCH))
-    return 1e3 * (time.perf_counter() - began) / count
+    count = sum(1 for _ in islice(answer, TURN))
+    took = 1e3 * (time.perf_counter() - began) / count
+    time.sleep(REST)
+    return took
 
 
 def cold(llm: Any, chance: random.Random, tokens: int) -> float:
@@ -34,19 +43,14 @@ def cold(llm: Any, chance: random.Random, tokens: int) -> float:
         return time.perf_counter() - began
 
 
-ALONE: dict[str, Callable[[Any, random.Random], float]] = {
-    "streamed, ms a token": lambda llm, chance: milliseconds_a_token(
-        streamed(llm)(words(chance, 200, 400), STRETCH + 1)
-    ),
-    "generate, ms a token": lambda llm, chance: milliseconds_a_token(
-        llm.generate(words(chance, 200, 400), temp=0.0)
-    ),
-    "cold 1,000 tokens, s": lambda llm, chance: cold(llm, chance, 1000),
-    "cold 3,500 tokens, s": lambda llm, chance: cold(llm, chance, 3500),
+ANSWERS: dict[str, Callable[[Any, list[int]], Iterator[Any]]] = {
+    "streamed, ms a token": lambda llm, prompt: streamed(llm)(prompt, (AHEAD + TURN) * (TURNS + 1)),
+    "generate, ms a token": lambda llm, prompt: llm.generate(prompt, temp=0.0),
 }
+COLD = {"cold 1,000 tokens, s": 1000, "cold 3,500 tokens, s": 3500}
 
 _open: list[Any] = []
-"""The model of a process that plays `alone`."""
+"""The model of a process that plays `alone`, and its answer."""
 
 
 def open_here(subject: Subject) -> None:
@@ -54,14 +58,24 @@ def open_here(subject: Subject) -> None:
     _open.append(subject.in_process())
 
 
-def stretch(measure: str, seed: int) -> float:
-    return ALONE[measure](_open[0], random.Random(f"{measure}/{seed}"))
+def begin(measure: str, seed: int) -> float:
+    """Seconds of a cold prompt; or 0 and a new answer, whose parts `go_on` times."""
+    llm, chance = _open[0], random.Random(f"{measure}/{seed}")
+    if measure in COLD:
+        return cold(llm, chance, COLD[measure])
+    _open[1:] = [ANSWERS[measure](llm, words(chance, 200, 400))]
+    next(_open[1])
+    return 0.0
+
+
+def go_on() -> float:
+    return turn(_open[1])
 
 
 def alone(subjects: Sequence[Subject], rounds: int) -> dict[str, list[Result]]:
-    """Play stretches of a few seconds by turns, in one process for each subject.
+    """Play short parts by turns, in one process for each subject.
 
-    A machine's speed changes within minutes by more than the bounds.
+    A machine's speed changes within seconds by more than the bounds.
     """
     with ExitStack() as stack:
         spawned = multiprocessing.get_context("spawn")
@@ -72,9 +86,13 @@ def alone(subjects: Sequence[Subject], rounds: int) -> dict[str, list[Result]]:
         runs: dict[str, list[Result]] = {name: [] for name in pools}
         for seed in range(-1, rounds):  # the first round warms up
             found: dict[str, Result] = {name: {} for name in pools}
-            for measure in ALONE:
-                for name in pools if seed % 2 else reversed(pools):
-                    found[name][measure] = pools[name].submit(stretch, measure, seed).result()
+            for measure in (*ANSWERS, *COLD):
+                order = [*pools] if seed % 2 else [*reversed(pools)]
+                for name in order:
+                    found[name][measure] = pools[name].submit(begin, measure, seed).result()
+                for number in range(TURNS if measure in ANSWERS else 0):
+                    for name in order if number % 2 else reversed(order):
+                        found[name][measure] += pools[name].submit(go_on).result() / TURNS
             for name, result in found.items() if seed >= 0 else ():
                 runs[name].append(result)
         return runs
