@@ -159,7 +159,7 @@ def _states(found: dict[str, list[float]], native: Any) -> None:
 
 
 def _costs(found: dict[str, list[float]], costs: Costs) -> None:
-    """What the decisions were made by: seconds, and how many tokens of a prompt a cut takes as long as."""
+    """The costs that decide about checkpoints: seconds, and the tokens of a prompt in the time of a cut."""
     measured = {name: value for name, value in asdict(costs).items() if name.endswith("_seconds")}
     for name, value in {**measured, "cut_tokens": cut_tokens(costs)}.items():
         found[f"ours {name.replace('_', ' ')}"] = [0.0, value]

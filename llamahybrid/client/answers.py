@@ -68,7 +68,7 @@ class Siblings(RequestHandle):
         first = self.first
         if first is None:
             request.leads = True
-        elif self._owner.inside is not first:  # else the first one waits for it: it loads a state
+        elif self._owner.inside is not first:  # the first answer waits for a request made inside it
             request.after = first
         super().add(request)
 

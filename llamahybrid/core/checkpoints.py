@@ -249,8 +249,9 @@ class Checkpoints:
     def worth_reading(self, tail: int) -> bool:
         """Storing the attention of the last `tail` live tokens is worth its time.
 
-        Always true, unless the pager reads the remaining tokens, too, and decoding has been measured; and of
-        more tokens than remain: a conversation leaves, which shares the beginning of its prompt with others.
+        The times of reading and decoding are compared only where the pager reads all live tokens, decoding
+        was measured, and most tokens remain live. With a longer tail a conversation leaves the slot, and is
+        stored.
         """
         pager, n = self._live.profile.pager, self._live.n
         if pager is None or not pager.reads_whole or self.cache.serves_others or 2 * tail > n:

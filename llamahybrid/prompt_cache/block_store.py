@@ -97,7 +97,7 @@ class Rows:
         return self.nbytes
 
     def free(self) -> int:
-        """Bytes that records may still take, whatever their limit; below 0: so many have to go."""
+        """Bytes that records may still take, whatever their limit; below 0: bytes to be evicted."""
         return sys.maxsize
 
     def count(self) -> int:

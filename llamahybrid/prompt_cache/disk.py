@@ -42,7 +42,7 @@ ORPHAN_SECONDS = 3600
 """Age from which a file without a row is removed: before, another process may be about to write its row."""
 
 SPARE_BYTES = 1 << 20
-"""Bytes of a disk that records leave free: an index is opened with a journal, of some 200 KiB."""
+"""Bytes of a disk that records leave free, for the journal that an open index has."""
 
 DATABASE = (FOREIGN, f"{FOREIGN}-wal", f"{FOREIGN}-shm")
 
@@ -112,7 +112,7 @@ class DiskRows(Rows):
             "cull_limit": 0,
             "size_limit": 1 << 62,
             "sqlite_mmap_size": 0,
-            "sqlite_wal_autocheckpoint": 64,  # pages: its journal stays below `SPARE_BYTES`
+            "sqlite_wal_autocheckpoint": 128,  # pages: its journal stays below `SPARE_BYTES`
             "sqlite_secure_delete": 1,  # what is forgotten is not to lie in free pages
             "disk_min_file_size": 0,
         }

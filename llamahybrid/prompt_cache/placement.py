@@ -35,7 +35,7 @@ class Allowance(NamedTuple):
 
 
 RAW = Allowance(short=0.16, long=0.02, shorter=100.0)
-"""Without message starts. `benchmarks.draws --draws 100 --cut 11` decodes 1.049 of the least
+"""Without message starts. `benchmarks.draws --draws 100 --cut 11` decodes 1.046 of the least
 tokens with it."""
 
 RAW_SCARCE = Allowance(short=0.08, long=0.015, shorter=50.0)
@@ -209,7 +209,7 @@ def _cheap_gap(costs: Costs, together: int = 1) -> int | None:
 def _shared_gap(costs: Costs, together: int) -> int:
     """Return the gap at which the snapshots of all answers of a batch take about `DECODE_SHARE`.
 
-    A step of several answers is taken to last two tokens; one of 8 lasts 2 to 3 on CPUs, less on a GPU.
+    A step of several answers is taken to last two tokens.
     """
     step = costs.token_seconds * min(2, together)
     share = together * costs.snapshot_seconds / (DECODE_SHARE * step)

@@ -79,7 +79,7 @@ def test_sdist_of_another_hash_is_refused(index: Index) -> None:
     [
         (b"no archive", "cannot be unpacked"),
         (packed(FILES)[:40], "cannot be unpacked"),
-        (packed({"../../out": b""}), "cannot be unpacked"),
+        (packed({"../../out": b""}), "cannot be unpacked: it has files outside"),
         (packed(FILES, "else"), "no llama_cpp_python"),
     ],
     ids=["noise", "cut off", "above", "another"],

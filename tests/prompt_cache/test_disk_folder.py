@@ -27,6 +27,7 @@ import pytest
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache import folder as folders
 from llamahybrid.prompt_cache.base import Segment, Tokens
+from llamahybrid.prompt_cache.block_store import Busy
 from llamahybrid.prompt_cache.blocks import BLOCK, FORMAT, Node, Offer, spans
 from llamahybrid.prompt_cache.disk import SPARE_BYTES, DiskRows
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES, header_of
@@ -291,6 +292,23 @@ def test_records_leave_room_on_a_disk_for_their_index(
     assert (files(folder) == before) == (others > 0), "nothing goes that is not enough"
     assert cache.close()
     assert ask(PromptCache(1 << 24, folder), chat(9 if others else 10)).source == "disk"
+
+
+@pytest.mark.parametrize("free", [0, 1 << 40])
+def test_an_index_that_a_full_disk_keeps_shut_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, free: int
+) -> None:
+    """SQLite's own words are a disk I/O error."""
+
+    def failing(_: DiskRows) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    rows = DiskRows(folder)
+    monkeypatch.setattr(DiskRows, "_opened", failing)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    with pytest.raises(Busy) as told:
+        rows.open()
+    assert ("the disk is full" in str(told.value)) is (free == 0)
 
 
 def test_files_of_a_killed_process_are_swept_when_they_are_old(folder: Path) -> None:

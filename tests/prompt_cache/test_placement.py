@@ -317,7 +317,7 @@ def test_a_snapshot_of_microseconds_is_taken_whatever_a_token_takes() -> None:
 
 
 def test_answers_that_are_decoded_together_have_no_more_checkpoints_than_the_schedule_has() -> None:
-    """What is left of a share of its own time, an answer may spend; not that of those which wait for it."""
+    """An answer may spend the rest of its own share of time, not the time of answers that wait for it."""
     costs = Costs(token_seconds=1e-2, snapshot_seconds=1.6e-3)
     gaps = {n: next_decode_checkpoint(1024, 1000, costs, n) - 1024 for n in (1, 2, 4, 8)}
     assert gaps == {1: 16, 2: 64, 4: 64, 8: 64}
