@@ -140,16 +140,11 @@ class CostMeter:
         )
 
     def _beyond(self) -> list[float]:
-        """Seconds that small batches took beyond their share of large ones, by medians.
-
-        Prefill samples far above the fastest (a model read from disk, a paused machine) are left out.
-        """
-        if not self._prefill or len(self._batch) < FEW:
+        """Seconds that small batches took beyond their share of the fastest large one."""
+        if not self._prefill:
             return []
-        fastest = min(self._prefill)
-        share = median(s for s in self._prefill if s <= fastest * BAND)
-        beyond = median(seconds - tokens * share for tokens, seconds in self._batch)
-        return [max(beyond, NO_TIME)] * len(self._batch)
+        share = min(self._prefill)
+        return [max(seconds - tokens * share, NO_TIME) for tokens, seconds in self._batch]
 
 
 def _half_lives(since: float) -> float:

@@ -206,6 +206,8 @@ class Outline:
     """Known histories part right at `matched`."""
     growing: tuple[int, ...] = ()
     """Places, ascending, in front of a text that earlier prompts had moved back by putting more before it."""
+    chance: float = 1.0
+    """Chance that a later history parts inside what this prompt has behind `matched`, see `Match.chance`."""
     keeps_asking: bool = False
     """Histories keep the tokens that ask for an answer: prompts went on behind them, none parted inside."""
 

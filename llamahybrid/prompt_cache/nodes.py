@@ -301,6 +301,22 @@ class Match:
         """Known paths part right where the match ends."""
         return bool(self.path) and self.length == self.path[-1].end and bool(self.path[-1].children)
 
+    def chance(self) -> float:
+        """Estimate the chance that a later history parts inside what a request has behind the match.
+
+        From those before it, by the rule of succession: where paths part, the share of them on which another
+        prompt went on; at a path's end, the share of its prompts that another one left. 1 where the request
+        leaves a path half-way: nothing is known of what comes then.
+        """
+        if self.branches():
+            children = self.path[-1].children.values()
+            left, known = sum(bool(c.children) or len(c.prompts) > 1 for c in children), len(children)
+        elif self.path and self.length == self.path[-1].end:
+            left, known = sum(len(node.children) > 1 for node in self.path), self.turns(self.length + 1)
+        else:
+            return 1.0
+        return (left + 1) / (known + 2)
+
     def segments(self) -> list[Segment]:
         """Segments that begin on the matched path, ascending; the last one may leave it."""
         stored = (node.segments for node in self.path if node.segments)

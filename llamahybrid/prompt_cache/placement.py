@@ -34,9 +34,8 @@ class Allowance(NamedTuple):
     """and what a shorter one may have on top of that, less in proportion to its length."""
 
 
-RAW = Allowance(short=0.16, long=0.02, shorter=100.0)
-"""Without message starts. `benchmarks.draws --draws 100 --cut 11` decodes 1.046 of the least
-tokens with it."""
+RAW = Allowance(short=0.19, long=0.02, shorter=120.0)
+"""Without message starts. With half of it, `benchmarks.draws --cut 11` decodes 1.07 of the least tokens."""
 
 RAW_SCARCE = Allowance(short=0.08, long=0.015, shorter=50.0)
 """The same with `SCARCE` room, where further snapshots evict those of other conversations."""
@@ -47,10 +46,6 @@ MARKED_STARTS = Allowance(short=0.08, long=0.025, shorter=50.0)
 ONE_CUT = 128
 SHORT_SUFFIX = 256
 LONG_SUFFIX = 1000
-TURNS_PER_EDIT = 20
-"""Turns of a growing history for each edit of its last message: a cut saves that edit half the message.
-Conversations of `benchmarks.draws` take the least time with 20, cuts counted."""
-
 LEAST_CUTS = ((ONE_CUT, 1), (SHORT_SUFFIX, 1), (LONG_SUFFIX, 3))
 """(tokens, below which; cuts that are taken even if they take as long as a prefill, unless others wait for a
 prompt without message starts): a prompt of three messages keeps the start of each. Longer ones get one."""
@@ -66,7 +61,7 @@ UNMEASURED_CUT = 5.0
 """Tokens of a prefill that a cut takes the time of, until it was measured: 3 to 7 on CPUs."""
 
 SMALL_OF_ALONE = 0.7
-"""Extra time of a small batch, in times of a token alone, until `CostMeter` has measured small batches.
+"""Extra time of a small batch at least, in times of a token alone; `CostMeter` measures small batches.
 
 Batches of 4 to 24 tokens took 0.7 to 1.5 with a model of 100M parameters in f16 on 2 cores, by hand. With 0.7
 conversations of `benchmarks.draws` take less time than with 1.2, at a cost of 10 tokens a cut."""
@@ -107,11 +102,11 @@ def prefill_cuts(outline: Outline, costs: Costs) -> tuple[int, ...]:
     answer), places where histories of this kind grew (`growing`, one on top of the others), the
     branch point `matched`, the last message (another question may follow the same text), the first boundary
     (the system prompt's end), the messages before the last; those alone where room is `SCARCE`. A ladder
-    takes the rest of the time budget, counting all waiting requests, unless a history only `grows`; rungs do
-    where message starts are known or room is `SCARCE`. Batch boundaries that the prefill passes anyway come
-    on top: they cost no batch. The branch point comes on top, too, where nothing else marks it or histories
-    have `parted` there before, so that the same divergence costs only once. Cuts that take longer together
-    than the prefill itself are left out: decoding it again costs less.
+    takes the rest of the time budget, counting all waiting requests and the `chance` that any of it serves;
+    rungs do where message starts are known or room is `SCARCE`. Batch boundaries that the prefill passes
+    anyway come on top: they cost no batch. The branch point comes on top, too, where nothing else marks it or
+    histories have `parted` there before, so that the same divergence costs only once. Cuts that take longer
+    together than the prefill itself are left out: decoding it again costs less.
     """
     total, cached, matched = outline.total, outline.cached, outline.matched
     left = total - cached
@@ -126,14 +121,16 @@ def prefill_cuts(outline: Outline, costs: Costs) -> tuple[int, ...]:
         count -= outline.keeps_asking and outline.boundaries[-1] >= outline.total - LONGEST_TAIL
         apart = any(outline.boundaries[-1] - at >= MIN_SPACING for at in outline.growing)
         count = min(room - len(known), count + apart)
-    elif costs.waiting:
+    elif cached == matched:
+        count = _likely(count, outline, costs)
+    if not outline.boundaries and costs.waiting:
         count = min(count, max(_affordable_beside(left, costs, allowed), int(bool(outline.growing))))
     # the next conversation may begin with the system prompt of a short one
     short = outline.boundaries and not cached and 2 * cut_tokens(costs) <= left < ONE_CUT
     least = 2 if short else 0
     starts = _take(_starts(outline), cached, total, min(room - len(known), max(least, count)), known)
     taken = known + starts
-    if grows(outline, costs) or (outline.boundaries and scarce):
+    if outline.boundaries and scarce:
         return tuple(sorted(taken))
     finest = MARKED_ENDS if outline.boundaries else RATIOS[0]
     ends = min((room - len(taken)) // 2, _affordable_ends(left, costs))
@@ -143,13 +140,6 @@ def prefill_cuts(outline: Outline, costs: Costs) -> tuple[int, ...]:
         finest = MARKED if outline.boundaries else RATIOS[0]
         return tuple(sorted(taken + bounding_rungs(total, cached, paid, taken, finest)))
     return tuple(sorted(taken + ladder(total, cached, paid, taken)))
-
-
-def grows(outline: Outline, costs: Costs) -> bool:
-    """Return whether this is a turn of a history that only ever grew, too short for a cut inside."""
-    plain = not outline.boundaries and not outline.growing and not outline.parted
-    short = min(SHORT_SUFFIX, max(ONE_CUT, 2 * TURNS_PER_EDIT * cut_tokens(costs)))
-    return plain and 0 < outline.cached == outline.matched and outline.total - outline.cached < short
 
 
 def recut(outline: Outline, position: int, costs: Costs, last: int) -> tuple[int, ...]:
@@ -240,6 +230,16 @@ def _affordable(left: int, costs: Costs, allowed: Allowance) -> int:
     return max(least, min(MAX_CUTS, int(allowance / cut_tokens(costs))))
 
 
+def _likely(count: int, outline: Outline, costs: Costs) -> int:
+    """Return how many of `count` cuts pay where most histories did not part inside what they added.
+
+    Behind a place where histories part, one is worth it that saves a continued one half of what it added; so
+    is one where histories of this kind grew.
+    """
+    saves = outline.parted and outline.chance * (outline.total - outline.cached) >= 2 * cut_tokens(costs)
+    return max(int(outline.chance * count), min(count, int(saves or bool(outline.growing))))
+
+
 def _affordable_ends(left: int, costs: Costs) -> int:
     """Return the number of batch ends of a prefill of `left` tokens that may have a snapshot."""
     if not costs.prefill_seconds or not costs.snapshot_seconds:
@@ -255,13 +255,13 @@ def _affordable_beside(left: int, costs: Costs, allowed: Allowance) -> int:
 def cut_tokens(costs: Costs) -> float:
     """Return the tokens of a large batch that take as long as a cut: a snapshot, and one more small batch.
 
-    Until small batches were measured, their extra time is `SMALL_OF_ALONE` of that of a token alone. A large
-    batch whose tokens took longer than a token alone was held up, and measures nothing.
+    The extra time of a small batch is at least `SMALL_OF_ALONE` of that of a token alone. A large batch whose
+    tokens took longer than a token alone was held up, and measures nothing.
     """
     alone = costs.token_seconds - costs.prefill_seconds
     if not costs.prefill_seconds or (alone < 0 if costs.token_seconds else not costs.batch_seconds):
         return UNMEASURED_CUT
-    extra = (costs.batch_seconds or SMALL_OF_ALONE * alone) + costs.snapshot_seconds
+    extra = max(costs.batch_seconds, SMALL_OF_ALONE * alone) + costs.snapshot_seconds
     return max(1.0, extra / costs.prefill_seconds)
 
 

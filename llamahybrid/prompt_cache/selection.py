@@ -276,9 +276,10 @@ def plan_request(
     outline = None
     if view.needs_checkpoints:
         most = max(1, limit // (2 * max(1, costs.snapshot_bytes)))  # half the budget is for what is known
-        known = match.length == matched and parted
-        learned = habits.growing(tokens, cached), habits.keeps_asking
-        outline = Outline(total, cached, matched, tuple(boundaries), most, known, *learned)
+        known = match.length == matched
+        chance = match.chance() if known else 1.0
+        learned = habits.growing(tokens, cached), chance, habits.keeps_asking
+        outline = Outline(total, cached, matched, tuple(boundaries), most, known and parted, *learned)
     entry = choice.entry
     from_ram = choice.source == "ram" and not view.attention_is_all
     return Plan(

@@ -65,17 +65,29 @@ class NaivePromptCache:
         followers = {path[matched] for path in known if path[:matched] == prompt[:matched] and path[matched:]}
         parted = matched > 0 and len(followers) > 1
         cuts: tuple[int, ...] = ()
+        outline: Outline | None = None
         if view.needs_checkpoints:
             keeps = self._keeps_asking(view.namespace, prompt, self._tail(view.namespace, prompt, matched))
             growing = self._growing(view.namespace, prompt, cached)
-            outline = Outline(len(prompt), cached, matched, tuple(boundaries), None, parted, growing, keeps)
+            outline = Outline(
+                len(prompt), cached, matched, tuple(boundaries), None, parted, growing, keeps_asking=keeps
+            )
             cuts = prefill_cuts(outline, costs)
         kept = min(_shared(prompt, live), cached)
         segments: tuple[Segment, ...] = ()
         if source == "ram" and view.needs_attention:
             segments = tuple(self._attention[view.namespace, prompt[: i + 1]] for i in range(kept, cached))
         return Plan(
-            len(prompt), matched, cached, source, checkpoint, logits, cuts, segments=segments, live_kept=kept
+            len(prompt),
+            matched,
+            cached,
+            source,
+            checkpoint,
+            logits,
+            cuts,
+            outline,
+            segments=segments,
+            live_kept=kept,
         )
 
     def peek(self, tokens: Tokens, view: LiveView, costs: Costs) -> int:

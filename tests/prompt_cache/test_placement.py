@@ -17,9 +17,7 @@ from llamahybrid.prompt_cache import Costs
 from llamahybrid.prompt_cache.base import Outline
 from llamahybrid.prompt_cache.ladder import MIN_SPACING
 from llamahybrid.prompt_cache.placement import (
-    ONE_CUT,
     SCARCE,
-    SHORT_SUFFIX,
     SMALL_OF_ALONE,
     cut_tokens,
     final_due,
@@ -144,18 +142,28 @@ def test_a_short_turn_without_boundaries_cuts_near_its_end_on_the_grid() -> None
     assert cuts_of(221, 100, 101, [], UNMEASURED) == (192,)
 
 
-def test_a_short_turn_of_a_history_that_only_grew_is_not_cut() -> None:
-    assert cuts_of(221, 100, 100, [], UNMEASURED) == ()
-    assert cuts_of(221, 100, 100, [], UNMEASURED, parted=True), (
-        "the first turn on a shared text is no such turn"
-    )
-    assert cuts_of(100 + SHORT_SUFFIX, 100, 100, [], UNMEASURED), "a longer one is"
-    assert cuts_of(100 + ONE_CUT, 100, 100, [], CHEAP_CUTS), "where cuts are cheap, from fewer tokens on"
-    assert cuts_of(100, 0, 0, [], UNMEASURED), "so is a first prompt: nothing is known of how it goes on"
+def test_a_turn_of_a_history_that_only_grew_has_few_cuts() -> None:
+    """The longer it grew, the less likely is it that a later history parts inside this turn."""
+    costs = replace(CHEAP_CUTS, batch_tokens=NO_ENDS)
+    numbers = [len(cuts_of(1100, 100, 100, [], costs, chance=1 / n)) for n in (1, 2, 4, 8, 16, 32)]
+    assert numbers == sorted(numbers, reverse=True)
+    assert (numbers[0], numbers[-1]) == (20, 0)
+    assert cuts_of(221, 100, 100, [], UNMEASURED, chance=1 / 6) == ()
+    assert cuts_of(1100, 100, 500, [], CHEAP_CUTS, chance=1 / 32), "a history parted inside it before"
+    assert cuts_of(100, 0, 0, [], UNMEASURED), "of a first prompt nothing is known"
+
+
+def test_another_text_behind_a_shared_one_is_cut_while_it_may_go_on() -> None:
+    """Half of a text that goes on is worth two cuts, in the mean."""
+    costs = Costs(token_seconds=1e-2, prefill_seconds=1e-3, batch_seconds=9e-3, snapshot_seconds=1e-3)
+    assert cuts_of(1000 + 99, 1000, 1000, [], costs, parted=True, chance=0.2) == ()
+    assert len(cuts_of(1000 + 100, 1000, 1000, [], costs, parted=True, chance=0.2)) == 1
+    assert cuts_of(1000 + 100, 1000, 1000, [], costs, chance=0.2) == ()
 
 
 def test_a_short_turn_cuts_where_the_last_prompt_was_left() -> None:
     assert cuts_of(221, 100, 100, [], UNMEASURED, growing=(208,)) == (208,)
+    assert cuts_of(221, 100, 100, [], UNMEASURED, growing=(208,), chance=1 / 6) == (208,)
     assert cuts_of(221, 100, 100, [218], UNMEASURED, growing=(208,)) == (208, 218), "one more than without"
     assert cuts_of(126, 8, 8, [60, 118], UNMEASURED, growing=(60,)) == (60, 118), "the last start stays"
     assert cuts_of(221, 100, 100, [218], UNMEASURED, growing=(212,)) == (212,), "histories lack what follows"
@@ -246,13 +254,13 @@ def test_decisions_do_not_swing_with_the_clock(
 @pytest.mark.parametrize(("waiting", "most"), [(0, 10), (1, 5), (2, 3), (3, 2), (7, 1)])
 def test_a_cut_is_paid_for_by_all_whom_it_keeps_waiting(waiting: int, most: int) -> None:
     """A cut takes as long as 4 tokens of 2,000."""
-    costs = Costs(token_seconds=1e-2, prefill_seconds=1e-3, batch_seconds=3e-3, snapshot_seconds=1e-3)
+    costs = Costs(token_seconds=4e-3, prefill_seconds=1e-3, batch_seconds=3e-3, snapshot_seconds=1e-3)
     costs = replace(costs, batch_tokens=NO_ENDS)
     assert len(cuts_of(2000, 0, 0, [], replace(costs, waiting=waiting))) == most
 
 
 def test_a_short_prompt_spends_none_of_others_time_on_cuts() -> None:
-    """16 % of 500 tokens are worth it alone; others who wait have nothing of what a cut saves this one."""
+    """19 % of 500 tokens are worth it alone; others who wait have nothing of what a cut saves this one."""
     assert len(cuts_of(500, 0, 0, [], DEAR_CUTS)) == 3
     assert cuts_of(500, 0, 0, [], replace(DEAR_CUTS, waiting=1)) == ()
     assert cuts_of(500, 0, 0, [], replace(UNMEASURED, waiting=3)) == ()
@@ -355,7 +363,8 @@ def test_a_single_token_stands_in_for_a_cut_until_small_batches_were_measured() 
     costs = Costs(token_seconds=21e-3, prefill_seconds=1e-3)
     assert cut_tokens(costs) == pytest.approx(SMALL_OF_ALONE * 20)
     assert SMALL_OF_ALONE < 1, "it reads all weights, too, and has nothing else to do"
-    assert cut_tokens(replace(costs, batch_seconds=3e-3, snapshot_seconds=1e-3)) == pytest.approx(4)
+    assert cut_tokens(replace(costs, batch_seconds=3e-3)) == cut_tokens(costs), "large ones were held up"
+    assert cut_tokens(replace(costs, batch_seconds=23e-3, snapshot_seconds=1e-3)) == pytest.approx(24)
 
 
 def test_only_message_starts_are_cut_in_a_scarce_budget() -> None:

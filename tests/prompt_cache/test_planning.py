@@ -150,6 +150,40 @@ def test_histories_part_at_what_is_matched_only_if_the_tree_reaches_that_far() -
         assert (outline.matched, outline.parted) == (matched, parted)
 
 
+def chance(plan: Plan) -> float:
+    """Return the chance that a later history parts inside what is new of this prompt."""
+    assert plan.outline is not None
+    return plan.outline.chance
+
+
+def test_questions_that_nobody_went_on_from_make_the_next_ones_unlikely_to_go_on() -> None:
+    e = FakeEngine(PromptCache(1 << 26), "recurrent", "m")
+    asked = [chance(e.prefill([*HISTORY, 1000 + n, *DIFFERENT[:20]])) for n in range(5)]
+    assert asked == [1, 1, 1 / 4, 1 / 5, 1 / 6]
+    e.generate([1, 2, 3])
+    e.prefill([*e.state, *DIFFERENT[:9]])
+    assert chance(e.prefill([*HISTORY, 2000, *DIFFERENT[:20]])) == 2 / 7
+
+
+def test_a_history_that_grew_is_unlikely_to_part_in_its_next_turn() -> None:
+    e = FakeEngine(PromptCache(1 << 26), "recurrent", "m")
+    turns = list[float]()
+    for n in range(4):
+        turns.append(chance(e.prefill([*e.state, 1000 + n, *HISTORY[:50]])))
+        e.generate(DIFFERENT[:40])
+    assert turns == [1, 1 / 3, 1 / 4, 1 / 5]
+    edited = e.state[:-60]
+    assert chance(e.prefill([*edited, 3000, *HISTORY[:50]])) == 1
+    assert chance(e.prefill([*e.state, 4000, *HISTORY[:50]])) == 2 / 7
+
+
+def test_of_live_tokens_that_no_history_has_nothing_is_known() -> None:
+    cache = PromptCache(1 << 26)
+    FakeEngine(cache, "recurrent", "m").prefill(HISTORY)
+    assert chance(plan_for(cache, [*HISTORY, *DIFFERENT], live_view(HISTORY))) == 1 / 3
+    assert chance(plan_for(cache, [*HISTORY, 5, *DIFFERENT], live_view([*HISTORY, 5]))) == 1
+
+
 ENDING = list(range(30_000, 30_200))
 """Instructions of a client behind a growing text."""
 
