@@ -28,10 +28,6 @@ def key_of(name: str) -> bytes:
     return name[34].encode() + bytes.fromhex(name[:2] + name[3:33])
 
 
-class NotOurs(OSError):
-    """A row that this package did not write."""
-
-
 class BytesDisk(diskcache.Disk):  # type: ignore[misc]
     """Keys and values are bytes; records lie in files. Nothing is pickled or unpickled (CVE-2025-69872)."""
 
@@ -74,21 +70,16 @@ class BytesDisk(diskcache.Disk):  # type: ignore[misc]
             os.mkdir(folder, 0o700)
         check_owner(Path(folder))
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-        with open(os.open(path, flags, 0o600), "wb", buffering=0) as out:
-            size = 0
-            for part in parts:
-                view = memoryview(part).cast("B")
-                while len(view):
-                    count = out.write(view)
-                    size, view = size + count, view[count:]
-            return size
+        with open(os.open(path, flags, 0o600), "wb") as out:
+            return sum(map(out.write, parts))
 
     def fetch(self, mode: int, filename: str | None, value: object, read: object) -> bytes | str:
-        """A row's bytes, or the path of a record's file. Raises NotOurs for a row that is none of ours."""
+        """A row's bytes, or the path of a record's file. Raises OSError for a row that is none of ours, which
+        is a missing one for diskcache."""
         if mode == MODE_RAW and isinstance(value, bytes):
             return value
         if mode != MODE_BINARY or not NAME.fullmatch(filename or ""):
-            raise NotOurs("a row that names no file of ours")
+            raise OSError("a row that names no file of ours")
         return os.path.join(self._directory, str(filename))
 
     def remove(self, file_path: str) -> None:

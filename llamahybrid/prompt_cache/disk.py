@@ -26,7 +26,7 @@ from diskcache.core import MODE_BINARY, MODE_RAW
 
 from llamahybrid.errors import DISK_FULL, RecordError, RecordGone
 from llamahybrid.prompt_cache.block_store import BATCH, Busy, Rows, Values
-from llamahybrid.prompt_cache.bytes_disk import NAME, SHARDS, BytesDisk, NotOurs, key_of
+from llamahybrid.prompt_cache.bytes_disk import NAME, SHARDS, BytesDisk, key_of
 from llamahybrid.prompt_cache.envelope import Record, read_record
 from llamahybrid.prompt_cache.folder import FOREIGN, POLICY, check_database, claim, folder_in, opened
 
@@ -219,28 +219,24 @@ class DiskRows(Rows):
 
     def read(self, key: bytes) -> Record:
         """See `Rows.read`."""
-        for attempt in range(2):
-            path = self.file(key)
-            if path is None:
-                raise RecordGone("the record is gone")
-            try:
-                with opened(path) as file:
-                    status = os.fstat(file.fileno())
-                    if not stat.S_ISREG(status.st_mode):
-                        raise RecordError("a record is no file")
-                    return read_record(file, status.st_size)
-            except FileNotFoundError:
-                if attempt:
-                    break
-        raise RecordGone("the record's file is gone")
+        path = self.file(key)
+        if path is None:
+            raise RecordGone("the record is gone")
+        try:
+            with opened(path) as file:
+                status = os.fstat(file.fileno())
+                if not stat.S_ISREG(status.st_mode):
+                    raise RecordError("a record is no file")
+                return read_record(file, status.st_size)
+        except FileNotFoundError:
+            raise RecordGone("the record's file is gone") from None
 
     # -- changing ----------------------------------------------------------------------------------
 
     def update(self, keys: Sequence[bytes], change: Callable[[Values], Values]) -> None:
         """See `Rows.update`."""
         with self._cache(change=True) as cache, cache.transact():
-            found = {key: cache.get(key) for key in keys}
-            rows: Values = {key: value if isinstance(value, bytes) else None for key, value in found.items()}
+            rows = dict(zip(keys, self.get(keys), strict=True))
             expire = _behind_all(cache)
             for key, value in change(dict(rows)).items():
                 if value is None:
@@ -262,9 +258,8 @@ class DiskRows(Rows):
         The file goes first: on a full disk there is room for the change of the index then.
         """
         with self._cache(change=True) as cache:
-            with suppress(NotOurs):
-                if (path := self.file(key)) is not None:
-                    cache.disk.unlink(f"{path.parent.name}/{path.name}")
+            if (path := self.file(key)) is not None:
+                cache.disk.unlink(f"{path.parent.name}/{path.name}")
             cache.delete(key)
         self.measure()
 

@@ -29,6 +29,7 @@ from llamahybrid.prompt_cache import folder as folders
 from llamahybrid.prompt_cache.base import Segment, Tokens
 from llamahybrid.prompt_cache.block_store import Busy
 from llamahybrid.prompt_cache.blocks import BLOCK, FORMAT, Node, Offer, spans
+from llamahybrid.prompt_cache.bytes_disk import key_of
 from llamahybrid.prompt_cache.disk import SPARE_BYTES, DiskRows
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES, header_of
 from llamahybrid.prompt_cache.folder import FOLDER, FOREIGN, MARK
@@ -752,6 +753,29 @@ def test_a_row_without_a_size_is_a_miss(folder: Path) -> None:
     with closing(sqlite3.connect(database)) as index, index:
         index.execute("UPDATE Cache SET size = NULL WHERE mode = 2")
     assert ask(PromptCache(1 << 24, folder), [*A, 1, 2]).source == "none"
+
+
+def test_a_record_that_is_written_anew_while_it_is_read_serves(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(folder).close()
+    cache, again = PromptCache(1 << 24, folder), list[Path]()
+    assert cache.disk is not None
+    rows = cache.disk.rows
+
+    def opened(path: Path) -> Any:
+        if not again:
+            again.append(path)
+            rows.write(key_of(f"{path.parent.name}/{path.name}"), [path.read_bytes()])
+            assert not path.exists()
+        return folders.opened(path)
+
+    monkeypatch.setattr("llamahybrid.prompt_cache.disk.opened", opened)
+    before = len(files(folder))
+    assert ask(cache, A).source == "disk"
+    assert again
+    assert cache.stats().extra["disk_gone"] == 0
+    assert len(files(folder)) == before
 
 
 def test_a_read_that_is_refused_at_once_measures_nothing(
