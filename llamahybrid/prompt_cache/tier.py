@@ -25,10 +25,10 @@ import numpy as np
 from llamahybrid.prompt_cache.base import Costs, LiveView, Loaded, Outside, Splitter, Tokens
 from llamahybrid.prompt_cache.block_store import BlockStore, Busy, Rows, Stored
 from llamahybrid.prompt_cache.blocks import Item, Offer, Seen, digest_at
-from llamahybrid.prompt_cache.breaker import Breaker, ReadCosts
+from llamahybrid.prompt_cache.breaker import Breaker, Counts, ReadCosts
 from llamahybrid.prompt_cache.disk import LOCK_SECONDS
 from llamahybrid.prompt_cache.ladder import MIN_SPACING
-from llamahybrid.prompt_cache.loading import Counts, Loader
+from llamahybrid.prompt_cache.loading import Loader
 from llamahybrid.prompt_cache.nodes import common_prefix, ids_of, pinned_before, tokens_of
 from llamahybrid.prompt_cache.store import RamStore
 from llamahybrid.prompt_cache.worker import Late, Worker
@@ -88,8 +88,8 @@ class Tier:
         self.limit = limit
         self.name = name
         self.counts = Counts()
-        self.reading = Breaker(f"reading from the {name} cache")
-        self.writing = Breaker(f"writing to the {name} cache")
+        self.reading = Breaker(f"reading from the {name} cache", self.counts)
+        self.writing = Breaker(f"writing to the {name} cache", self.counts)
         self.costs = ReadCosts()
         self.reader = Worker(f"llamahybrid-{name}-read", rows.release)
         self.writer = Writer(self, ram, DEFAULT_WRITE_BYTES if hourly is None else hourly, quiet_seconds)
@@ -170,9 +170,9 @@ class Tier:
             self.counts.late += 1
             waited = time.monotonic() - started
             if self.name == "remote" and isinstance(error, Late) and waited >= ENOUGH_SECONDS:
-                self.failed(self.reading, error)
+                self.reading.failed(error)
         except Exception as error:  # no file in a folder is worth a request
-            self.failed(self.reading, error)
+            self.reading.failed(error)
         return None
 
     def _seconds(self, within: float | None) -> float:
@@ -226,7 +226,7 @@ class Tier:
             self.opened(lambda: self.rows.remove(key))
             self.loader.serves_again(key)
         except OSError as error:
-            self.failed(self.writing, error)
+            self.writing.failed(error)
             return False
         return True
 
@@ -278,7 +278,7 @@ class Tier:
             try:
                 return change()
             except Exception as error:  # a damaged index raises what it likes
-                self.failed(self.writing, error)
+                self.writing.failed(error)
                 return False
 
         done = False
@@ -325,11 +325,6 @@ class Tier:
         return done
 
     # -- statistics and views ----------------------------------------------------------------------
-
-    def failed(self, breaker: Breaker, error: BaseException) -> None:
-        """Note a failure of reading or of writing."""
-        self.counts.errors += 1
-        breaker.failed(error)
 
     def glance(self, most: int, seconds: float) -> Glance:
         """Look at the newest checkpoints, at most `most`, on the calling thread; nothing where the store is

@@ -164,7 +164,7 @@ class Writer:
             while not tier.opened(lambda: self._write_now(job)):
                 pass  # a path was forgotten: RAM is looked at anew
         except BaseException as error:  # the thread must go on
-            tier.failed(tier.writing, error)
+            tier.writing.failed(error)
             return False
         return True
 
