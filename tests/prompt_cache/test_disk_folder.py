@@ -453,6 +453,18 @@ def test_a_damaged_index_is_made_anew(folder: Path, caplog) -> None:
     assert ask(PromptCache(1 << 24, folder), A).source == "disk"
 
 
+def test_an_index_that_is_damaged_while_it_is_in_use_is_made_anew(folder: Path, caplog) -> None:
+    cache, index = filled(folder), folder / FOLDER / FOREIGN
+    raw = index.read_bytes()
+    index.write_bytes(raw[:4096] + b"x" * (len(raw) - 4096))
+    cache.ram_bytes = 0
+    cache.ram_bytes = 1 << 24
+    assert ask(cache, A).cached == 0
+    wait_until(cache.flush)
+    assert "made anew" in caplog.text
+    assert ask(PromptCache(1 << 24, folder), A).source == "disk"
+
+
 @pytest.mark.parametrize("system", ["nfs4", "cifs", "fuse.sshfs"])
 def test_a_folder_on_a_shared_file_system_is_refused(folder: Path, caplog, monkeypatch, system: str) -> None:
     filled(folder)
