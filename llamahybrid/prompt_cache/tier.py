@@ -29,7 +29,7 @@ from llamahybrid.prompt_cache.breaker import Breaker, Counts, ReadCosts
 from llamahybrid.prompt_cache.disk import LOCK_SECONDS
 from llamahybrid.prompt_cache.ladder import MIN_SPACING
 from llamahybrid.prompt_cache.loading import Loader
-from llamahybrid.prompt_cache.nodes import common_prefix, ids_of, pinned_before, tokens_of
+from llamahybrid.prompt_cache.nodes import common_prefix, ids_of, pinned_before
 from llamahybrid.prompt_cache.store import RamStore
 from llamahybrid.prompt_cache.worker import Late, Worker
 from llamahybrid.prompt_cache.write_policy import DEFAULT_WRITE_BYTES, QUIET_SECONDS
@@ -55,8 +55,8 @@ MOST_SECONDS = 30.0
 ENOUGH_SECONDS = 0.2
 """A timeout from this length on counts as a failure of the store."""
 
-Placed: TypeAlias = tuple[str, Tokens, list[Item]]
-"""A checkpoint's namespace and tokens, and the records of its path."""
+Placed: TypeAlias = tuple[str, bytes, list[Item]]
+"""A checkpoint's namespace and token ids, and the records of its path."""
 
 Glance: TypeAlias = tuple[list[Placed], bytes]
 """The newest checkpoints, and the key of the record that goes next, b"" where that is not known."""
@@ -344,7 +344,7 @@ class Tier:
                 break
         sizes = self.rows.sizes(list({key for one in stored for key in one.keys}))
         used = self.rows.last_used(list(sizes)) if all_read else {}
-        found = [(one.namespace, tokens_of(one.ids), one.items(sizes)) for one in stored]
+        found = [(one.namespace, one.ids, one.items(sizes)) for one in stored]
         return [one for one in found if one[-1]], min(used, key=lambda key: used[key], default=b"")
 
     def stats(self) -> dict[str, int]:
