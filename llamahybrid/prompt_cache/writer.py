@@ -9,10 +9,9 @@ from concurrent.futures import CancelledError, TimeoutError
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from llamahybrid.errors import SnapshotError
 from llamahybrid.prompt_cache.base import NOTHING, Bytes, Logits, Range, Segment, Tokens, clipped
 from llamahybrid.prompt_cache.blocks import Item, Seen, chain, digest_at, spans
-from llamahybrid.prompt_cache.envelope import HEADER_BYTES, header_of, pack, sealed
+from llamahybrid.prompt_cache.envelope import HEADER_BYTES, pack, sealed
 from llamahybrid.prompt_cache.nodes import common_prefix, ids_of
 from llamahybrid.prompt_cache.store import RamStore
 from llamahybrid.prompt_cache.worker import Late, Worker
@@ -252,13 +251,11 @@ class Writer:
                 begun = []
 
     def _put(self, job: Job, key: bytes, span: Range, state: Bytes, logits: Logits | None = None) -> bool:
-        """Write one record of a path; False if it does not fit, or is sealed otherwise.
+        """Write one record of a path; False if it does not fit.
 
         `span`: of attention; of a checkpoint its end, twice.
         """
         tier = self._tier
-        if not _sealed_for(state, job.namespace, job.path, span):
-            return False
         if not self.budget.open():
             tier.counts.deferred += 1
             return False
@@ -293,11 +290,3 @@ class Writer:
         gone = tier.rows.make_room(n_bytes, limit)
         tier.counts.evicted += gone or 0
         return gone is not None
-
-
-def _sealed_for(state: Bytes, namespace: str, path: Tokens, span: Range) -> bool:
-    """An envelope is of this path: the model's fingerprint may have changed between a look and the seal."""
-    try:
-        return header_of(state[:HEADER_BYTES].tobytes()).is_of(namespace, path[: span[1]], span[0])
-    except SnapshotError:
-        return False
