@@ -7,11 +7,12 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from llamahybrid.errors import RecordError, RecordGone
 from llamahybrid.prompt_cache.base import NOTHING, Loaded, Outside, Segment, Splitter, Tokens, part_of
 from llamahybrid.prompt_cache.block_store import BlockStore
-from llamahybrid.prompt_cache.blocks import Item, Offer
+from llamahybrid.prompt_cache.blocks import Item, Offer, Seen
 from llamahybrid.prompt_cache.breaker import Counts
 from llamahybrid.prompt_cache.envelope import Record
 
@@ -37,12 +38,10 @@ class Loader:
         self._remove = remove
         self._left_alone: dict[bytes, float] = {}  # keys, and until when
 
-    def left_alone(self) -> set[bytes]:
-        """Keys of records that do not serve now."""
+    def serving(self, seen: Seen) -> Seen:
+        """The same without records that do not serve now."""
         now = time.monotonic()
-        for key in [key for key, until in list(self._left_alone.items()) if until <= now]:
-            self._left_alone.pop(key, None)
-        return set(self._left_alone)
+        return replace(seen, items=tuple(i for i in seen.items if self._left_alone.get(i.key, now) <= now))
 
     def leave_alone(self, key: bytes, seconds: float = math.inf) -> None:
         """Let a record not serve for `seconds`."""

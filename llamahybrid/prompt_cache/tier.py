@@ -130,8 +130,8 @@ class Tier:
         if view.needs_attention and view.split is None:
             limit = min(limit, common_prefix(tokens, view.tokens))  # no other attention can be put back
         while True:
-            known, left_alone = ram.known(tokens, view, costs), self.loader.left_alone()
-            offer = seen.offer(known.cached, limit, known.missing, anywhere=anywhere, without=left_alone)
+            known, serving = ram.known(tokens, view, costs), self.loader.serving(seen)
+            offer = serving.offer(known.cached, limit, known.missing, anywhere=anywhere)
             if offer is None:
                 return
             saved = (offer.position - known.cached) * costs.prefill_seconds
