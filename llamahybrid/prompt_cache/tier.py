@@ -92,7 +92,7 @@ class Tier:
         self.writing = Breaker(f"writing to the {name} cache", self.counts)
         self.costs = ReadCosts()
         self.reader = Worker(f"llamahybrid-{name}-read", rows.release)
-        self.writer = Writer(self, ram, DEFAULT_WRITE_BYTES if hourly is None else hourly, quiet_seconds)
+        self.writer = Writer(self, DEFAULT_WRITE_BYTES if hourly is None else hourly, quiet_seconds)
         self.loader = Loader(self.store, self.counts, name, self._remove_later)
         self._uncleared = False  # a clear has failed: no look-up until one succeeds
         self._glances: dict[int, Future[Glance]] = {}  # that run, by how many they look at
