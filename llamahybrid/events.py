@@ -156,9 +156,9 @@ def in_ram(cache: PromptCache, view: LiveView) -> Iterator[bytes]:
 def on_disk(cache: PromptCache, view: LiveView) -> Iterator[bytes]:
     """Yield the paths of the records that the folder got last and from which a prompt can go on."""
     placed, _ = cache.disk.glance(MOST_PATHS // 8, LOOK_SECONDS) if cache.disk else ((), b"")
-    for namespace, tokens, items in placed:
+    for namespace, ids, items in placed:
         if namespace == view.namespace and any(i.is_checkpoint or view.attention_is_all for i in items):
-            yield ids_of(tokens)
+            yield ids
 
 
 def cut(ids: bytes, size: int, seed: int) -> Blocks:

@@ -53,7 +53,7 @@ def show(
     stored = CacheFolder(folder)
     spell = _speller(preview) if preview else None
     found = stored.found()
-    placed = [(one.namespace, one.tokens, [one.item]) for one in reversed(found)]
+    placed = [(one.namespace, one.ids, [one.item]) for one in reversed(found)]
     seen = outline_of_places(placed, found[0].item.key if found else b"", most)
     console = Console()
     console.print(f"[bold]{escape(str(stored.rows.folder.parent))}[/]")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeAlias
 
-from llamahybrid.errors import RecordError, RecordGone
+from llamahybrid.errors import RecordError
 from llamahybrid.prompt_cache.base import Range, Tokens
 from llamahybrid.prompt_cache.blocks import (
     BLOCK,
@@ -60,8 +60,8 @@ class Rows:
     nbytes = 0
     """Bytes of all records, as seen last."""
 
-    def open(self) -> None:
-        """Make it ready; harmless when it is."""
+    def open(self) -> object:
+        """Make it ready, as any other method does; harmless when it is."""
 
     def is_open(self) -> bool:
         """Return whether a look-up can begin at once."""
@@ -234,14 +234,13 @@ class BlockStore:
         return found
 
     def read(self, namespace: str, tokens: Tokens, item: Item) -> Record:
-        """Read a record of a path, twice if need be: a bit may be read wrong once.
+        """Read a record of a path, twice if need be: a bit may be read wrong once, and another process may
+        write a record anew between the look at its row and the opening of its file.
 
         Raises RecordError for a damaged one and for another's, RecordGone where there is none, and OSError.
         """
         try:
             return self._read(namespace, tokens, item)
-        except RecordGone:
-            raise
         except RecordError:
             return self._read(namespace, tokens, item)
 

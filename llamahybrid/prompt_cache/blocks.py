@@ -177,30 +177,21 @@ class Seen:
         return not attention or cover(before, [(0, position)])[1] is None
 
     def offer(
-        self,
-        above: int,
-        limit: int,
-        missing: Sequence[Range],
-        *,
-        anywhere: bool = False,
-        without: Iterable[bytes] = (),
+        self, above: int, limit: int, missing: Sequence[Range], *, anywhere: bool = False
     ) -> Offer | None:
         """The deepest restore point at a position in (above, limit].
 
         `missing`: ascending ranges whose attention would have to come from here. `anywhere`: attention is all
-        of the state, so that any position that it reaches will do. `without`: keys of records that do not
-        count.
+        of the state, so that any position that it reaches will do.
         """
-        refused = frozenset(without)
-        items = [item for item in self.items if item.key not in refused]
         if anywhere:
-            attention, hole = cover(items, clipped(missing, limit))
+            attention, hole = cover(self.items, clipped(missing, limit))
             position = limit if hole is None else hole
             return Offer(position, None, tuple(attention)) if attention and position > above else None
-        for item in reversed(items):
+        for item in reversed(self.items):
             serves = item.is_checkpoint and (item.end < self.total or item.logits)
             if serves and above < item.end <= limit:
-                attention, hole = cover(items, clipped(missing, item.end))
+                attention, hole = cover(self.items, clipped(missing, item.end))
                 if hole is None:
                     return Offer(item.end, item, tuple(attention))
         return None

@@ -1,10 +1,11 @@
-"""Experience with a store outside RAM: the pause after failures, and the time that reading takes."""
+"""Experience with a store outside RAM: counts, the pause after failures, and the time that reading takes."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections import deque
+from dataclasses import dataclass
 from statistics import median
 
 logger = logging.getLogger("llamahybrid")
@@ -22,11 +23,37 @@ FADE_SECONDS = 60.0
 """A measured cost counts half this long after the last read: a disk had to spin up, a network was busy."""
 
 
+@dataclass
+class Counts:
+    """Counters of this process at a store."""
+
+    written: int = 0
+    written_bytes: int = 0
+    loaded: int = 0
+    damaged: int = 0
+    """Records that did not prove right, twice; they are removed."""
+    gone: int = 0
+    """Records that were not there any more when they were to be read."""
+    late: int = 0
+    """Looks that another process's lock, or a store that was not open yet, made a miss; and removals that a
+    longer write delays."""
+    dropped: int = 0
+    """Evicted from RAM before they could be written."""
+    superseded: int = 0
+    """States that waited to be written until the conversation had gone on: they never were."""
+    deferred: int = 0
+    """Not written because the hour's `disk_write_bytes` were used up."""
+    evicted: int = 0
+    errors: int = 0
+    """Times that the store failed; it is left alone for a while then."""
+
+
 class Breaker:
     """The pause after failures of a store, and one warning of them."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, counts: Counts) -> None:
         """`what`: "reading from the disk cache", as the warning names it."""
+        self._counts = counts
         self.broken = False
         """The last try failed."""
         self._what = what
@@ -39,7 +66,8 @@ class Breaker:
         return max(0.0, self._until - time.monotonic())
 
     def failed(self, error: BaseException) -> None:
-        """Leave the store alone, longer each time."""
+        """Count a failure, and leave the store alone, longer each time."""
+        self._counts.errors += 1
         self.broken = True
         self._seconds = min(LONGEST_BACKOFF_SECONDS, max(FIRST_BACKOFF_SECONDS, 2 * self._seconds))
         self._until = time.monotonic() + self._seconds

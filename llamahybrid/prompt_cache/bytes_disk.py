@@ -6,7 +6,6 @@ import os
 import re
 import sqlite3
 import stat
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,10 +25,6 @@ NAME = re.compile(r"[0-9a-f]{2}/[0-9a-f]{30}-[ar]-[0-9a-f]{8}\.val")
 def key_of(name: str) -> bytes:
     """The key after which a file is named."""
     return name[34].encode() + bytes.fromhex(name[:2] + name[3:33])
-
-
-class NotOurs(OSError):
-    """A row that this package did not write."""
 
 
 class BytesDisk(diskcache.Disk):  # type: ignore[misc]
@@ -62,33 +57,24 @@ class BytesDisk(diskcache.Disk):  # type: ignore[misc]
         if isinstance(value, bytes):
             return 0, MODE_RAW, None, sqlite3.Binary(value)
         name, path = self.filename(key, value)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         try:
-            return self._written(path, value), MODE_BINARY, name, None
+            with suppress(FileExistsError):
+                os.mkdir(os.path.dirname(path), 0o700)
+            check_owner(Path(path).parent)
+            with open(os.open(path, flags, 0o600), "wb") as out:
+                return sum(map(out.write, value)), MODE_BINARY, name, None
         except BaseException:
             self.remove(name)
             raise
 
-    def _written(self, path: str, parts: Sequence[bytes | memoryview]) -> int:
-        folder = os.path.dirname(path)
-        with suppress(FileExistsError):
-            os.mkdir(folder, 0o700)
-        check_owner(Path(folder))
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-        with open(os.open(path, flags, 0o600), "wb", buffering=0) as out:
-            size = 0
-            for part in parts:
-                view = memoryview(part).cast("B")
-                while len(view):
-                    count = out.write(view)
-                    size, view = size + count, view[count:]
-            return size
-
     def fetch(self, mode: int, filename: str | None, value: object, read: object) -> bytes | str:
-        """A row's bytes, or the path of a record's file. Raises NotOurs for a row that is none of ours."""
+        """A row's bytes, or the path of a record's file. Raises OSError for a row that is none of ours, which
+        is a missing one for diskcache."""
         if mode == MODE_RAW and isinstance(value, bytes):
             return value
         if mode != MODE_BINARY or not NAME.fullmatch(filename or ""):
-            raise NotOurs("a row that names no file of ours")
+            raise OSError("a row that names no file of ours")
         return os.path.join(self._directory, str(filename))
 
     def remove(self, file_path: str) -> None:

@@ -26,9 +26,17 @@ from diskcache.core import MODE_BINARY, MODE_RAW
 
 from llamahybrid.errors import DISK_FULL, RecordError, RecordGone
 from llamahybrid.prompt_cache.block_store import BATCH, Busy, Rows, Values
-from llamahybrid.prompt_cache.bytes_disk import NAME, SHARDS, BytesDisk, NotOurs, key_of
+from llamahybrid.prompt_cache.bytes_disk import NAME, SHARDS, BytesDisk, key_of
 from llamahybrid.prompt_cache.envelope import Record, read_record
-from llamahybrid.prompt_cache.folder import FOREIGN, POLICY, check_database, claim, folder_in, opened
+from llamahybrid.prompt_cache.folder import (
+    FOREIGN,
+    POLICY,
+    check_database,
+    check_names,
+    claim,
+    folder_in,
+    opened,
+)
 
 logger = logging.getLogger("llamahybrid")
 
@@ -57,10 +65,8 @@ class DiskRows(Rows):
     """The rows and records of one folder."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        """Raises FolderRefused and OSError, see `claim`; nothing is opened yet."""
+        """Nothing is opened yet, see `open`."""
         self.folder = folder_in(folder)
-        with suppress(Busy):
-            self._claim()
         self.fork()
 
     def fork(self) -> None:
@@ -73,16 +79,23 @@ class DiskRows(Rows):
 
     # -- opening -----------------------------------------------------------------------------------
 
-    def open(self) -> None:
-        """Open the folder, again where it was removed; harmless when it is open. Raises OSError.
+    def open(self) -> tuple[Any, Any]:
+        """Open the folder, again where it was removed or its index is damaged; return what reads and what
+        changes. Raises FolderRefused and OSError, see `claim`, and Busy.
 
-        Every opening writes, and waits up to a minute for a lock: no request should wait for it.
+        Each other method does so, too. Every opening writes, and waits up to a minute for a lock: no request
+        should wait for it.
         """
         with self._opening:
             if self._caches is not None and self._same():
-                return
+                return self._caches
             self._caches = None
-            self._claim()  # all of it was removed, or its mark: whose is it now?
+            try:
+                claim(self.folder)  # all of it was removed: whose is it now?
+            except OSError as error:
+                if error.errno in DISK_FULL:
+                    raise Busy(f"its folder cannot be made: {error}") from error
+                raise
             if self._damaged:
                 self._discard()
             try:
@@ -94,15 +107,7 @@ class DiskRows(Rows):
                 self._discard()
                 self._caches = self._opened()
             self._identity = self._identify()
-
-    def _claim(self) -> None:
-        """See `claim`. Raises Busy where a full disk has no room for the folder."""
-        try:
-            claim(self.folder.parent)
-        except OSError as error:
-            if error.errno in DISK_FULL:
-                raise Busy(f"its folder cannot be made: {error}") from error
-            raise
+            return self._caches
 
     def _opened(self) -> tuple[Any, Any]:
         check_database(self.folder)
@@ -146,7 +151,8 @@ class DiskRows(Rows):
             return False
 
     def _discard(self) -> None:
-        """Remove a damaged database: it is only a cache; its files are orphans then."""
+        """Remove a damaged database: it is only a cache; its files are orphans then. Raises FolderRefused."""
+        check_names(self.folder)
         logger.warning("the index of the disk cache in %s is damaged, and made anew", self.folder)
         self._damaged = False
         for name in DATABASE:
@@ -156,11 +162,9 @@ class DiskRows(Rows):
     @contextmanager
     def _cache(self, *, change: bool = False) -> Iterator[Any]:
         """The open cache; what it raises becomes an OSError."""
-        caches = self._caches
-        if caches is None or not self._same():
-            raise Busy("it is not open")
+        cache = self.open()[change]
         try:
-            yield caches[change]
+            yield cache
         except diskcache.Timeout as error:
             raise Busy("another process holds its lock") from error
         except sqlite3.OperationalError as error:
@@ -219,28 +223,24 @@ class DiskRows(Rows):
 
     def read(self, key: bytes) -> Record:
         """See `Rows.read`."""
-        for attempt in range(2):
-            path = self.file(key)
-            if path is None:
-                raise RecordGone("the record is gone")
-            try:
-                with opened(path) as file:
-                    status = os.fstat(file.fileno())
-                    if not stat.S_ISREG(status.st_mode):
-                        raise RecordError("a record is no file")
-                    return read_record(file, status.st_size)
-            except FileNotFoundError:
-                if attempt:
-                    break
-        raise RecordGone("the record's file is gone")
+        path = self.file(key)
+        if path is None:
+            raise RecordGone("the record is gone")
+        try:
+            with opened(path) as file:
+                status = os.fstat(file.fileno())
+                if not stat.S_ISREG(status.st_mode):
+                    raise RecordError("a record is no file")
+                return read_record(file, status.st_size)
+        except FileNotFoundError:
+            raise RecordGone("the record's file is gone") from None
 
     # -- changing ----------------------------------------------------------------------------------
 
     def update(self, keys: Sequence[bytes], change: Callable[[Values], Values]) -> None:
         """See `Rows.update`."""
         with self._cache(change=True) as cache, cache.transact():
-            found = {key: cache.get(key) for key in keys}
-            rows: Values = {key: value if isinstance(value, bytes) else None for key, value in found.items()}
+            rows = dict(zip(keys, self.get(keys), strict=True))
             expire = _behind_all(cache)
             for key, value in change(dict(rows)).items():
                 if value is None:
@@ -262,9 +262,8 @@ class DiskRows(Rows):
         The file goes first: on a full disk there is room for the change of the index then.
         """
         with self._cache(change=True) as cache:
-            with suppress(NotOurs):
-                if (path := self.file(key)) is not None:
-                    cache.disk.unlink(f"{path.parent.name}/{path.name}")
+            if (path := self.file(key)) is not None:
+                cache.disk.unlink(f"{path.parent.name}/{path.name}")
             cache.delete(key)
         self.measure()
 
@@ -297,7 +296,6 @@ class DiskRows(Rows):
                 disk.unlink(name)
             except OSError as error:
                 errors.append(error)
-        self.open()
         with self._cache(change=True) as cache:
             cache.clear()
         self.measure()

@@ -7,12 +7,13 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 
 from llamahybrid.errors import RecordError, RecordGone
 from llamahybrid.prompt_cache.base import NOTHING, Loaded, Outside, Segment, Splitter, Tokens, part_of
 from llamahybrid.prompt_cache.block_store import BlockStore
-from llamahybrid.prompt_cache.blocks import Item, Offer
+from llamahybrid.prompt_cache.blocks import Item, Offer, Seen
+from llamahybrid.prompt_cache.breaker import Counts
 from llamahybrid.prompt_cache.envelope import Record
 
 logger = logging.getLogger("llamahybrid")
@@ -22,31 +23,6 @@ UNREADABLE_SECONDS = 60.0
 
 _ONE_FILE = frozenset((errno.EACCES, errno.EPERM, errno.EIO, errno.ELOOP, errno.ENOTDIR))
 """Errors of one file or folder (its permissions, a bad sector), not of the store."""
-
-
-@dataclass
-class Counts:
-    """Counters of this process at a store."""
-
-    written: int = 0
-    written_bytes: int = 0
-    loaded: int = 0
-    damaged: int = 0
-    """Records that did not prove right, twice; they are removed."""
-    gone: int = 0
-    """Records that were not there any more when they were to be read."""
-    late: int = 0
-    """Looks that another process's lock, or a store that was not open yet, made a miss; and removals that a
-    longer write delays."""
-    dropped: int = 0
-    """Evicted from RAM before they could be written."""
-    superseded: int = 0
-    """States that waited to be written until the conversation had gone on: they never were."""
-    deferred: int = 0
-    """Not written because the hour's `disk_write_bytes` were used up."""
-    evicted: int = 0
-    errors: int = 0
-    """Times that the store failed; it is left alone for a while then."""
 
 
 class Loader:
@@ -62,12 +38,10 @@ class Loader:
         self._remove = remove
         self._left_alone: dict[bytes, float] = {}  # keys, and until when
 
-    def left_alone(self) -> set[bytes]:
-        """Keys of records that do not serve now."""
+    def serving(self, seen: Seen) -> Seen:
+        """The same without records that do not serve now."""
         now = time.monotonic()
-        for key in [key for key, until in list(self._left_alone.items()) if until <= now]:
-            self._left_alone.pop(key, None)
-        return set(self._left_alone)
+        return replace(seen, items=tuple(i for i in seen.items if self._left_alone.get(i.key, now) <= now))
 
     def leave_alone(self, key: bytes, seconds: float = math.inf) -> None:
         """Let a record not serve for `seconds`."""

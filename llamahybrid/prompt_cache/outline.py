@@ -14,7 +14,7 @@ from itertools import chain, count, groupby, islice
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from llamahybrid.prompt_cache.base import Tokens
-from llamahybrid.prompt_cache.nodes import ID_BYTES, Node, ids_of, tokens_of
+from llamahybrid.prompt_cache.nodes import ID_BYTES, Node, tokens_of
 from llamahybrid.prompt_cache.tier import Placed
 from llamahybrid.prompt_cache.tree import Tree
 
@@ -67,8 +67,8 @@ class Branch:
     disk: Kept = Kept()
     slots: list[int] = field(default_factory=list)
     """Live sequences that run along it, by number."""
-    going: dict[Tier, int] = field(default_factory=dict)
-    """Tiers that evict something here next; 1: before all else."""
+    goes_next: list[Tier] = field(default_factory=list)
+    """Tiers that evict something here next."""
     idle: int | None = None
     """Requests since the last one along it; None: none since the process began."""
     more: int = 0
@@ -80,11 +80,6 @@ class Branch:
     def end(self) -> int:
         """Tokens up to its end."""
         return self.start + len(self.ids) // ID_BYTES
-
-    @property
-    def goes_next(self) -> list[Tier]:
-        """Tiers that evict something here next, in the order of eviction."""
-        return sorted(self.going, key=lambda tier: self.going[tier])
 
 
 @dataclass(frozen=True)
@@ -105,8 +100,8 @@ class _Piece(NamedTuple):
     """The token ids of the path, those behind `end` among them."""
     end: int
     kept: Kept = Kept()
-    rank: int = 0
-    """1: evicted first; 0: not soon."""
+    goes: bool = False
+    """Evicted next."""
     why: str = ""
     """Reason of a checkpoint on disk, see `blocks.Why`."""
     idle: int | None = None
@@ -142,7 +137,6 @@ def outline_of_places(places: Sequence[Placed], going: bytes, limit: int = MOST_
 def _in_ram(store: RamStore, shown: Shown) -> tuple[list[_Piece], int]:
     """Return pieces of the branches used last, those that go next at the end; the number of conversations."""
     tree, going = store.tree, store.eviction.going_next(store.tree, store.held(), NEXT)
-    ranks = {entry: rank for rank, entry in enumerate(going, 1)}
     roots: dict[Node | None, str] = {tree.root(name): name for name in tree.namespaces() if shown(name)}
 
     def pieces_of(node: Node) -> Iterator[_Piece]:
@@ -152,7 +146,7 @@ def _in_ram(store: RamStore, shown: Shown) -> tuple[list[_Piece], int]:
             for entry in node.entries.values():
                 prompts, pinned = int(entry.checkpoint.logits is not None), int(entry in store.kept)
                 kept = Kept(1, prompts, pinned, 0, entry.nbytes)
-                yield _Piece("ram", name, edges, entry.position, kept, ranks.get(entry, 0))
+                yield _Piece("ram", name, edges, entry.position, kept, entry in going)
             attention = Kept(attention=len(node.segments), nbytes=sum(s.nbytes for s in node.segments))
             idle = tree.requests - node.seen if node.seen else None
             yield _Piece("ram", name, edges, node.end, attention, idle=idle)
@@ -167,16 +161,15 @@ def _in_ram(store: RamStore, shown: Shown) -> tuple[list[_Piece], int]:
 def _on_disk(places: Sequence[Placed], going: bytes) -> Iterator[_Piece]:
     """Yield pieces of places, the newest of which are given first and come last."""
     told = set[bytes]()  # attention of which several checkpoints have need
-    for namespace, tokens, items in sorted(
+    for namespace, ids, items in sorted(
         reversed(places), key=lambda place: going in {i.key for i in place[2]}
     ):
-        path = (ids_of(tokens),)
         for item in (item for item in items if item.key not in told):
             told.add(item.key)
             point = int(item.is_checkpoint)
             kept = Kept(point, int(item.logits), 0, 1 - point, item.nbytes)
             why = item.node.why.name.lower() if item.node and item.node.why is not None else ""
-            yield _Piece("disk", namespace, path, item.end, kept, int(item.key == going), why)
+            yield _Piece("disk", namespace, (ids,), item.end, kept, item.key == going, why)
 
 
 def _outline(
@@ -219,8 +212,8 @@ def _count(branches: dict[Node | None, Branch], piece: _Piece, path: Sequence[No
     setattr(end, piece.tier, getattr(end, piece.tier) + piece.kept)
     if piece.why:
         end.why[piece.end] = piece.why
-    if piece.rank:
-        end.going[piece.tier] = min(piece.rank, end.going.get(piece.tier, piece.rank))
+    if piece.goes and piece.tier not in end.goes_next:
+        end.goes_next.append(piece.tier)
 
 
 def _in_order(roots: Sequence[Node], branches: dict[Node | None, Branch]) -> Iterator[Branch]:

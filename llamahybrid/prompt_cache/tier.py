@@ -18,18 +18,18 @@ from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import suppress
 from itertools import islice
-from typing import ParamSpec, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
 from llamahybrid.prompt_cache.base import Costs, LiveView, Loaded, Outside, Splitter, Tokens
 from llamahybrid.prompt_cache.block_store import BlockStore, Busy, Rows, Stored
 from llamahybrid.prompt_cache.blocks import Item, Offer, Seen, digest_at
-from llamahybrid.prompt_cache.breaker import Breaker, ReadCosts
+from llamahybrid.prompt_cache.breaker import Breaker, Counts, ReadCosts
 from llamahybrid.prompt_cache.disk import LOCK_SECONDS
 from llamahybrid.prompt_cache.ladder import MIN_SPACING
-from llamahybrid.prompt_cache.loading import Counts, Loader
-from llamahybrid.prompt_cache.nodes import common_prefix, ids_of, pinned_before, tokens_of
+from llamahybrid.prompt_cache.loading import Loader
+from llamahybrid.prompt_cache.nodes import common_prefix, ids_of, pinned_before
 from llamahybrid.prompt_cache.store import RamStore
 from llamahybrid.prompt_cache.worker import Late, Worker
 from llamahybrid.prompt_cache.write_policy import DEFAULT_WRITE_BYTES, QUIET_SECONDS
@@ -37,7 +37,6 @@ from llamahybrid.prompt_cache.writer import Writer
 
 logger = logging.getLogger("llamahybrid")
 
-P = ParamSpec("P")
 R = TypeVar("R")
 
 FIRST_SECONDS = 2.0
@@ -56,8 +55,8 @@ MOST_SECONDS = 30.0
 ENOUGH_SECONDS = 0.2
 """A timeout from this length on counts as a failure of the store."""
 
-Placed: TypeAlias = tuple[str, Tokens, list[Item]]
-"""A checkpoint's namespace and tokens, and the records of its path."""
+Placed: TypeAlias = tuple[str, bytes, list[Item]]
+"""A checkpoint's namespace and token ids, and the records of its path."""
 
 Glance: TypeAlias = tuple[list[Placed], bytes]
 """The newest checkpoints, and the key of the record that goes next, b"" where that is not known."""
@@ -89,11 +88,11 @@ class Tier:
         self.limit = limit
         self.name = name
         self.counts = Counts()
-        self.reading = Breaker(f"reading from the {name} cache")
-        self.writing = Breaker(f"writing to the {name} cache")
+        self.reading = Breaker(f"reading from the {name} cache", self.counts)
+        self.writing = Breaker(f"writing to the {name} cache", self.counts)
         self.costs = ReadCosts()
         self.reader = Worker(f"llamahybrid-{name}-read", rows.release)
-        self.writer = Writer(self, ram, DEFAULT_WRITE_BYTES if hourly is None else hourly, quiet_seconds)
+        self.writer = Writer(self, DEFAULT_WRITE_BYTES if hourly is None else hourly, quiet_seconds)
         self.loader = Loader(self.store, self.counts, name, self._remove_later)
         self._uncleared = False  # a clear has failed: no look-up until one succeeds
         self._glances: dict[int, Future[Glance]] = {}  # that run, by how many they look at
@@ -131,8 +130,8 @@ class Tier:
         if view.needs_attention and view.split is None:
             limit = min(limit, common_prefix(tokens, view.tokens))  # no other attention can be put back
         while True:
-            known, left_alone = ram.known(tokens, view, costs), self.loader.left_alone()
-            offer = seen.offer(known.cached, limit, known.missing, anywhere=anywhere, without=left_alone)
+            known, serving = ram.known(tokens, view, costs), self.loader.serving(seen)
+            offer = serving.offer(known.cached, limit, known.missing, anywhere=anywhere)
             if offer is None:
                 return
             saved = (offer.position - known.cached) * costs.prefill_seconds
@@ -160,20 +159,20 @@ class Tier:
         if self._uncleared or self.reading.left():
             return None
         seconds = self._seconds(within) if self.rows.is_open() else LOCK_SECONDS
-        return self._ask(seconds, lambda: self.opened(self.store.look, namespace, tokens))
+        return self._ask(seconds, lambda: self.store.look(namespace, tokens))
 
-    def _ask(self, seconds: float, look: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
+    def _ask(self, seconds: float, look: Callable[[], R]) -> R | None:
         """The result of reading; None where the store cannot tell within `seconds`."""
         started = time.monotonic()
         try:
-            return self.reader.call(seconds, look, *args, **kwargs)
+            return self.reader.call(seconds, look)
         except Busy as error:
             self.counts.late += 1
             waited = time.monotonic() - started
             if self.name == "remote" and isinstance(error, Late) and waited >= ENOUGH_SECONDS:
-                self.failed(self.reading, error)
+                self.reading.failed(error)
         except Exception as error:  # no file in a folder is worth a request
-            self.failed(self.reading, error)
+            self.reading.failed(error)
         return None
 
     def _seconds(self, within: float | None) -> float:
@@ -196,7 +195,7 @@ class Tier:
         `within`: seconds that it saves, and may take.
         """
         started, seconds = time.monotonic(), self._seconds(within)
-        loaded = self._ask(seconds, self.loader.load, namespace, tokens, offer, split)
+        loaded = self._ask(seconds, lambda: self.loader.load(namespace, tokens, offer, split))
         took = time.monotonic() - started
         if loaded is not None or took >= seconds:  # what is refused at once measures nothing
             self.costs.measured(offer.nbytes, took)
@@ -218,16 +217,16 @@ class Tier:
         """Have a record removed that did not prove right, before anything else is written."""
         if self.limit:
             with suppress(Late):  # no thread can be made
-                self.writer.worker.post(self._remove, key)
+                self.writer.worker.post(lambda: self._remove(key))
 
     def _remove(self, key: bytes) -> bool:
         """Remove a record; False where the store does not let it go. On the writer's thread."""
         try:
             self.loader.leave_alone(key)
-            self.opened(self.rows.remove, key)
+            self.rows.remove(key)
             self.loader.serves_again(key)
         except OSError as error:
-            self.failed(self.writing, error)
+            self.writing.failed(error)
             return False
         return True
 
@@ -262,16 +261,14 @@ class Tier:
         Records that end within a beginning which the user pinned stay.
         """
         stays = pinned_before(self.ram.pinned, tokens)
-        return self._change("forget", seconds, self._forgot, tokens, stays)
+        return self._change("forget", seconds, lambda: self._forgot(tokens, stays))
 
     def clear(self, seconds: float = CANCEL_SECONDS) -> bool:
         """Remove every record, and what waits to be written. False: see `forget`."""
         self.writer.clear()
         return self._change("clear", seconds, self._cleared)
 
-    def _change(
-        self, what: str, seconds: float, change: Callable[P, bool], *args: P.args, **kwargs: P.kwargs
-    ) -> bool:
+    def _change(self, what: str, seconds: float, change: Callable[[], bool]) -> bool:
         """Change the store behind the write that runs; False where that fails, or comes late.
 
         From inside the store, in a finalizer say, nothing is waited for: the change needs the lock, too.
@@ -279,9 +276,9 @@ class Tier:
 
         def changed() -> bool:
             try:
-                return change(*args, **kwargs)
+                return change()
             except Exception as error:  # a damaged index raises what it likes
-                self.failed(self.writing, error)
+                self.writing.failed(error)
                 return False
 
         done = False
@@ -296,20 +293,6 @@ class Tier:
             logger.warning("not all is gone from the %s cache; %s it again", self.name, what)
         return done
 
-    def opened(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Return the result of work on the open store.
-
-        The work is tried once more if the folder was removed or the index damaged.
-        """
-        self.rows.open()
-        try:
-            return work(*args, **kwargs)
-        except OSError:
-            if self.rows.is_open():
-                raise
-        self.rows.open()
-        return work(*args, **kwargs)
-
     def _cleared(self) -> bool:
         self._uncleared = True
         try:
@@ -320,7 +303,7 @@ class Tier:
         return True
 
     def _forgot(self, tokens: Tokens, stays: int) -> bool:
-        keys = self.opened(self.store.unneeded, tokens, stays)
+        keys = self.store.unneeded(tokens, stays)
         done = all([self._remove(key) for key in keys if not key.startswith(b"n")])
         RamStore.forget(self.ram, tokens)  # records that another thread has read from here since
         self.store.remove_rows(keys)
@@ -329,17 +312,14 @@ class Tier:
 
     # -- statistics and views ----------------------------------------------------------------------
 
-    def failed(self, breaker: Breaker, error: BaseException) -> None:
-        """Note a failure of reading or of writing."""
-        self.counts.errors += 1
-        breaker.failed(error)
-
     def glance(self, most: int, seconds: float) -> Glance:
         """Look at the newest checkpoints, at most `most`, on the calling thread; nothing where the store is
         not open. The look ends after `seconds` with what was read by then; the result of a look that runs on
         another thread serves this call, too, if it comes within them.
         """
         mine = Future[Glance]()
+        if not self.rows.is_open():
+            return [], b""
         try:
             running = self._glances.setdefault(most, mine)
             if running is not mine:
@@ -364,7 +344,7 @@ class Tier:
                 break
         sizes = self.rows.sizes(list({key for one in stored for key in one.keys}))
         used = self.rows.last_used(list(sizes)) if all_read else {}
-        found = [(one.namespace, tokens_of(one.ids), one.items(sizes)) for one in stored]
+        found = [(one.namespace, one.ids, one.items(sizes)) for one in stored]
         return [one for one in found if one[-1]], min(used, key=lambda key: used[key], default=b"")
 
     def stats(self) -> dict[str, int]:

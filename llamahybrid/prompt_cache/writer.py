@@ -9,14 +9,13 @@ from concurrent.futures import CancelledError, TimeoutError
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from llamahybrid.errors import SnapshotError
 from llamahybrid.prompt_cache.base import NOTHING, Bytes, Logits, Range, Segment, Tokens, clipped
 from llamahybrid.prompt_cache.blocks import Item, Seen, chain, digest_at, spans
-from llamahybrid.prompt_cache.envelope import HEADER_BYTES, header_of, pack, sealed
+from llamahybrid.prompt_cache.envelope import HEADER_BYTES, pack, sealed
 from llamahybrid.prompt_cache.nodes import common_prefix, ids_of
 from llamahybrid.prompt_cache.store import RamStore
 from llamahybrid.prompt_cache.worker import Late, Worker
-from llamahybrid.prompt_cache.write_policy import MOST_SECONDS, QUIET_SECONDS, Point, WriteBudget
+from llamahybrid.prompt_cache.write_policy import MOST_SECONDS, Point, WriteBudget
 
 
 @dataclass(eq=False)
@@ -48,12 +47,10 @@ class Job:
 class Writer:
     """Writes restore points to a tier, behind what happens; not every one, and not more than a budget."""
 
-    def __init__(
-        self, tier: Any, source: RamStore, hourly: int, quiet_seconds: float = QUIET_SECONDS
-    ) -> None:
+    def __init__(self, tier: Any, hourly: int, quiet_seconds: float) -> None:
         """`hourly`: bytes that may be written an hour."""
         self._tier = tier
-        self.source = source
+        self._ram: RamStore = tier.ram
         self.budget = WriteBudget(hourly)
         self.quiet_seconds = quiet_seconds
         """See `write_policy`; 0: everything is written at once."""
@@ -161,16 +158,16 @@ class Writer:
             tier.counts.errors += 1
             return False
         try:
-            while not tier.opened(self._write_now, job):
+            while not self._write_now(job):
                 pass  # a path was forgotten: RAM is looked at anew
         except BaseException as error:  # the thread must go on
-            tier.failed(tier.writing, error)
+            tier.writing.failed(error)
             return False
         return True
 
     def _write_now(self, job: Job) -> bool:
         """Write the checkpoints of a job; RAM may have evicted them since. False: a path was forgotten."""
-        tier, store, job.forgets = self._tier, self._tier.store, self.source.forgets
+        tier, store, job.forgets = self._tier, self._tier.store, self._ram.forgets
         if self.default_limit is not None:  # the disk may have been full, or its index locked, at the start
             tier.limit = self.default_limit(tier.rows.nbytes)
         self._namespaces[job.namespace] = None
@@ -183,7 +180,7 @@ class Writer:
         for point in sorted(ready):  # the rows first: no record is there that `forget` does not find
             store.link(job.namespace, job.path[: point.position], point.why)
             attended = not job.attention or self._write_attention(job, point.position)
-            if job.forgets != self.source.forgets:
+            if job.forgets != self._ram.forgets:
                 return False
             if not attended:
                 ready.remove(point)
@@ -191,7 +188,7 @@ class Writer:
         for point in ready:
             path = job.path[: point.position]
             hash_ = digest_at(job.namespace, ids_of(path))
-            with self.source.checkpoint_at(job.namespace, path) as state:
+            with self._ram.checkpoint_at(job.namespace, path) as state:
                 if state is None:
                     tier.counts.dropped += 1
                     continue
@@ -214,7 +211,7 @@ class Writer:
 
     def _nbytes(self, job: Job, point: Point) -> int:
         """Bytes of the record of a state, about; 0 where RAM has evicted it."""
-        with self.source.checkpoint_at(job.namespace, job.path[: point.position]) as state:
+        with self._ram.checkpoint_at(job.namespace, job.path[: point.position]) as state:
             return 0 if state is None else state.snapshot.nbytes + HEADER_BYTES
 
     def _write_attention(self, job: Job, position: int) -> bool:
@@ -225,7 +222,7 @@ class Writer:
         missing = dict.fromkeys(span for span, key in keys.items() if key not in there)
         for segment in self._attention(job, list(missing)):
             span = segment.start, segment.end
-            forgotten = job.forgets != self.source.forgets
+            forgotten = job.forgets != self._ram.forgets
             if forgotten or not self._put(job, keys[span], span, segment.record):
                 return False
             del missing[span]
@@ -233,12 +230,12 @@ class Writer:
 
     def _attention(self, job: Job, missing: Sequence[Range]) -> Iterator[Segment]:
         """Yield attention of these ranges, as far as RAM has it, one after the other: each is a copy."""
-        split = self.source.splitter(job.namespace)
+        split = self._ram.splitter(job.namespace)
         if split is None:
             return
         begun: list[Segment] = []
         ends = {end: start for start, end in missing}
-        for segment in self.source.attention(job.namespace, job.path, 0, len(job.path)):
+        for segment in self._ram.attention(job.namespace, job.path, 0, len(job.path)):
             if not (ranges := clipped(missing, segment.end, segment.start)):
                 continue
             try:
@@ -252,13 +249,11 @@ class Writer:
                 begun = []
 
     def _put(self, job: Job, key: bytes, span: Range, state: Bytes, logits: Logits | None = None) -> bool:
-        """Write one record of a path; False if it does not fit, or is sealed otherwise.
+        """Write one record of a path; False if it does not fit.
 
         `span`: of attention; of a checkpoint its end, twice.
         """
         tier = self._tier
-        if not _sealed_for(state, job.namespace, job.path, span):
-            return False
         if not self.budget.open():
             tier.counts.deferred += 1
             return False
@@ -283,7 +278,7 @@ class Writer:
             own = [i for i in job.seen.items if not i.is_checkpoint or i.end in places]
             spared = {i.key: i.nbytes for i in own}
             if job.pinned is None:  # once: what is written later goes last anyway
-                pinned = [(n, p, store.look(n, p)) for n in self._namespaces for p in self.source.pinned]
+                pinned = [(n, p, store.look(n, p)) for n in self._namespaces for p in self._ram.pinned]
                 job.pinned = {i.key: i.nbytes for *_, seen in pinned for i in seen.items}
                 for namespace, tokens, seen in pinned:
                     store.used(namespace, tokens, seen)
@@ -293,11 +288,3 @@ class Writer:
         gone = tier.rows.make_room(n_bytes, limit)
         tier.counts.evicted += gone or 0
         return gone is not None
-
-
-def _sealed_for(state: Bytes, namespace: str, path: Tokens, span: Range) -> bool:
-    """An envelope is of this path: the model's fingerprint may have changed between a look and the seal."""
-    try:
-        return header_of(state[:HEADER_BYTES].tobytes()).is_of(namespace, path[: span[1]], span[0])
-    except SnapshotError:
-        return False

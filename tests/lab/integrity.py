@@ -106,12 +106,11 @@ def _(tree: Tree) -> None:
 @check_integrity.register
 def _(tier: Tier) -> None:
     with suppress(Late):  # what was given up still runs
-        tier.reader.call(60.0, check_integrity, tier.store)
+        tier.reader.call(60.0, lambda: check_integrity(tier.store))
 
 
 @check_integrity.register
 def _(store: BlockStore) -> None:
-    store.rows.open()
     for one in store.each():
         for _ in range(LOOKS):
             sizes = store.rows.sizes(one.keys)

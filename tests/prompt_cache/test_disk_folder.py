@@ -29,9 +29,10 @@ from llamahybrid.prompt_cache import folder as folders
 from llamahybrid.prompt_cache.base import Segment, Tokens
 from llamahybrid.prompt_cache.block_store import Busy
 from llamahybrid.prompt_cache.blocks import BLOCK, FORMAT, Node, Offer, spans
+from llamahybrid.prompt_cache.bytes_disk import key_of
 from llamahybrid.prompt_cache.disk import SPARE_BYTES, DiskRows
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES, header_of
-from llamahybrid.prompt_cache.folder import FOLDER, FOREIGN, MARK
+from llamahybrid.prompt_cache.folder import FOLDER, FOREIGN
 from llamahybrid.prompt_cache.outline import outline
 from llamahybrid.prompt_cache.tier import Tier
 from llamahybrid.prompt_cache.worker import Late
@@ -124,7 +125,7 @@ def test_a_folder_that_is_no_cache_is_refused(folder: Path, caplog) -> None:
     (own / "thesis.tex").write_text("mine")
     refused(folder, caplog)
     caplog.clear()
-    (own / MARK).write_text("something else\n")
+    (own / FOREIGN).write_bytes(b"no database" * 1000)
     refused(folder, caplog)
 
 
@@ -172,17 +173,11 @@ def test_another_programs_diskcache_is_refused_and_left_as_it_is(
         assert other.eviction_policy == "least-recently-stored"
 
 
-@pytest.mark.parametrize("marked", [False, True])
-def test_another_programs_diskcache_that_replaces_ours_is_left_as_it_is(
-    folder: Path, caplog, marked: bool
-) -> None:
+def test_another_programs_diskcache_that_replaces_ours_is_left_as_it_is(folder: Path, caplog) -> None:
     cache, own = filled(folder), folder / FOLDER
-    mark = (own / MARK).read_bytes()
-    shutil.rmtree(own)
+    own.rename(folder / "elsewhere")  # a file system may give the number of a removed file to the next one
     with diskcache.Cache(str(own)) as other:
         other[(1, 2, 3)] = b"x" * 100_000
-    if marked:
-        (own / MARK).write_bytes(mark)
     before = everything(own)
     assert ask(cache, [*A, 1]).cached == len(A), "RAM serves on"
     cache.flush()
@@ -241,12 +236,10 @@ def test_a_folder_that_is_removed_is_made_again(folder: Path, which: str) -> Non
     assert ask(PromptCache(1 << 24, folder), C).source == "disk"
 
 
-@pytest.mark.parametrize("names", [(MARK,), (MARK, FOREIGN)])
-def test_a_folder_that_was_removed_in_part_is_used_again(folder: Path, names: tuple[str, ...]) -> None:
-    """Another process wrote a record while its mark and its index were removed."""
+def test_a_folder_that_was_removed_in_part_is_used_again(folder: Path) -> None:
+    """Another process wrote a record while its index was removed."""
     filled(folder)
-    for name in names:
-        (folder / FOLDER / name).unlink()
+    (folder / FOLDER / FOREIGN).unlink()
     cache = filled(folder)
     assert ask(cache, A).cached == len(A)
     assert ask(PromptCache(1 << 24, folder), A).source == "disk"
@@ -449,6 +442,18 @@ def test_a_damaged_index_is_made_anew(folder: Path, caplog) -> None:
     assert "made anew" in caplog.text
     assert ask(cache, A).cached == 0
     assert cache.close()
+    assert ask(PromptCache(1 << 24, folder), A).source == "disk"
+
+
+def test_an_index_that_is_damaged_while_it_is_in_use_is_made_anew(folder: Path, caplog) -> None:
+    cache, index = filled(folder), folder / FOLDER / FOREIGN
+    raw = index.read_bytes()
+    index.write_bytes(raw[:4096] + b"x" * (len(raw) - 4096))
+    cache.ram_bytes = 0
+    cache.ram_bytes = 1 << 24
+    assert ask(cache, A).cached == 0
+    wait_until(cache.flush)
+    assert "made anew" in caplog.text
     assert ask(PromptCache(1 << 24, folder), A).source == "disk"
 
 
@@ -754,6 +759,29 @@ def test_a_row_without_a_size_is_a_miss(folder: Path) -> None:
     assert ask(PromptCache(1 << 24, folder), [*A, 1, 2]).source == "none"
 
 
+def test_a_record_that_is_written_anew_while_it_is_read_serves(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(folder).close()
+    cache, again = PromptCache(1 << 24, folder), list[Path]()
+    assert cache.disk is not None
+    rows = cache.disk.rows
+
+    def opened(path: Path) -> Any:
+        if not again:
+            again.append(path)
+            rows.write(key_of(f"{path.parent.name}/{path.name}"), [path.read_bytes()])
+            assert not path.exists()
+        return folders.opened(path)
+
+    monkeypatch.setattr("llamahybrid.prompt_cache.disk.opened", opened)
+    before = len(files(folder))
+    assert ask(cache, A).source == "disk"
+    assert again
+    assert cache.stats().extra["disk_gone"] == 0
+    assert len(files(folder)) == before
+
+
 def test_a_read_that_is_refused_at_once_measures_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -788,8 +816,8 @@ def test_attention_behind_a_hole_is_written_by_blocks(folder: Path) -> None:
     attention = FakeAttention(8)
     segment = attention.of(path[:start], path[start:])
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(writer.source, "attention", lambda *_: [segment])
-        patched.setattr(writer.source, "splitter", lambda *_: attention)
+        patched.setattr(cache, "attention", lambda *_: [segment])
+        patched.setattr(cache, "splitter", lambda *_: attention)
         job = Job("model", np.array(path, np.int32), (), True)
         found = writer._attention(job, spans(len(path)))
         ranges = [(part.start, part.end) for part in found]

@@ -20,7 +20,7 @@ from tests.lab.waiting import wait_until
 
 from .asking import SLOW, A, B, C, ask
 from .stores import ServerStore
-from .test_stores import planned
+from .test_stores import chat, planned
 
 
 @pytest.fixture
@@ -77,6 +77,17 @@ def test_a_read_that_was_given_up_for_little_does_not_stop_one_that_saves_much(s
     store.server.resume()
     wait_until(lambda: planned(cache, [*A, 1]) == len(A))
     assert store.count(cache, "errors") == 0
+
+
+def test_states_that_ram_has_evicted_do_not_wait_for_a_server_that_is_away(store: ServerStore) -> None:
+    cache = store.open(ram_bytes=12_000)
+    assert cache.remote is not None
+    store.server.kill()
+    for number in range(20):
+        ask(cache, chat(number))
+        assert not cache.flush()
+    assert len(cache.remote.writer) < 10
+    assert cache.stats().extra["remote_failed"]
 
 
 @pytest.mark.parametrize("evicted", [False, True])
