@@ -29,7 +29,7 @@ FOREIGN = "cache.db"
 POLICY = "llamahybrid-longest-unused"
 """Order of eviction, which diskcache notes in the database: no other program has this one."""
 
-OURS = re.compile(r"[0-9a-f]{2}|" + re.escape(FOREIGN) + "(-wal|-shm|-journal)?")
+OURS = re.compile(r"[0-9a-f]{2}|FORMAT|" + re.escape(FOREIGN) + "(-wal|-shm|-journal)?")
 """Names of what lies in a folder of records; some may outlive the database where a folder is removed while it
 is in use."""
 

@@ -99,14 +99,15 @@ def prefill_cuts(outline: Outline, costs: Costs) -> tuple[int, ...]:
 
     The prompt's end is no cut. Message starts come first, in order of worth: the deepest one (with a chat
     template that is where stripped thinking diverges; not where histories keep the tokens that ask for an
-    answer), places where histories of this kind grew (`growing`, one on top of the others), the
-    branch point `matched`, the last message (another question may follow the same text), the first boundary
-    (the system prompt's end), the messages before the last; those alone where room is `SCARCE`. A ladder
-    takes the rest of the time budget, counting all waiting requests and the `chance` that any of it serves;
-    rungs do where message starts are known or room is `SCARCE`. Batch boundaries that the prefill passes
-    anyway come on top: they cost no batch. The branch point comes on top, too, where nothing else marks it or
-    histories have `parted` there before, so that the same divergence costs only once. Cuts that take longer
-    together than the prefill itself are left out: decoding it again costs less.
+    answer), places where histories of this kind grew (`growing`, one on top of the others), the first
+    boundary (the system prompt's end) of a first prompt, the branch point `matched`, the last message
+    (another question may follow the same text), the first boundary, the messages before the last; those alone
+    where room is `SCARCE`. A ladder takes the rest of the time budget, counting all waiting requests and the
+    `chance` that any of it serves; rungs do where message starts are known or room is `SCARCE`. Batch
+    boundaries that the prefill passes anyway come on top: they cost no batch. The branch point comes on top,
+    too, where nothing else marks it or histories have `parted` there before, so that the same divergence
+    costs only once. Cuts that take longer together than the prefill itself are left out: decoding it again
+    costs less.
     """
     total, cached, matched = outline.total, outline.cached, outline.matched
     left = total - cached
@@ -125,9 +126,8 @@ def prefill_cuts(outline: Outline, costs: Costs) -> tuple[int, ...]:
         count = _likely(count, outline, costs)
     if not outline.boundaries and costs.waiting:
         count = min(count, max(_affordable_beside(left, costs, allowed), int(bool(outline.growing))))
-    # the next conversation may begin with the system prompt of a short one
-    short = outline.boundaries and not cached and 2 * cut_tokens(costs) <= left < ONE_CUT
-    least = 2 if short else 0
+    # the next conversation may begin with the same system prompt
+    least = 2 if outline.boundaries and not cached and 2 * cut_tokens(costs) <= left else 0
     starts = _take(_starts(outline), cached, total, min(room - len(known), max(least, count)), known)
     taken = known + starts
     if outline.boundaries and scarce:
@@ -275,6 +275,7 @@ def _starts(outline: Outline) -> Iterator[int]:
     yield from inside[-1:]
     yield from growing
     if inside:
+        yield from () if outline.cached else inside[:1]
         yield outline.matched
         yield from inside[-2:-1]
         yield from inside[:1]

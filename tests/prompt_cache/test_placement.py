@@ -122,16 +122,16 @@ def test_cuts_are_charged_by_suffix_length(left: int, costs: Costs, most: int) -
     st.integers(1000, 40_000),
     st.floats(1e-5, 1e-2),
     st.floats(1, 60),
-    st.floats(0, 40),
+    st.just(0.0) | st.floats(1e-3, 40),
     st.booleans(),
 )
 def test_measured_cuts_stay_within_three_percent(
     left: int, prefill: float, token: float, snapshot: float, marked: bool
 ) -> None:
-    """From 1,000 tokens on; a single cut is taken whatever it costs."""
+    """From 1,000 tokens on; a single cut is taken whatever it costs, so is the system prompt's end."""
     costs = Costs(token * prefill, prefill, snapshot * prefill, batch_tokens=NO_ENDS)
     cuts = cuts_of(left, 0, 0, range(50, left, 50) if marked else (), costs)
-    assert len(cuts) <= 1 or len(cuts) * cut_tokens(costs) <= 0.03 * left
+    assert len(cuts) <= 1 + marked or len(cuts) * cut_tokens(costs) <= 0.03 * left
 
 
 def test_a_short_turn_cuts_before_the_thinking_mark() -> None:
@@ -378,4 +378,8 @@ def test_the_system_prompts_end_is_cut_however_many_messages_follow() -> None:
     for total in (600, 3000):
         starts = range(120, total, 60)
         assert 120 in cuts_of(total, 0, 0, starts, UNMEASURED)
+        assert {120, starts[-1]} <= {*cuts_of(total, 0, 0, starts, DEAR_CUTS)}
         assert 120 in cuts_of(total, 0, 0, [0, *starts, total], UNMEASURED), "the ends are no starts"
+    dear = replace(DEAR_CUTS, batch_tokens=NO_ENDS)
+    assert cuts_of(3000, 0, 0, range(120, 3000, 60), dear) == (120, 2940), "where cuts are dear, these two"
+    assert cuts_of(3000, 60, 60, range(120, 3000, 60), dear) == (2940,), "of a first prompt"
