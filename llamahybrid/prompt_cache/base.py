@@ -259,7 +259,7 @@ class CacheStats:
     entries: int = 0
     """Checkpoints in RAM."""
     bytes_ram: int = 0
-    """Bytes that count toward the budget, idle buffers included."""
+    """Bytes that count toward the budget, those handed out included."""
     hits: int = 0
     """Requests that resumed from something."""
     misses: int = 0

@@ -1,6 +1,6 @@
 """The bytes of a store in RAM: one tree, one lock, one budget, and eviction when room is needed.
 
-Checkpoints and attention segments, buffers idle and handed out, tree nodes and pins all count toward one
+Checkpoints and attention segments, buffers that are handed out, tree nodes and pins all count toward one
 account. From any thread, see `guard`.
 """
 
@@ -15,7 +15,7 @@ from llamahybrid.prompt_cache.base import Bytes, CacheStats, LiveView, Tokens
 from llamahybrid.prompt_cache.eviction import Eviction, bytes_to_stay
 from llamahybrid.prompt_cache.guard import Guard, Pause, guarded
 from llamahybrid.prompt_cache.nodes import ENTRY_BYTES, Entry, Match, Node, ids_of, lies_on
-from llamahybrid.prompt_cache.ram import Account, Expected, new_buffer
+from llamahybrid.prompt_cache.ram import Account, Expected, mapped_buffer, populate
 from llamahybrid.prompt_cache.tree import Tree
 
 SLICE_SECONDS = 0.01
@@ -54,7 +54,7 @@ class Room:
     def __init__(self, limit: int, eviction: Eviction) -> None:
         """`limit`: bytes."""
         self.guard = Guard()
-        self.account = Account(limit, self.guard.dropped)
+        self.account = Account(limit)
         self.eviction = eviction
         self.counts = Counts()
         self.prefixes: dict[bytes, Tokens] = {}
@@ -75,7 +75,6 @@ class Room:
             self.account.reserve(entry.checkpoint.snapshot)
         self.guard.dropped.append(self.tree)
         self._begin()
-        self.account.free_all()
 
     # -- buffers -----------------------------------------------------------------------------------
 
@@ -85,8 +84,9 @@ class Room:
         The budget counts a buffer until it is admitted or collected. A buffer that pins leave no room for is
         not counted, and `admit` refuses it.
         """
-        counted = self._filled(n_bytes)
-        return new_buffer(n_bytes) if counted is None else counted
+        buffer = mapped_buffer(n_bytes)
+        self._claim(buffer, None)
+        return populate(buffer)
 
     def segment_buffer(self, view: LiveView, n_bytes: int) -> Bytes | None:
         """Return a buffer of exactly `n_bytes` for attention of the live path; None if refused.
@@ -94,35 +94,23 @@ class Room:
         The budget counts it until it is kept or collected. Evicts while other paths have anything.
         """
         try:
-            return self._filled(n_bytes, view)
+            buffer = mapped_buffer(n_bytes)
         except MemoryError:
             return None
+        return populate(buffer) if self._claim(buffer, view) else None
 
-    def _filled(self, n_bytes: int, view: LiveView | None = None) -> Bytes | None:
-        """Claim room under the lock, and make the buffer without it."""
-        claimed = self._claim(n_bytes, view)
-        if not isinstance(claimed, Expected):
-            return claimed
-        buffer = new_buffer(n_bytes)
-        self._exchange(claimed, buffer)
-        return buffer
-
-    @guarded()
-    def _exchange(self, claimed: Expected, buffer: Bytes) -> None:
-        self.account.unreserve(claimed)
-        self.account.reserve(buffer)
-
-    @guarded()
-    def _claim(self, n_bytes: int, view: LiveView | None) -> Bytes | Expected | None:
-        """Claim an idle buffer, or the room for a new one. `view`: its path's checkpoints are to stay."""
+    @guarded(lambda *_: False)
+    def _claim(self, buffer: Bytes, view: LiveView | None) -> bool:
+        """Make room for a buffer, and count it. `view`: its path's checkpoints are to stay."""
         if view is not None and not view.storable:
-            return None
+            return False
         path = None if view is None else self.tree.match(view.namespace, view.tokens)
         keep = () if path is None else path.entries()
-        fits = self.make_room(n_bytes, path, keep=keep, reuse=n_bytes, sliced=True)
+        fits = self.make_room(buffer.nbytes, path, keep=keep, sliced=True)
         self.counts.refused += view is not None and not fits
-        idle = self.account.reuse(n_bytes) if fits else None
-        return self.account.reserve(Expected(n_bytes) if idle is None else idle) if fits else None
+        if fits:
+            self.account.reserve(buffer)
+        return fits
 
     @guarded()
     def expect(self, namespace: str, path: Tokens, n_bytes: int) -> Expected | None:
@@ -131,7 +119,10 @@ class Room:
         index_bytes = ENTRY_BYTES + match.growth(len(path) - match.length)
         fits = self.make_room(n_bytes + index_bytes, match, sliced=True)
         self.counts.refused += not fits
-        return self.account.reserve(Expected(n_bytes)) if fits else None
+        if not fits:
+            return None
+        self.account.reserve(expected := Expected(n_bytes))
+        return expected
 
     # -- room --------------------------------------------------------------------------------------
 
@@ -154,7 +145,7 @@ class Room:
     def staying(self, path: Match | None = None, held: Collection[Entry] | None = None) -> int:
         """Return the bytes that no eviction frees: in use, handed out, or pinned by the user."""
         stay = bytes_to_stay(self.held() if held is None else held, path)
-        return stay + self.account.reserved_bytes() + self._prefix_bytes()
+        return stay + self.account.nbytes + self._prefix_bytes()
 
     def make_room(
         self,
@@ -163,21 +154,19 @@ class Room:
         *,
         keep: Collection[Entry] = (),
         replaces: Entry | None = None,
-        reuse: int | None = None,
         sliced: bool = False,
     ) -> bool:
-        """Free `need` bytes: idle buffers, then by `eviction`'s order; False if that cannot be.
+        """Free `need` bytes by `eviction`'s order; False if that cannot be.
 
         Nothing is evicted where pins leave no room. `path`: tokens that must stay, with their nodes. `keep`:
         checkpoints; nothing is evicted once no others are left. `replaces`: a checkpoint that stays until it
-        is replaced. `reuse`: an idle buffer of this size is as good as room for one. `sliced`: raises More
-        after `SLICE_SECONDS`; what was freed by then is free.
+        is replaced. `sliced`: raises More after `SLICE_SECONDS`; what was freed by then is free.
         """
         limit = self.account.limit - need
         held = self.held() if replaces is None else self.held() | {replaces}
         if need > 0 and self.used() > limit and self.staying(path, held) > limit:
             return False
-        return self._evict(limit, path, held, keep, reuse, sliced)
+        return self._evict(limit, path, held, keep, sliced)
 
     def _evict(
         self,
@@ -185,17 +174,13 @@ class Room:
         path: Match | None,
         held: Collection[Entry],
         keep: Collection[Entry] = (),
-        reuse: int | None = None,
         sliced: bool = True,
     ) -> bool:
         """Free bytes until no more than `limit` are used; arguments and result as of `make_room`."""
         end, keep = time.monotonic() + SLICE_SECONDS, frozenset(keep)
-        while (over := self.used() - limit) > 0:
-            if reuse is not None and self.account.has_idle(reuse):
-                return True
-            if self.account.idle_bytes:
-                self.account.free(over)
-            elif isinstance(victim := self.eviction.victim(self.tree, path, held, keep), Entry):
+        while self.used() > limit:
+            victim = self.eviction.victim(self.tree, path, held, keep)
+            if isinstance(victim, Entry):
                 self.remove(victim)
                 self.counts.evictions += 1
             elif victim is not None:
@@ -217,7 +202,7 @@ class Room:
         self.account.limit = limit
 
     def remove(self, entry: Entry, *, replaced: bool = False) -> None:
-        """Take a checkpoint out, with the segments that only it needed; an unused buffer goes to the pool.
+        """Take a checkpoint out, with the segments that only it needed.
 
         A checkpoint in use counts until it is collected. `replaced`: another one comes in its place, so the
         segments stay.
@@ -230,7 +215,11 @@ class Room:
             if above is not None:
                 above.deeper_gone = True
         self.kept.discard(entry)
-        (self.account.reserve if self.in_use(entry) else self.account.keep)(entry.checkpoint.snapshot)
+        snapshot = entry.checkpoint.snapshot
+        if self.in_use(entry):
+            self.account.reserve(snapshot)
+        else:
+            self.guard.dropped.append(snapshot)  # the system takes its time to take memory back
         self.users = [(user, used) for user, used in self.users if used is not entry]
 
     def remove_below(self, top: Node, stays: int) -> None:
@@ -308,7 +297,6 @@ class Room:
                 "segment_bytes": tree.segment_bytes,
                 "index_bytes": tree.index_bytes,
                 "tokens": tree.token_bytes // 4,
-                "idle_bytes": self.account.idle_bytes,
                 "budget": self.account.limit,
                 "damaged": tree.damaged,
                 "restarts": self.guard.restarts,

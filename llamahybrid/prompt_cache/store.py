@@ -268,7 +268,7 @@ class RamStore(Room):
         for followed in self._followed:
             if (state := followed()) is not None:
                 state.forget(tokens)
-        before = self.used() - self.account.idle_bytes
+        before = self.used()
         stays = pinned_before(self.pinned, tokens)
         for name in self.tree.namespaces():
             match = self.tree.match(name, tokens)
@@ -279,7 +279,6 @@ class RamStore(Room):
         self._unpin(tokens, lambda ids: ids.startswith(ids_of(tokens)))
         for habits in self.habits.values():
             habits.moved = ()  # texts of any prompt
-        self.account.free_all()  # idle buffers may hold forgotten state
         freed = before - self.used()
         self.make_room(0)
         return freed

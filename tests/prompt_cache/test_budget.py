@@ -67,13 +67,11 @@ def test_every_byte_is_counted_once() -> None:
     points = 2 * (SIZE + ENTRY_BYTES)
     assert cache.stats().bytes_ram == points + path_bytes(100)
     cache.admit(view(path), 100, cache.buffer(SIZE), np.zeros(50, np.float32))
-    assert (
-        cache.stats().bytes_ram == points + path_bytes(100) + 4 * 50 + SIZE
-    )  # the replaced buffer lies idle
+    assert cache.stats().bytes_ram == points + path_bytes(100) + 4 * 50, "the replaced one is counted"
     cache.remember("m", np.array([*path[:60], 7, 7], np.int32))
-    assert cache.stats().bytes_ram == points + path_bytes(102, 3) + 4 * 50 + SIZE
+    assert cache.stats().bytes_ram == points + path_bytes(102, 3) + 4 * 50
     taken = cache.buffer(SIZE)
-    assert cache.stats().extra["idle_bytes"] == 0
+    assert cache.stats().bytes_ram == points + path_bytes(102, 3) + 4 * 50 + SIZE
     del taken
     cache.clear()
     assert cache.stats().bytes_ram == 0
@@ -229,7 +227,7 @@ def test_a_request_does_not_wait_while_memory_is_found_for_another(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache, waits = PromptCache(1 << 20), []
-    make = room.new_buffer if what != "admit" else store.owned
+    make = room.populate if what != "admit" else store.owned
 
     def made(size: object) -> object:
         other = threading.Thread(target=cache.stats, daemon=True)
@@ -238,7 +236,7 @@ def test_a_request_does_not_wait_while_memory_is_found_for_another(
         waits.append(other.is_alive())
         return make(size)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(room, "new_buffer", made)
+    monkeypatch.setattr(room, "populate", made)
     monkeypatch.setattr(store, "owned", made)
     if what == "admit":
         assert cache.admit(view([1, 2]), 2, np.zeros(2 * SIZE, np.uint8)[:SIZE])
@@ -275,7 +273,7 @@ def test_buffers_handed_out_count_until_admitted_or_collected() -> None:
     assert cache.stats().bytes_ram == SIZE + index
 
 
-def test_a_buffer_too_large_for_the_budget_is_not_kept_idle() -> None:
+def test_a_buffer_too_large_for_the_budget_is_not_counted() -> None:
     cache = PromptCache(SIZE)
     buffer = cache.buffer(2 * SIZE)
     assert buffer.nbytes == 2 * SIZE

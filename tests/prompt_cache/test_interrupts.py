@@ -153,7 +153,7 @@ def test_running_out_of_memory_costs_nothing_that_is_kept(
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr("llamahybrid.prompt_cache.room.new_buffer", none_left)
+        patch.setattr("llamahybrid.prompt_cache.room.mapped_buffer", none_left)
         with pytest.raises(MemoryError):
             cache.buffer(3000)
     assert cached(cache) == len(CHAT)
