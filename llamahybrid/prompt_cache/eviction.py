@@ -274,12 +274,7 @@ def bare_leaf(tree: Tree, path: Match | None, entry: Entry | None) -> Node | Non
         if tree.path_bytes * TOKENS_SHARE <= tree.entry_bytes + tree.segment_bytes:
             return None
         nodes = islice(nodes, OLDEST_PATHS)
-    for node in nodes:
-        if entry is not None and node.last_used >= entry.last_used:
-            break
-        if node.ends_bare() and node.tail(path.needs(node) if path else 0):
-            return node
-    return None
+    return next((node for node in nodes if node.tail(path.needs(node) if path else 0)), None)
 
 
 def bytes_to_stay(entries: Iterable[Entry], path: Match | None) -> int:

@@ -74,7 +74,6 @@ class Entry:
     """A message, or a marked part of one, starts here."""
     read_from: Outside | None = None
     """The tier from which it was read for a plan that is not made yet."""
-    last_used: int = 0
     turns: int = 0
     """Prompts that had ended on its path when it was made, its own not among them."""
     born: int = 0
@@ -148,7 +147,6 @@ class Node:
     """Positions in (start, end] where prompts ended."""
     weight: int = 0
     """Checkpoints here and below."""
-    last_used: int = 0
     seen: int = 0
     """Number of the last request whose path it lay on."""
 
@@ -157,18 +155,9 @@ class Node:
         """Tokens from the root to the end of this edge."""
         return self.start + len(self.edge) // ID_BYTES
 
-    @property
-    def tokens(self) -> Tokens:
-        """The edge, shape (end - start,)."""
-        return tokens_of(self.edge)
-
-    def ends_bare(self) -> bool:
-        """Return whether this is a leaf without a checkpoint at its end; called often."""
-        return not self.children and self.start + len(self.edge) // ID_BYTES not in self.entries
-
     def tail(self, needed: int = 0) -> int:
         """Tokens of a leaf beyond all that is stored and beyond position `needed`; 0 for inner nodes."""
-        if not self.ends_bare():
+        if self.children or self.end in self.entries:  # asked of many nodes for each that goes
             return 0
         stored = self.segments[-1].end if self.segments else 0
         end = max(self.start, needed, max(self.entries, default=0), stored)
@@ -243,13 +232,13 @@ class Match:
         return [entries[p] for entries in stored for p in sorted(entries) if p <= self.length]
 
     def follower(self) -> int | None:
-        """The token that is known to follow the match, the last used path first; None at a path's end."""
+        """The token that is known to follow the match, of the last used path; None at a path's end."""
         if not self.path:
             return None
         node = self.path[-1]
         if self.length < node.end:
             return token_at(node.edge, self.length - node.start)
-        child = max(node.children.values(), key=lambda c: c.last_used, default=None)
+        child = max(node.children.values(), key=lambda c: c.seen, default=None)
         return None if child is None else token_at(child.edge)
 
     def own_edge(self, total: int) -> Node | None:

@@ -117,7 +117,7 @@ class RamStore(Room):
             entry = self._put(match, Checkpoint(view.namespace, plan.cached, NOTHING), tokens[: plan.cached])
         if entry is not None:
             entry.read_from = None
-            self.tree.touch_entry(entry)
+            self.tree.to_the_end([entry])
             self.users.append((ref(plan), entry))
         self.make_room(0)  # a segment in two parts takes a little more
         self.counts.hits += plan.cached > 0

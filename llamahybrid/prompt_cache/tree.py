@@ -65,7 +65,6 @@ class Tree:
 
     def __init__(self) -> None:
         self._roots: dict[str, Node] = {}
-        self._clock = 0
         self._nodes: OrderedDict[Node, None] = OrderedDict()  # oldest use first
         self._entries: OrderedDict[Entry, None] = OrderedDict()  # the next to be looked at first
         self.requests = 0
@@ -149,9 +148,8 @@ class Tree:
 
     def touch(self, match: Match) -> None:
         """Mark a matched path as used now."""
-        self._clock += 1
         for node in match.path:
-            node.last_used, node.seen = self._clock, self.requests
+            node.seen = self.requests
             self._nodes.move_to_end(node)
 
     def visit(self, match: Match, entries: Sequence[Entry]) -> None:
@@ -166,12 +164,6 @@ class Tree:
         for entry in match.left_behind():
             entry.abandoned = True
         match.go_on()
-
-    def touch_entry(self, entry: Entry) -> None:
-        """Mark a checkpoint as used now."""
-        self._clock += 1
-        entry.last_used = self._clock
-        self._entries.move_to_end(entry)
 
     def insert(self, namespace: str, tokens: Tokens) -> Match:
         """Add a token path (the tokens are copied) and mark it as used now; returns the whole path."""
@@ -196,7 +188,7 @@ class Tree:
                 return Match(length, path)
         else:
             node = self._roots.setdefault(namespace, Node(None, 0, b""))
-        child = Node(node, node.end, ids, last_used=self._clock)
+        child = Node(node, node.end, ids)
         node.children[token_at(ids)] = child
         self._nodes[child] = None
         return Match(length, (*path, child))
@@ -210,7 +202,6 @@ class Tree:
             above.weight += 1
         self._entries[entry] = None
         self.entry_bytes += entry.nbytes
-        self.touch_entry(entry)
         return entry
 
     def detach(self, entry: Entry) -> None:
@@ -366,7 +357,7 @@ class Tree:
         """Divide an edge at `position`; returns the new upper node, `node` keeps the lower part."""
         assert node.parent is not None
         cut = ID_BYTES * (position - node.start)
-        upper = Node(node.parent, node.start, node.edge[:cut], last_used=self._clock, seen=node.seen)
+        upper = Node(node.parent, node.start, node.edge[:cut], seen=node.seen)
         upper.entries = {p: e for p, e in node.entries.items() if p <= position}
         for entry in upper.entries.values():
             entry.node = upper

@@ -87,7 +87,7 @@ def _(tree: Tree) -> None:
     assert tree.segments == len(segments), "segments miscounted"
     assert tree.segment_bytes == sum(s.nbytes for s in segments), "segment bytes miscounted"
     assert len({id(s.record) for s in segments}) == len(segments), "two segments share their bytes"
-    ages = [node.last_used for node in tree._nodes]
+    ages = [node.seen for node in tree._nodes]
     assert ages == sorted(ages), "the order of use is off"
 
 
