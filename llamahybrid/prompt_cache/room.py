@@ -166,17 +166,6 @@ class Room:
         held = self.held() if replaces is None else self.held() | {replaces}
         if need > 0 and self.used() > limit and self.staying(path, held) > limit:
             return False
-        return self._evict(limit, path, held, keep, sliced)
-
-    def _evict(
-        self,
-        limit: int,
-        path: Match | None,
-        held: Collection[Entry],
-        keep: Collection[Entry] = (),
-        sliced: bool = True,
-    ) -> bool:
-        """Free bytes until no more than `limit` are used; arguments and result as of `make_room`."""
         end, keep = time.monotonic() + SLICE_SECONDS, frozenset(keep)
         while self.used() > limit:
             victim = self.eviction.victim(self.tree, path, held, keep)
@@ -194,12 +183,12 @@ class Room:
     @guarded(later=True)
     def resize(self, limit: int) -> None:
         """Set another budget, and evict down to it; requests meanwhile make room for themselves alone."""
+        self.account.limit = limit
         try:
-            self._evict(limit, None, self.held())
+            self.make_room(0, sliced=True)
         except More:
             self.account.limit = max(limit, self.used())
             raise
-        self.account.limit = limit
 
     def remove(self, entry: Entry, *, replaced: bool = False) -> None:
         """Take a checkpoint out, with the segments that only it needed.
@@ -258,8 +247,7 @@ class Room:
         if len(tokens):
             self.prefixes = {**self.prefixes, ids_of(tokens): tokens}
         entries = self._on(tokens)
-        for entry in entries:
-            self._keep(entry, True)
+        self.kept.update(entries)
         self.make_room(0)
         return len(entries)
 
@@ -272,15 +260,12 @@ class Room:
     def _unpin(self, tokens: Tokens, gone: Callable[[bytes], bool]) -> None:
         """Unpin prefixes; checkpoints on this path are kept no longer, unless they lie on another one."""
         self.prefixes = {ids: prefix for ids, prefix in self.prefixes.items() if not gone(ids)}
-        for entry in self._on(tokens):
-            self._keep(entry, lies_on(tokens[: entry.position], self.prefixes))
+        on = self._on(tokens)
+        self.kept.difference_update(e for e in on if not lies_on(tokens[: e.position], self.prefixes))
 
     def _on(self, tokens: Tokens) -> list[Entry]:
         """Return the checkpoints on a path, of any model."""
         return [e for name in self.tree.namespaces() for e in self.tree.match(name, tokens).entries()]
-
-    def _keep(self, entry: Entry, pinned: bool) -> None:
-        (self.kept.add if pinned else self.kept.discard)(entry)
 
     # -- statistics --------------------------------------------------------------------------------
 

@@ -197,7 +197,8 @@ class RamStore(Room):
     def _put(self, match: Match, checkpoint: Checkpoint, path: Tokens, marked: bool = False) -> Entry:
         """Index a checkpoint at the end of `path`, on this match. `marked`: a message starts there."""
         entry = self.tree.attach(match, checkpoint, marked)
-        self._keep(entry, lies_on(path, self.prefixes))
+        if lies_on(path, self.prefixes):
+            self.kept.add(entry)
         return entry
 
     @guarded(lambda *_: [], changes=False)
