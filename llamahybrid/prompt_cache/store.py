@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 from weakref import ref
 
 import numpy as np
@@ -23,7 +23,6 @@ from llamahybrid.prompt_cache.base import (
     Plan,
     Range,
     Segment,
-    Splitter,
     Tokens,
 )
 from llamahybrid.prompt_cache.eviction import Eviction
@@ -96,8 +95,6 @@ class RamStore(Room):
     @guarded(lambda tokens, *_: Plan(len(tokens), 0, 0, "none", None, None))
     def plan(self, tokens: Tokens, view: LiveView, boundaries: Sequence[int], costs: Costs) -> Plan:
         """See `PromptCache.plan`; a plan pins one checkpoint at most."""
-        if view.split is not None:
-            self.tree.splitters[view.namespace] = view.split
         match, live_lcp = self.tree.match(view.namespace, tokens), common_prefix(tokens, view.tokens)
         entries = match.entries()
         start = choice, _ = restore_point(match, entries, len(tokens), live_lcp, view, costs)
@@ -134,11 +131,9 @@ class RamStore(Room):
 
     def _let_names_go(self, namespace: str) -> None:
         """Drop notes on namespaces without a path, except this one, where there are many."""
-        known: dict[str, Any]
-        for known in (self.habits, self.tree.splitters):
-            if len(known) > MOST_NAMES:
-                for name in known.keys() - {namespace, *self.tree.namespaces()}:
-                    del known[name]
+        if len(self.habits) > MOST_NAMES:
+            for name in self.habits.keys() - {namespace, *self.tree.namespaces()}:
+                del self.habits[name]
 
     # -- storing -----------------------------------------------------------------------------------
 
@@ -346,7 +341,7 @@ class RamStore(Room):
             loaded.snapshot.flags.writeable = False
             checkpoint = Checkpoint(view.namespace, len(path), loaded.snapshot, loaded.logits)
             self._put(match, checkpoint, path).read_from = source
-        self.tree.fill(match, path, loaded.segments, view.split)
+        self.tree.fill(match, path, loaded.segments)
 
     @guarded(lambda *_: [], changes=False)
     def restart_points(self, namespace: str, path: Tokens) -> list[Point]:
@@ -376,7 +371,3 @@ class RamStore(Room):
         match = self.tree.match(namespace, path)
         known = min(end, match.length)  # the last segment may belong to a path that left this one
         return [s for s in match.segments() if start <= s.start and s.end <= known]
-
-    def splitter(self, namespace: str) -> Splitter | None:
-        """Return the function that cuts segments of a namespace, if it is known; from any thread."""
-        return self.tree.splitters.get(namespace)

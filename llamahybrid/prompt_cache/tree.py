@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from llamahybrid.prompt_cache.base import Checkpoint, Segment, Splitter, Tokens, clipped, part_of
+from llamahybrid.prompt_cache.base import Checkpoint, Segment, Tokens, clipped
 from llamahybrid.prompt_cache.guard import Pause
 from llamahybrid.prompt_cache.nodes import (
     ENTRY_BYTES,
@@ -45,7 +45,6 @@ class Cut(Pause):
     path: Tokens
     """The tokens before its end."""
     position: int
-    splitter: Splitter | None
 
     def spend(self, store: Any) -> None:
         """Cut it, and have the store take the parts."""
@@ -53,9 +52,10 @@ class Cut(Pause):
 
     def parts(self) -> tuple[Segment, ...]:
         """The two parts; none of a damaged segment, nor where there is no memory for them."""
-        ranges = (self.segment.start, self.position), (self.position, self.segment.end)
+        whole = self.segment
+        ranges = (whole.start, self.position), (self.position, whole.end)
         try:
-            return tuple(self.splitter.parts(self.segment, self.path, ranges)) if self.splitter else ()
+            return tuple(whole.split.parts(whole, self.path, ranges)) if whole.split else ()
         except (ValueError, MemoryError):
             return ()
 
@@ -69,8 +69,6 @@ class Tree:
         self._entries: OrderedDict[Entry, None] = OrderedDict()  # the next to be looked at first
         self.requests = 0
         """Requests planned so far: the clock of values."""
-        self.splitters: dict[str, Splitter] = {}
-        """Functions that cut segments in two, by namespace."""
         self.damaged = 0
         """Segments that went because they could not be cut in two."""
         self.token_bytes = 0
@@ -233,13 +231,13 @@ class Tree:
                 stored += len(added)
         return stored == len(segments)
 
-    def fill(self, match: Match, path: Tokens, segments: Iterable[Segment], split: Splitter | None) -> None:
+    def fill(self, match: Match, path: Tokens, segments: Iterable[Segment]) -> None:
         """Store the parts of segments of a path that its edges lack; what cannot be cut counts as damaged."""
         missing, parts = match.missing(len(path)), list[Segment]()
         for segment in segments:
             for start, end in clipped(missing, segment.end, segment.start):
                 try:
-                    part = part_of(segment, path, start, end, split)
+                    part = segment.part(path, start, end)
                 except (ValueError, MemoryError):
                     self.damaged += 1
                     continue
@@ -258,8 +256,7 @@ class Tree:
         node, segment = next(((n, s) for n, s in segments if s.start < position < s.end), (None, None))
         if node is None or segment is None:
             return None
-        path = tokens_to(node)[: segment.end]
-        return Cut(namespace, segment, path, position, self.splitters.get(namespace))
+        return Cut(namespace, segment, tokens_to(node)[: segment.end], position)
 
     def require_cut(self, namespace: str, match: Match, position: int) -> None:
         """Raise Cut where a segment of a path crosses a position of it."""
@@ -276,7 +273,7 @@ class Tree:
         path = self.match(cut.namespace, cut.path).path
         node = next((node for node in path if cut.segment in node.segments), None)
         if node is not None:
-            self.damaged += cut.splitter is not None and not parts
+            self.damaged += cut.segment.split is not None and not parts
             at = node.segments.index(cut.segment)
             self._replace(node, [*node.segments[:at], *parts, *node.segments[at + 1 :]])
             self._drop_bare(node)

@@ -233,13 +233,11 @@ class Writer:
 
     def _attention(self, job: Job, missing: Sequence[Range]) -> Iterator[Segment]:
         """Yield attention of these ranges, as far as RAM has it, one after the other: each is a copy."""
-        split = self.source.splitter(job.namespace)
-        if split is None:
-            return
         begun: list[Segment] = []
         ends = {end: start for start, end in missing}
         for segment in self.source.attention(job.namespace, job.path, 0, len(job.path)):
-            if not (ranges := clipped(missing, segment.end, segment.start)):
+            split, ranges = segment.split, clipped(missing, segment.end, segment.start)
+            if split is None or not ranges:
                 continue
             try:
                 for part in split.parts(segment, job.path[: segment.end], ranges):
