@@ -94,12 +94,6 @@ def populate(buffer: Bytes) -> Bytes:
     return buffer
 
 
-def is_whole(buffer: Bytes) -> bool:
-    """An array that is exactly the memory it holds: no view, which would hold uncounted bytes."""
-    mapping = getattr(buffer.base, "obj", buffer.base)  # numpy holds it through a memoryview
-    return buffer.flags.owndata or (isinstance(mapping, mmap.mmap) and len(mapping) == buffer.nbytes)
-
-
 class Expected:
     """Memory that is about to be filled, and counts from now on."""
 
@@ -136,12 +130,3 @@ class Account:
     def unreserve(self, what: Bytes | Expected) -> None:
         """Stop counting it as handed out."""
         self._reserved.pop(id(what), None)
-
-
-def owned(snapshot: Bytes) -> Bytes:
-    """`snapshot` itself if it owns exactly its memory and nobody else keeps it, else a copy.
-
-    A view would hold uncounted bytes; a read-only array may be in the cache already.
-    """
-    flags = snapshot.flags
-    return snapshot if is_whole(snapshot) and flags.writeable and flags.c_contiguous else snapshot.copy()

@@ -38,7 +38,7 @@ from llamahybrid.prompt_cache.nodes import (
     lies_on,
     pinned_before,
 )
-from llamahybrid.prompt_cache.ram import Expected, owned
+from llamahybrid.prompt_cache.ram import Expected
 from llamahybrid.prompt_cache.room import Room, User
 from llamahybrid.prompt_cache.selection import (
     UNMEASURED,
@@ -145,20 +145,16 @@ class RamStore(Room):
     def admit(self, view: LiveView, position: int, snapshot: Bytes, logits: Logits | None = None) -> bool:
         """Keep the checkpoint at `view.tokens[:position]`, evicting to stay in budget; False if refused.
 
-        A second admission at the same place replaces the snapshot; logits once known are kept. Raises
-        ValueError unless 0 < position <= len(view.tokens).
+        `snapshot`: the whole of a `buffer`, which becomes read-only. A second admission at the same place
+        replaces it; logits once known are kept. Raises ValueError unless 0 < position <= len(view.tokens).
         """
         if not 0 < position <= len(view.tokens):
             raise ValueError(f"no position {position} in a live sequence of {len(view.tokens)} tokens")
         row = None if logits is None else np.array(logits, dtype=np.float32)
-        record = owned(snapshot)
-        return self._admit(view, position, snapshot, record, row)
+        return self._admit(view, position, snapshot, row)
 
     @guarded(lambda *_: False)
-    def _admit(
-        self, view: LiveView, position: int, given: Bytes, snapshot: Bytes, logits: Logits | None
-    ) -> bool:
-        """`given`: the buffer, which may be counted already; `snapshot`: the same, or a copy of its own."""
+    def _admit(self, view: LiveView, position: int, snapshot: Bytes, logits: Logits | None) -> bool:
         if not view.storable:  # under the lock: `forget` may come at any time
             return False
         path = view.tokens[:position]
@@ -168,7 +164,7 @@ class RamStore(Room):
         if logits is None and old is not None:
             logits = old.checkpoint.logits
         need = snapshot.nbytes + (0 if logits is None else logits.nbytes) + ENTRY_BYTES
-        need += match.growth(position - match.length) - self.account.reserved(given)
+        need += match.growth(position - match.length) - self.account.reserved(snapshot)
         if old is not None:
             need -= ENTRY_BYTES + (0 if self.in_use(old) else old.nbytes)
         if not self.make_room(need, match, replaces=old, sliced=True):
@@ -176,7 +172,7 @@ class RamStore(Room):
             return False
         if old is not None:
             self.remove(old, replaced=True)
-        self.account.unreserve(given)
+        self.account.unreserve(snapshot)
         checkpoint = Checkpoint(view.namespace, position, snapshot, logits)
         snapshot.flags.writeable = False
         match = self.tree.insert(view.namespace, path)
