@@ -161,8 +161,30 @@ class Silences:
         self.rates = list(accumulate(rates, min))
 
 
-class ReuseValue:
-    """Learns from requests what checkpoints are worth."""
+def freed(entry: Entry) -> int:
+    """Bytes that go with a checkpoint: its own, and those of segments that only it needs."""
+    n_bytes = entry.nbytes
+    if entry.leads_on or entry.node is None:
+        return n_bytes
+    shallower = entry.shallower
+    for node in entry.node.path():
+        if node is not entry.node and node.weight > 1:
+            break
+        n_bytes += sum(s.nbytes for s in node.segments if s.start >= shallower)
+        if node.start <= shallower:
+            break
+    return n_bytes
+
+
+def _bin(age: int) -> int:
+    return min(BINS - 1, int(2 * math.log2(age + 1)))
+
+
+class Eviction:
+    """An order of eviction: the least worth first, among a few checkpoints that are compared in turn.
+
+    It learns from requests what checkpoints are worth.
+    """
 
     def __init__(self) -> None:
         self.rates = ReturnRates()
@@ -170,7 +192,7 @@ class ReuseValue:
         """Requests that ended up at a kind of place, and those that came by."""
 
     def learn(self, tree: Tree, match: Match, entries: Sequence[Entry]) -> None:
-        """A request follows this path with these checkpoints, shallowest first; none was told of it yet."""
+        """Note a request, before it follows this path with these checkpoints, shallowest first."""
         turns = match.turns(match.length + LONGEST_TAIL + 1)
         self.rates.learn(tree.requests - match.path[-1].seen if turns else None, turns > 1)
         deepest = entries[-1] if entries else None
@@ -181,8 +203,8 @@ class ReuseValue:
             self.rates.fade()
             self.places = {k: (here / 2, all_ / 2) for k, (here, all_) in self.places.items()}
 
-    def of(self, entry: Entry, now: int) -> float:
-        """Tokens saved a request and a byte; `now`: the number of the last request."""
+    def worth(self, entry: Entry, now: int) -> float:
+        """Tokens that a checkpoint saves a request and a byte; `now`: the number of the last request."""
         n_bytes = freed(entry)
         if not n_bytes and not entry.leads_on:
             return 0.0  # one without a snapshot, whose attention could not be kept
@@ -205,36 +227,6 @@ class ReuseValue:
             chance = (entry.hits + OWN_REQUESTS * chance) / (own + OWN_REQUESTS)
         return chance + LEAST_CHANCE
 
-
-def freed(entry: Entry) -> int:
-    """Bytes that go with a checkpoint: its own, and those of segments that only it needs."""
-    n_bytes = entry.nbytes
-    if entry.leads_on or entry.node is None:
-        return n_bytes
-    shallower = entry.shallower
-    for node in entry.node.path():
-        if node is not entry.node and node.weight > 1:
-            break
-        n_bytes += sum(s.nbytes for s in node.segments if s.start >= shallower)
-        if node.start <= shallower:
-            break
-    return n_bytes
-
-
-def _bin(age: int) -> int:
-    return min(BINS - 1, int(2 * math.log2(age + 1)))
-
-
-class Eviction:
-    """An order of eviction: the least value first, among a few checkpoints that are compared in turn."""
-
-    def __init__(self) -> None:
-        self.value = ReuseValue()
-
-    def learn(self, tree: Tree, match: Match, entries: Sequence[Entry]) -> None:
-        """Note a request, before it follows this path with these checkpoints, shallowest first."""
-        self.value.learn(tree, match, entries)
-
     def victim(
         self, tree: Tree, path: Match | None, held: Collection[Entry], keep: Collection[Entry] = ()
     ) -> Victim | None:
@@ -253,7 +245,7 @@ class Eviction:
     def _ranked(self, tree: Tree, line: Iterable[Entry], held: Collection[Entry]) -> list[Entry]:
         """Return the checkpoints of a line that may be evicted, the least worth first."""
         free = (e for e in line if e not in held)
-        return sorted(free, key=lambda entry: self.value.of(entry, tree.requests))
+        return sorted(free, key=lambda entry: self.worth(entry, tree.requests))
 
     def _least(self, tree: Tree, held: Collection[Entry], keep: Collection[Entry]) -> Entry | None:
         """The least worth of those looked at; None if none may go."""
