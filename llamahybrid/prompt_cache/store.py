@@ -256,17 +256,17 @@ class RamStore(Room):
         """See `PromptCache.forget`. Pins of it go; pins of its beginning stay."""
         if not len(tokens):
             return 0
+        stays = pinned_before(self.pinned, tokens)
+        for name in self.tree.namespaces():
+            self.tree.require_cut(name, self.tree.match(name, tokens), stays)
         self.forgets += 1
         for followed in self._followed:
             if (state := followed()) is not None:
                 state.forget(tokens)
         before = self.used()
-        stays = pinned_before(self.pinned, tokens)
         for name in self.tree.namespaces():
-            match = self.tree.match(name, tokens)
-            top = match.own_edge(len(tokens))
+            top = self.tree.match(name, tokens).own_edge(len(tokens))
             if top is not None:
-                self.tree.divide(name, match, stays)
                 self.remove_below(top, stays)
         self._unpin(tokens, lambda ids: ids.startswith(ids_of(tokens)))
         for habits in self.habits.values():

@@ -172,13 +172,15 @@ class Tree:
         return match
 
     def extend(self, namespace: str, match: Match, ids: bytes) -> Match:
-        """Append tokens (see `ids_of`) where a match ended, to a leaf or as a branch; the whole path."""
+        """Append tokens (see `ids_of`) where a match ended, to a leaf or as a branch; the whole path.
+
+        No segment crosses the place of a branch: see `require_branch`.
+        """
         length, path = match.length + len(ids) // ID_BYTES, match.path
         self.token_bytes += len(ids)
         if path:
             node = path[-1]
             if match.length < node.end:
-                self.divide(namespace, match, match.length)
                 node = self._split(node, match.length)
                 path = (*path[:-1], node)
             elif not node.children:
@@ -244,24 +246,12 @@ class Tree:
                 parts += [] if part is None else [part]
         self.store(match, *parts)
 
-    def divide(self, namespace: str, match: Match, position: int) -> None:
-        """Cut the segment that crosses `position`, if there is one, in two; drop it if that cannot be."""
-        cut = self.crossing(namespace, match, position)
-        if cut is not None:
-            self.exchange(cut, cut.parts())
-
-    def crossing(self, namespace: str, match: Match, position: int) -> Cut | None:
-        """Return the cut of the segment on a path that crosses `position`; None without one."""
-        segments = ((node, s) for node in match.path for s in node.segments)
-        node, segment = next(((n, s) for n, s in segments if s.start < position < s.end), (None, None))
-        if node is None or segment is None:
-            return None
-        return Cut(namespace, segment, tokens_to(node)[: segment.end], position)
-
     def require_cut(self, namespace: str, match: Match, position: int) -> None:
         """Raise Cut where a segment of a path crosses a position of it."""
-        if (cut := self.crossing(namespace, match, position)) is not None:
-            raise cut
+        for node in match.path:
+            for segment in node.segments:
+                if segment.start < position < segment.end:
+                    raise Cut(namespace, segment, tokens_to(node)[: segment.end], position)
 
     def require_branch(self, namespace: str, match: Match, total: int) -> None:
         """Raise Cut where a path of `total` tokens leaves what is known of it inside a segment."""
