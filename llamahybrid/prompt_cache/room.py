@@ -51,11 +51,11 @@ class Counts:
 class Room:
     """A tree of checkpoints and segments within a byte budget."""
 
-    def __init__(self, limit: int, eviction: Eviction) -> None:
+    def __init__(self, limit: int) -> None:
         """`limit`: bytes."""
         self.guard = Guard()
         self.account = Account(limit)
-        self.eviction = eviction
+        self.eviction = Eviction()
         self.counts = Counts()
         self.prefixes: dict[bytes, Tokens] = {}
         """Prefixes that the user pinned; replaced, never changed, so that any thread may read them."""

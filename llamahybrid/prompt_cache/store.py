@@ -25,7 +25,6 @@ from llamahybrid.prompt_cache.base import (
     Segment,
     Tokens,
 )
-from llamahybrid.prompt_cache.eviction import Eviction
 from llamahybrid.prompt_cache.guard import guarded
 from llamahybrid.prompt_cache.nodes import (
     ENTRY_BYTES,
@@ -59,9 +58,9 @@ Found = TypeVar("Found")
 class RamStore(Room):
     """Checkpoints and attention of many conversations in RAM."""
 
-    def __init__(self, limit: int, eviction: Eviction) -> None:
+    def __init__(self, limit: int) -> None:
         """`limit`: bytes."""
-        super().__init__(limit, eviction)
+        super().__init__(limit)
         self._followed: list[ref[LiveState]] = []
         """Contexts that `forget` has to reach."""
         self.forgets = 0
@@ -71,7 +70,7 @@ class RamStore(Room):
         self.habits = defaultdict[str, Habits](Habits)
         """By namespace."""
 
-    @guarded(lambda see: see(RamStore(0, Eviction())), changes=False)
+    @guarded(lambda see: see(RamStore(0)), changes=False)
     def look(self, see: Callable[[RamStore], Found]) -> Found:
         """Return `see(self)`, which changes nothing."""
         return see(self)

@@ -62,7 +62,8 @@ def halfway() -> Halfway:
 
 @pytest.fixture
 def cache(halfway: Halfway) -> PromptCache:
-    made = PromptCache(AMPLE, eviction=halfway)
+    made = PromptCache(AMPLE)
+    made.eviction = halfway
     FakeEngine(made).prefill(CHAT)
     return made
 
