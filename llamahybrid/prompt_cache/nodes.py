@@ -86,8 +86,6 @@ class Entry:
     """Requests since then whose path went on to a deeper one."""
     abandoned: bool = False
     """A request came along its path and parted from it before here, for the first time there."""
-    deeper_gone: bool = False
-    """A deeper one was evicted since the last request came by: its requests will come here."""
 
     def take_over(self, old: Entry) -> None:
         """Take over the history of a checkpoint at the same place."""

@@ -196,13 +196,11 @@ class Room:
         A checkpoint in use counts until it is collected. `replaced`: another one comes in its place, so the
         segments stay.
         """
-        node, above = entry.node, entry.above
+        node = entry.node
         assert node is not None
         self.tree.detach(entry)
         if not replaced:
             self.tree.prune(node)
-            if above is not None:
-                above.deeper_gone = True
         self.kept.discard(entry)
         snapshot = entry.checkpoint.snapshot
         if self.in_use(entry):

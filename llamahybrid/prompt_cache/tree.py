@@ -154,7 +154,7 @@ class Tree:
         """A request comes along a path with these checkpoints: the deepest one's, and passing the others."""
         self.requests += 1
         for entry in entries:
-            entry.seen, entry.deeper_gone, entry.abandoned = self.requests, False, False
+            entry.seen, entry.abandoned = self.requests, False
             entry.passes += 1
         if entries:
             entries[-1].passes -= 1
