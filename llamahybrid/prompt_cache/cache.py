@@ -27,7 +27,7 @@ from llamahybrid.prompt_cache.disk import DiskRows
 from llamahybrid.prompt_cache.ram import default_ram_bytes
 from llamahybrid.prompt_cache.store import RamStore
 from llamahybrid.prompt_cache.tier import Tier
-from llamahybrid.prompt_cache.write_policy import REMOTE_QUIET_SECONDS
+from llamahybrid.prompt_cache.write_policy import REMOTE_QUIET_SECONDS, restart_points
 
 logger = logging.getLogger("llamahybrid")
 
@@ -151,7 +151,7 @@ class PromptCache(RamStore):
         path = view.tokens.copy()
         if not view.storable or (view.needs_attention and view.split is None):
             return  # it was forgotten, or its attention cannot be restored
-        points = self.restart_points(view.namespace, path)
+        points = self.look(lambda store: restart_points(store.tree.match(view.namespace, path)))
         for tier in self.outside:
             tier.writer.later(view.namespace, path, points, attention=view.needs_attention)
 

@@ -47,7 +47,6 @@ from llamahybrid.prompt_cache.selection import (
     restore_point,
 )
 from llamahybrid.prompt_cache.tree import Cut
-from llamahybrid.prompt_cache.write_policy import Point, restart_points
 
 MOST_NAMES = 64
 """Namespaces without a path of which a little is kept: each salt has one."""
@@ -337,11 +336,6 @@ class RamStore(Room):
             checkpoint = Checkpoint(view.namespace, len(path), loaded.snapshot, loaded.logits)
             self._put(match, checkpoint, path).read_from = source
         self.tree.fill(match, path, loaded.segments)
-
-    @guarded(lambda *_: [], changes=False)
-    def restart_points(self, namespace: str, path: Tokens) -> list[Point]:
-        """Return the checkpoints of a path that are worth writing, see `write_policy.restart_points`."""
-        return restart_points(self.tree.match(namespace, path))
 
     @contextmanager
     def checkpoint_at(self, namespace: str, path: Tokens) -> Iterator[Checkpoint | None]:

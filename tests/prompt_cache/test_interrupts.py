@@ -254,13 +254,12 @@ def test_half_a_change_is_not_read_from_inside(cache: PromptCache, halfway: Half
         seen.append(cache.plan(ids(CHAT), view, (), Costs()).cached)
         seen.append(cache.missing(view))
         seen.append(cache.unstored(view))
-        seen.append(cache.restart_points(view.namespace, ids(CHAT)))
         seen.append(cache.attention(view.namespace, ids(CHAT), 0, len(CHAT)))
         seen.append(cache.admit(view, len(CHAT), np.zeros(8, np.uint8)))
 
     halfway.now = look
     assert cached(cache) == len(CHAT)
-    assert seen == [0, 0, 0, [], 0, [], [], False]
+    assert seen == [0, 0, 0, [], 0, [], False]
     assert cache.look(lambda store: len(store.tree)) == cache.stats().entries > 0
 
 
