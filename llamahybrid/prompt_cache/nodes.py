@@ -93,15 +93,9 @@ class Entry:
         self.turns = old.turns
 
     @property
-    def above(self) -> Entry | None:
-        """The next shallower checkpoint on its path."""
-        return None if self.node is None else self.node.above(self.position)
-
-    @property
     def shallower(self) -> int:
         """Position of the next shallower checkpoint on its path; 0 without one."""
-        above = self.above
-        return 0 if above is None else above.position
+        return 0 if self.node is None else self.node.shallower(self.position)
 
     @property
     def leads_on(self) -> bool:
@@ -161,13 +155,10 @@ class Node:
         end = max(self.start, needed, max(self.entries, default=0), stored)
         return max(0, self.end - end)
 
-    def above(self, position: int) -> Entry | None:
-        """The deepest checkpoint before `position` on this edge, or on those above it."""
-        here = max((p for p in self.entries if p < position), default=None)
-        if here is not None:
-            return self.entries[here]
-        node = next((n for n in self.path() if n is not self and n.entries), None)
-        return None if node is None else node.entries[max(node.entries)]
+    def shallower(self, position: int) -> int:
+        """Position of the deepest checkpoint before another one, on this edge or those above it; else 0."""
+        here = max((p for p in self.entries if p < position), default=0)
+        return here or next((max(n.entries) for n in self.path() if n is not self and n.entries), 0)
 
     def bare(self) -> int:
         """Return the number of segments at the end of this edge without a checkpoint behind their start."""
