@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from weakref import ref
 
-from llamahybrid.prompt_cache.base import Bytes, CacheStats, LiveView, Tokens
+from llamahybrid.prompt_cache.base import Bytes, CacheStats, LiveView, Plan, Tokens
 from llamahybrid.prompt_cache.eviction import Eviction, bytes_to_stay
 from llamahybrid.prompt_cache.guard import Guard, Pause, guarded
 from llamahybrid.prompt_cache.nodes import ENTRY_BYTES, Entry, Match, Node, ids_of, lies_on
@@ -31,10 +31,6 @@ class More(Pause):
     def spend(self, store: object) -> None:
         """Let them have it."""
         time.sleep(YIELD_SECONDS)
-
-
-class User:
-    """A user of a checkpoint's bytes."""
 
 
 @dataclass
@@ -64,8 +60,8 @@ class Room:
 
     def _begin(self) -> None:
         self.tree = self.tree.emptied()
-        self.users: list[tuple[ref[object], Entry]] = []
-        """Plans, and readers of bytes, each with its checkpoint in the tree."""
+        self.users: list[tuple[ref[Plan], Entry]] = []
+        """Plans, each with its checkpoint in the tree."""
         self.kept: set[Entry] = set()
         """Checkpoints in the tree that the user pinned."""
 
@@ -139,7 +135,7 @@ class Room:
         return self.kept.union(entry for _, entry in self.users)
 
     def in_use(self, entry: Entry) -> bool:
-        """Return whether a plan or a reader needs a checkpoint."""
+        """Return whether a plan needs a checkpoint."""
         return any(used is entry for _, used in self.users)
 
     def staying(self, path: Match | None = None, held: Collection[Entry] | None = None) -> int:
@@ -226,12 +222,12 @@ class Room:
     # -- pins --------------------------------------------------------------------------------------
 
     @guarded(later=True)
-    def release(self, user: object) -> None:
-        """Let the checkpoint of `user` (a plan) go; harmless when called twice.
+    def release(self, plan: Plan) -> None:
+        """Let the checkpoint of a plan go; harmless when called twice.
 
         A plan that is collected is released.
         """
-        self.users = [(other, entry) for other, entry in self.users if other() is not user]
+        self.users = [(other, entry) for other, entry in self.users if other() is not plan]
         self.make_room(0)
 
     @property

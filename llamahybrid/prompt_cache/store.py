@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 from weakref import ref
 
@@ -38,7 +37,7 @@ from llamahybrid.prompt_cache.nodes import (
     pinned_before,
 )
 from llamahybrid.prompt_cache.ram import Expected
-from llamahybrid.prompt_cache.room import Room, User
+from llamahybrid.prompt_cache.room import Room
 from llamahybrid.prompt_cache.selection import (
     UNMEASURED,
     Habits,
@@ -337,22 +336,11 @@ class RamStore(Room):
             self._put(match, checkpoint, path).read_from = source
         self.tree.fill(match, path, loaded.segments)
 
-    @contextmanager
-    def checkpoint_at(self, namespace: str, path: Tokens) -> Iterator[Checkpoint | None]:
-        """The checkpoint at the end of a path, or None; pinned within this context."""
-        user = User()
-        try:
-            yield self._use(user, namespace, path)
-        finally:
-            self.release(user)
-
-    @guarded()
-    def _use(self, user: object, namespace: str, path: Tokens) -> Checkpoint | None:
+    @guarded(lambda *_: None, changes=False)
+    def checkpoint_at(self, namespace: str, path: Tokens) -> Checkpoint | None:
+        """Return the checkpoint at the end of a path, or None."""
         entries = self.tree.match(namespace, path).entries()
-        if not entries or entries[-1].position != len(path):
-            return None
-        self.users.append((ref(user), entries[-1]))
-        return entries[-1].checkpoint
+        return entries[-1].checkpoint if entries and entries[-1].position == len(path) else None
 
     @guarded(lambda *_: [], changes=False)
     def attention(self, namespace: str, path: Tokens, start: int, end: int) -> list[Segment]:

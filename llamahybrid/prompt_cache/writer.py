@@ -191,15 +191,15 @@ class Writer:
         for point in ready:
             path = job.path[: point.position]
             hash_ = digest_at(job.namespace, ids_of(path))
-            with self.source.checkpoint_at(job.namespace, path) as state:
-                if state is None:
-                    tier.counts.dropped += 1
-                    continue
-                empty = not state.snapshot.nbytes  # attention is all
-                sealed_ = sealed(NOTHING, namespace=job.namespace, tokens=path) if empty else state.snapshot
-                written = self._put(job, b"r" + hash_, (len(path), len(path)), sealed_, state.logits)
-                if written and state.logits is not None:
-                    store.note_logits(hash_)
+            state = self.source.checkpoint_at(job.namespace, path)
+            if state is None:
+                tier.counts.dropped += 1
+                continue
+            empty = not state.snapshot.nbytes  # attention is all
+            sealed_ = sealed(NOTHING, namespace=job.namespace, tokens=path) if empty else state.snapshot
+            written = self._put(job, b"r" + hash_, (len(path), len(path)), sealed_, state.logits)
+            if written and state.logits is not None:
+                store.note_logits(hash_)
         if self.budget.hourly:
             store.used(job.namespace, job.path, store.look(job.namespace, job.path))
         return True
@@ -214,8 +214,8 @@ class Writer:
 
     def _nbytes(self, job: Job, point: Point) -> int:
         """Bytes of the record of a state, about; 0 where RAM has evicted it."""
-        with self.source.checkpoint_at(job.namespace, job.path[: point.position]) as state:
-            return 0 if state is None else state.snapshot.nbytes + HEADER_BYTES
+        state = self.source.checkpoint_at(job.namespace, job.path[: point.position])
+        return 0 if state is None else state.snapshot.nbytes + HEADER_BYTES
 
     def _write_attention(self, job: Job, position: int) -> bool:
         """Write the attention before a position that is not there yet; False where it is not to be had."""
