@@ -65,29 +65,27 @@ LEAST_CHANCE = 0.005
 FADE_AFTER = 2000
 """Requests after which all counts are halved: traffic changes."""
 
-Kind: TypeAlias = tuple[bool, bool, int, int, bool, bool]
+Kind: TypeAlias = tuple[bool, int, int, bool, bool]
 
 Victim: TypeAlias = Entry | Node
 """A checkpoint, or a leaf whose last tokens no checkpoint needs."""
 
 
 def kind(entry: Entry) -> Kind:
-    """Return the kind of a place: a message's start, a prompt's end, its history, and checkpoints below."""
-    at_end = entry.checkpoint.logits is not None
-    hits, passes = min(entry.hits, 2), min(entry.passes, 2)
-    return entry.marked, at_end, hits, passes, entry.leads_on, entry.abandoned
+    """Return the kind of a place: a message's start, its history, and checkpoints below."""
+    return entry.marked, min(entry.hits, 2), min(entry.passes, 2), entry.leads_on, entry.abandoned
 
 
 def first_guess(place: Kind) -> float:
     """Chance that a request on the path ends up at such a place, before any was seen."""
-    marked, at_end, hits, passes, below, abandoned = place
+    marked, hits, passes, below, abandoned = place
     if abandoned:
         return 0.05
     if not below:
         return 0.6 if marked else 0.5
     if hits or passes:
         return 0.3
-    return 0.6 if marked else 0.3 if at_end else 0.2
+    return 0.6 if marked else 0.2
 
 
 class ReturnRates:
