@@ -179,7 +179,7 @@ def _bin(age: int) -> int:
 class Eviction:
     """An order of eviction: the least worth first, among a few checkpoints that are compared in turn.
 
-    It learns from requests what checkpoints are worth.
+    Worth is learned from requests.
     """
 
     def __init__(self) -> None:

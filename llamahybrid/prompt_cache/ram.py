@@ -71,8 +71,8 @@ def new_buffer(n_bytes: int) -> Bytes:
 def mapped_buffer(n_bytes: int) -> Bytes:
     """An array of exactly `n_bytes`, contents undefined, whose memory goes back to the system when it goes.
 
-    The C library would keep much of it for later, in pieces: more would be resident than the budget says. It
-    has no pages yet, unless it is small.
+    The C library would keep much of it for later, in pieces: more would be resident than the budget says.
+    Pages of a large one come when they are written, or by `populate`.
     """
     if n_bytes < MAPPED_BYTES:
         return np.empty(n_bytes, np.uint8)
@@ -104,7 +104,7 @@ class Expected:
 class Account:
     """The budget, `limit`, and the exact bytes of what is handed out.
 
-    It counts until it is unreserved or collected.
+    A thing counts until it is unreserved or collected.
     """
 
     def __init__(self, limit: int) -> None:

@@ -258,7 +258,7 @@ def test_a_path_longer_than_others_does_not_protect_them() -> None:
     assert plan_for(cache, [-1] * 100, view(ELSEWHERE)).matched == 0
 
 
-@pytest.mark.parametrize("how", ["plan", "remember", "admit"])
+@pytest.mark.parametrize("how", ["plan", "remember", "admit", "forget"])
 def test_a_segment_is_cut_without_the_lock_and_its_parts_take_no_more_than_the_budget(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,12 +272,17 @@ def test_a_segment_is_cut_without_the_lock_and_its_parts_take_no_more_than_the_b
     cache.remember("m", np.full(3, -1, np.int32))
     store(cache, PATH, 150, 250)
     branch = [*PATH[:200], 999]
-    cache.ram_bytes = cache.stats().bytes_ram + {"plan": 0, "remember": 4, "admit": 4 + SIZE}[how]
+    more = {"plan": 0, "remember": 4, "admit": 4 + SIZE, "forget": 4 * 200}
+    cache.ram_bytes = cache.stats().bytes_ram + more[how]
     if how == "plan":
         plan = cache.plan(np.array(branch, np.int32), view(ELSEWHERE), (), Costs())
         assert plan.cached == 150
     elif how == "remember":
         cache.remember("m", np.array(branch, np.int32))
+    elif how == "forget":
+        cache.pin(PATH[:200])
+        cache.forget(PATH)
+        assert cache.stats().extra["segment_bytes"] == bytes_of((0, 200)), "what is pinned stays"
     else:
         cache.admit(view(branch), 201, np.zeros(SIZE, np.uint8))
     assert locked == [False]
