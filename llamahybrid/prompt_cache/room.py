@@ -117,7 +117,8 @@ class Room:
         self.counts.refused += not fits
         if not fits:
             return None
-        self.account.reserve(expected := Expected(n_bytes))
+        expected = Expected(n_bytes)
+        self.account.reserve(expected)
         return expected
 
     # -- room --------------------------------------------------------------------------------------
