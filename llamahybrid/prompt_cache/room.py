@@ -59,7 +59,7 @@ class Room:
         self._begin()
 
     def _begin(self) -> None:
-        self.tree = self.tree.emptied()
+        self.tree = Tree(self.tree.damaged)
         self.users: list[tuple[ref[Plan], Entry]] = []
         """Plans, each with its checkpoint in the tree."""
         self.kept: set[Entry] = set()

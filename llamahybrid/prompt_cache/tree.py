@@ -63,25 +63,19 @@ class Cut(Pause):
 class Tree:
     """Token paths of every namespace with their checkpoints; keeps exact byte counts."""
 
-    def __init__(self) -> None:
+    def __init__(self, damaged: int = 0) -> None:
         self._roots: dict[str, Node] = {}
         self._nodes: OrderedDict[Node, None] = OrderedDict()  # oldest use first
         self._entries: OrderedDict[Entry, None] = OrderedDict()  # the next to be looked at first
         self.requests = 0
         """Requests planned so far: the clock of values."""
-        self.damaged = 0
+        self.damaged = damaged
         """Segments that went because they could not be cut in two."""
         self.token_bytes = 0
         self.entry_bytes = 0
         self.segments = 0
         """Pieces of attention."""
         self.segment_bytes = 0
-
-    def emptied(self) -> Tree:
-        """Another tree with nothing in it, whose clock of requests and count of damage go on."""
-        tree = Tree()
-        tree.requests, tree.damaged = self.requests, self.damaged
-        return tree
 
     def __len__(self) -> int:
         return len(self._entries)
