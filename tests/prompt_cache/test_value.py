@@ -89,6 +89,17 @@ def test_a_path_is_worth_no_more_the_longer_it_is_silent() -> None:
         assert after != before, "what was learned is not seen"
 
 
+def test_a_prompt_seen_once_is_expected_less_than_a_conversation_of_its_age() -> None:
+    """Between the turns of a chat come prompts that nobody repeats."""
+    tree, learned = Tree(), Eviction()
+    for turn in range(60):
+        ask(tree, learned, *[1] * (5 + turn))
+        ask(tree, learned, 100 + turn)
+    lives, once = put(tree, [2] * 10, 10), put(tree, [3] * 10, 10)
+    lives.turns = 1
+    assert learned.rate(lives, tree.requests) > 3 * learned.rate(once, tree.requests)
+
+
 @pytest.mark.parametrize("short", [True, False])
 def test_visitors_who_share_a_prompt_are_no_chat_that_came_back(short: bool) -> None:
     """Their own part may be as short as what asks for an answer."""
