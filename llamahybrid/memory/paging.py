@@ -22,7 +22,7 @@ from llamahybrid.capi.shim import library, range_function
 from llamahybrid.memory.segment import SegmentLayout
 from llamahybrid.prompt_cache.base import Bytes
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES
-from llamahybrid.prompt_cache.ram import new_buffer
+from llamahybrid.prompt_cache.ram import mapped_buffer, new_buffer
 
 logger = logging.getLogger("llamahybrid")
 
@@ -148,7 +148,7 @@ class Pager:
         if len(payloads) == 1:
             return payloads[0]
         if self._room is None:
-            self._room = new_buffer(JOINED_BYTES, filled=False)
+            self._room = mapped_buffer(JOINED_BYTES)
         out = self._room[: self.layout.size(sum(map(self.layout.count, payloads)))]
         self.layout.join(payloads, out)
         return out

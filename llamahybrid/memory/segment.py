@@ -165,10 +165,12 @@ def _planes(data: Bytes, n: int, head_bytes: int, cell_bytes: int) -> tuple[tupl
 # -- sealed ------------------------------------------------------------------------------------------
 
 
-def seal_segment(record: Bytes, namespace: str, path: Tokens, start: int) -> Segment:
+def seal_segment(
+    record: Bytes, namespace: str, path: Tokens, start: int, split: Splitter | None = None
+) -> Segment:
     """Seal a record whose payload is in place; `path`: the tokens [0, end) that it belongs to."""
     seal(record, namespace=namespace, tokens=path, start=start)
-    return Segment(start, len(path), record)
+    return Segment(start, len(path), record, split)
 
 
 def open_segment(segment: Segment, namespace: str, path: Tokens) -> Bytes:
@@ -199,7 +201,7 @@ class Splitter:
         for start, end in ranges:
             record = new_buffer(HEADER_BYTES + self._layout.size(end - start))
             self._layout.part(payload, start - segment.start, end - segment.start, record[HEADER_BYTES:])
-            yield seal_segment(record, name, path[:end], start)
+            yield seal_segment(record, name, path[:end], start, self)
 
     def join(self, segments: Sequence[Segment], path: Tokens) -> Segment:
         """Return one segment for adjoining ones of `path`, the tokens before the end of the last one.
@@ -210,4 +212,4 @@ class Splitter:
         payloads = [open_segment(segment, name, path[: segment.end]) for segment in segments]
         record = new_buffer(HEADER_BYTES + self._layout.size(len(path) - segments[0].start))
         self._layout.join(payloads, record[HEADER_BYTES:])
-        return seal_segment(record, name, path, segments[0].start)
+        return seal_segment(record, name, path, segments[0].start, self)

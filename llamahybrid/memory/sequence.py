@@ -325,4 +325,5 @@ class LiveSequence:
             return None
         if record is None:
             return None
-        return seal_segment(record, self.identity.namespace, self.state.ids[:end], start)
+        identity = self.identity
+        return seal_segment(record, identity.namespace, self.state.ids[:end], start, identity.splitter)

@@ -46,11 +46,22 @@ class Segment:
     start: int
     end: int
     record: Bytes
+    split: Splitter | None = None
+    """Cuts it in parts, and joins it with others; None: it stays as it is."""
 
     @property
     def nbytes(self) -> int:
         """Size of the record in bytes."""
         return self.record.nbytes
+
+    def part(self, path: Tokens, start: int, end: int) -> Segment | None:
+        """The part [start, end), where `path` is the tokens [0, its end); None where none can be cut.
+
+        Raises ValueError when the segment is damaged.
+        """
+        if (start, end) == (self.start, self.end):
+            return self
+        return None if self.split is None else next(self.split.parts(self, path[: self.end], [(start, end)]))
 
 
 class Splitter(Protocol):
@@ -61,16 +72,6 @@ class Splitter(Protocol):
 
     def join(self, segments: Sequence[Segment], path: Tokens) -> Segment:
         """Return one segment for adjoining ones. `path`: the tokens before the end of the last one."""
-
-
-def part_of(segment: Segment, path: Tokens, start: int, end: int, split: Splitter | None) -> Segment | None:
-    """The part [start, end) of a segment of `path`, the tokens [0, its end); None where none can be cut.
-
-    Raises ValueError when the segment is damaged.
-    """
-    if (start, end) == (segment.start, segment.end):
-        return segment
-    return None if split is None else next(split.parts(segment, path[: segment.end], [(start, end)]))
 
 
 def clipped(ranges: Iterable[Range], end: int, start: int = 0) -> list[Range]:
@@ -261,7 +262,7 @@ class CacheStats:
     entries: int = 0
     """Checkpoints in RAM."""
     bytes_ram: int = 0
-    """Bytes that count toward the budget, idle buffers included."""
+    """Bytes that count toward the budget, those handed out included."""
     hits: int = 0
     """Requests that resumed from something."""
     misses: int = 0

@@ -24,11 +24,10 @@ from llamahybrid.prompt_cache.base import (
     Tokens,
 )
 from llamahybrid.prompt_cache.disk import DiskRows
-from llamahybrid.prompt_cache.eviction import Eviction
 from llamahybrid.prompt_cache.ram import default_ram_bytes
 from llamahybrid.prompt_cache.store import RamStore
 from llamahybrid.prompt_cache.tier import Tier
-from llamahybrid.prompt_cache.write_policy import REMOTE_QUIET_SECONDS
+from llamahybrid.prompt_cache.write_policy import REMOTE_QUIET_SECONDS, restart_points
 
 logger = logging.getLogger("llamahybrid")
 
@@ -49,7 +48,6 @@ class PromptCache(RamStore):
     `remote`: Redis or Valkey server shared by machines, "redis://host:6379/0"; its `maxmemory` is the
     budget.
     `remote_bytes`: 0 only reads.
-    `eviction`: another order of eviction in RAM.
 
     Threads and models may share a cache. A folder or server that cannot be used costs a warning.
 
@@ -67,7 +65,6 @@ class PromptCache(RamStore):
         *,
         remote: str | None = None,
         remote_bytes: int = DEFAULT_REMOTE_BYTES,
-        eviction: Eviction | None = None,
     ) -> None:
         """Raises ValueError for an unreadable URL or a negative budget, TypeError for a budget that is no
         number, ImportError without the package redis.
@@ -77,7 +74,7 @@ class PromptCache(RamStore):
         if disk_write_bytes is not None:
             disk_write_bytes = budget("disk_write_bytes", disk_write_bytes)
         remote_bytes = budget("remote_bytes", remote_bytes)
-        super().__init__(limit, Eviction() if eviction is None else eviction)
+        super().__init__(limit)
         self._contexts: WeakSet[object] = WeakSet()
         self.disk: Tier | None = None
         """The folder's tier; None without a folder, or if it cannot be used."""
@@ -154,7 +151,7 @@ class PromptCache(RamStore):
         path = view.tokens.copy()
         if not view.storable or (view.needs_attention and view.split is None):
             return  # it was forgotten, or its attention cannot be restored
-        points = self.restart_points(view.namespace, path)
+        points = self.look(lambda store: restart_points(store.tree.match(view.namespace, path)))
         for tier in self.outside:
             tier.writer.later(view.namespace, path, points, attention=view.needs_attention)
 

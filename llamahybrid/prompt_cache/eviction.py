@@ -65,31 +65,27 @@ LEAST_CHANCE = 0.005
 FADE_AFTER = 2000
 """Requests after which all counts are halved: traffic changes."""
 
-Kind: TypeAlias = tuple[bool, bool, int, int, bool, bool, bool]
+Kind: TypeAlias = tuple[bool, int, int, bool, bool]
 
 Victim: TypeAlias = Entry | Node
 """A checkpoint, or a leaf whose last tokens no checkpoint needs."""
 
 
 def kind(entry: Entry) -> Kind:
-    """Return the kind of a place: a message's start, a prompt's end, its history, and checkpoints below."""
-    at_end = entry.checkpoint.logits is not None
-    hits, passes = min(entry.hits, 2), min(entry.passes, 2)
-    return entry.marked, at_end, hits, passes, entry.leads_on, entry.deeper_gone, entry.abandoned
+    """Return the kind of a place: a message's start, its history, and checkpoints below."""
+    return entry.marked, min(entry.hits, 2), min(entry.passes, 2), entry.leads_on, entry.abandoned
 
 
 def first_guess(place: Kind) -> float:
     """Chance that a request on the path ends up at such a place, before any was seen."""
-    marked, at_end, hits, passes, below, deeper_gone, abandoned = place
+    marked, hits, passes, below, abandoned = place
     if abandoned:
         return 0.05
-    if deeper_gone:
-        return 0.8
     if not below:
         return 0.6 if marked else 0.5
     if hits or passes:
         return 0.3
-    return 0.6 if marked else 0.3 if at_end else 0.2
+    return 0.6 if marked else 0.2
 
 
 class ReturnRates:
@@ -161,8 +157,30 @@ class Silences:
         self.rates = list(accumulate(rates, min))
 
 
-class ReuseValue:
-    """Learns from requests what checkpoints are worth."""
+def freed(entry: Entry) -> int:
+    """Bytes that go with a checkpoint: its own, and those of segments that only it needs."""
+    n_bytes = entry.nbytes
+    if entry.leads_on or entry.node is None:
+        return n_bytes
+    shallower = entry.shallower
+    for node in entry.node.path():
+        if node is not entry.node and node.weight > 1:
+            break
+        n_bytes += sum(s.nbytes for s in node.segments if s.start >= shallower)
+        if node.start <= shallower:
+            break
+    return n_bytes
+
+
+def _bin(age: int) -> int:
+    return min(BINS - 1, int(2 * math.log2(age + 1)))
+
+
+class Eviction:
+    """An order of eviction: the least worth first, among a few checkpoints that are compared in turn.
+
+    Worth is learned from requests.
+    """
 
     def __init__(self) -> None:
         self.rates = ReturnRates()
@@ -170,7 +188,7 @@ class ReuseValue:
         """Requests that ended up at a kind of place, and those that came by."""
 
     def learn(self, tree: Tree, match: Match, entries: Sequence[Entry]) -> None:
-        """A request follows this path with these checkpoints, shallowest first; none was told of it yet."""
+        """Note a request, before it follows this path with these checkpoints, shallowest first."""
         turns = match.turns(match.length + LONGEST_TAIL + 1)
         self.rates.learn(tree.requests - match.path[-1].seen if turns else None, turns > 1)
         deepest = entries[-1] if entries else None
@@ -181,8 +199,8 @@ class ReuseValue:
             self.rates.fade()
             self.places = {k: (here / 2, all_ / 2) for k, (here, all_) in self.places.items()}
 
-    def of(self, entry: Entry, now: int) -> float:
-        """Tokens saved a request and a byte; `now`: the number of the last request."""
+    def worth(self, entry: Entry, now: int) -> float:
+        """Tokens that a checkpoint saves a request and a byte; `now`: the number of the last request."""
         n_bytes = freed(entry)
         if not n_bytes and not entry.leads_on:
             return 0.0  # one without a snapshot, whose attention could not be kept
@@ -205,36 +223,6 @@ class ReuseValue:
             chance = (entry.hits + OWN_REQUESTS * chance) / (own + OWN_REQUESTS)
         return chance + LEAST_CHANCE
 
-
-def freed(entry: Entry) -> int:
-    """Bytes that go with a checkpoint: its own, and those of segments that only it needs."""
-    n_bytes = entry.nbytes
-    if entry.leads_on or entry.node is None:
-        return n_bytes
-    shallower = entry.shallower
-    for node in entry.node.path():
-        if node is not entry.node and node.weight > 1:
-            break
-        n_bytes += sum(s.nbytes for s in node.segments if s.start >= shallower)
-        if node.start <= shallower:
-            break
-    return n_bytes
-
-
-def _bin(age: int) -> int:
-    return min(BINS - 1, int(2 * math.log2(age + 1)))
-
-
-class Eviction:
-    """An order of eviction: the least value first, among a few checkpoints that are compared in turn."""
-
-    def __init__(self) -> None:
-        self.value = ReuseValue()
-
-    def learn(self, tree: Tree, match: Match, entries: Sequence[Entry]) -> None:
-        """Note a request, before it follows this path with these checkpoints, shallowest first."""
-        self.value.learn(tree, match, entries)
-
     def victim(
         self, tree: Tree, path: Match | None, held: Collection[Entry], keep: Collection[Entry] = ()
     ) -> Victim | None:
@@ -253,7 +241,7 @@ class Eviction:
     def _ranked(self, tree: Tree, line: Iterable[Entry], held: Collection[Entry]) -> list[Entry]:
         """Return the checkpoints of a line that may be evicted, the least worth first."""
         free = (e for e in line if e not in held)
-        return sorted(free, key=lambda entry: self.value.of(entry, tree.requests))
+        return sorted(free, key=lambda entry: self.worth(entry, tree.requests))
 
     def _least(self, tree: Tree, held: Collection[Entry], keep: Collection[Entry]) -> Entry | None:
         """The least worth of those looked at; None if none may go."""
@@ -274,12 +262,7 @@ def bare_leaf(tree: Tree, path: Match | None, entry: Entry | None) -> Node | Non
         if tree.path_bytes * TOKENS_SHARE <= tree.entry_bytes + tree.segment_bytes:
             return None
         nodes = islice(nodes, OLDEST_PATHS)
-    for node in nodes:
-        if entry is not None and node.last_used >= entry.last_used:
-            break
-        if node.ends_bare() and node.tail(path.needs(node) if path else 0):
-            return node
-    return None
+    return next((node for node in nodes if node.tail(path.needs(node) if path else 0)), None)
 
 
 def bytes_to_stay(entries: Iterable[Entry], path: Match | None) -> int:

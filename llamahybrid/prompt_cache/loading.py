@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from llamahybrid.errors import RecordError, RecordGone
-from llamahybrid.prompt_cache.base import NOTHING, Loaded, Outside, Segment, Splitter, Tokens, part_of
+from llamahybrid.prompt_cache.base import NOTHING, Loaded, Outside, Segment, Splitter, Tokens
 from llamahybrid.prompt_cache.block_store import BlockStore
 from llamahybrid.prompt_cache.blocks import Item, Offer, Seen
 from llamahybrid.prompt_cache.breaker import Counts
@@ -66,9 +66,9 @@ class Loader:
         segments: list[Segment] = []
         for item in offer.attention:
             path = item.tokens(tokens)
-            stored = Segment(item.start, len(path), records[item].state)
+            stored = Segment(item.start, len(path), records[item].state, split)
             try:
-                part = part_of(stored, path, item.start, min(item.end, offer.position), split)
+                part = stored.part(path, item.start, min(item.end, offer.position))
             except ValueError as error:
                 self._damaged(item.key, error)
                 return None

@@ -74,7 +74,6 @@ class Entry:
     """A message, or a marked part of one, starts here."""
     read_from: Outside | None = None
     """The tier from which it was read for a plan that is not made yet."""
-    last_used: int = 0
     turns: int = 0
     """Prompts that had ended on its path when it was made, its own not among them."""
     born: int = 0
@@ -87,8 +86,6 @@ class Entry:
     """Requests since then whose path went on to a deeper one."""
     abandoned: bool = False
     """A request came along its path and parted from it before here, for the first time there."""
-    deeper_gone: bool = False
-    """A deeper one was evicted since the last request came by: its requests will come here."""
 
     def take_over(self, old: Entry) -> None:
         """Take over the history of a checkpoint at the same place."""
@@ -96,15 +93,9 @@ class Entry:
         self.turns = old.turns
 
     @property
-    def above(self) -> Entry | None:
-        """The next shallower checkpoint on its path."""
-        return None if self.node is None else self.node.above(self.position)
-
-    @property
     def shallower(self) -> int:
         """Position of the next shallower checkpoint on its path; 0 without one."""
-        above = self.above
-        return 0 if above is None else above.position
+        return 0 if self.node is None else self.node.shallower(self.position)
 
     @property
     def leads_on(self) -> bool:
@@ -148,7 +139,6 @@ class Node:
     """Positions in (start, end] where prompts ended."""
     weight: int = 0
     """Checkpoints here and below."""
-    last_used: int = 0
     seen: int = 0
     """Number of the last request whose path it lay on."""
 
@@ -157,30 +147,18 @@ class Node:
         """Tokens from the root to the end of this edge."""
         return self.start + len(self.edge) // ID_BYTES
 
-    @property
-    def tokens(self) -> Tokens:
-        """The edge, shape (end - start,)."""
-        return tokens_of(self.edge)
-
-    def ends_bare(self) -> bool:
-        """Return whether this is a leaf without a checkpoint at its end; called often."""
-        return not self.children and self.start + len(self.edge) // ID_BYTES not in self.entries
-
     def tail(self, needed: int = 0) -> int:
         """Tokens of a leaf beyond all that is stored and beyond position `needed`; 0 for inner nodes."""
-        if not self.ends_bare():
+        if self.children or self.end in self.entries:  # asked of many nodes for each that goes
             return 0
         stored = self.segments[-1].end if self.segments else 0
         end = max(self.start, needed, max(self.entries, default=0), stored)
         return max(0, self.end - end)
 
-    def above(self, position: int) -> Entry | None:
-        """The deepest checkpoint before `position` on this edge, or on those above it."""
-        here = max((p for p in self.entries if p < position), default=None)
-        if here is not None:
-            return self.entries[here]
-        node = next((n for n in self.path() if n is not self and n.entries), None)
-        return None if node is None else node.entries[max(node.entries)]
+    def shallower(self, position: int) -> int:
+        """Position of the deepest checkpoint before another one, on this edge or those above it; else 0."""
+        here = max((p for p in self.entries if p < position), default=0)
+        return here or next((max(n.entries) for n in self.path() if n is not self and n.entries), 0)
 
     def bare(self) -> int:
         """Return the number of segments at the end of this edge without a checkpoint behind their start."""
@@ -243,13 +221,13 @@ class Match:
         return [entries[p] for entries in stored for p in sorted(entries) if p <= self.length]
 
     def follower(self) -> int | None:
-        """The token that is known to follow the match, the last used path first; None at a path's end."""
+        """The token that is known to follow the match, of the last used path; None at a path's end."""
         if not self.path:
             return None
         node = self.path[-1]
         if self.length < node.end:
             return token_at(node.edge, self.length - node.start)
-        child = max(node.children.values(), key=lambda c: c.last_used, default=None)
+        child = max(node.children.values(), key=lambda c: c.seen, default=None)
         return None if child is None else token_at(child.edge)
 
     def own_edge(self, total: int) -> Node | None:

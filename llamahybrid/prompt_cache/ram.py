@@ -1,7 +1,4 @@
-"""RAM for snapshots: the size of the machine, buffers that are used again, and the account of their bytes.
-
-A fresh buffer of a few hundred KiB takes many times as long to fill as one that was used before: page faults.
-"""
+"""RAM for snapshots: the size of the machine, buffers, and the account of those that are handed out."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -66,11 +63,16 @@ def _group_limits() -> Iterator[int]:
                 yield int(GROUPS.joinpath(*file).read_text())
 
 
-def new_buffer(n_bytes: int, *, filled: bool = True) -> Bytes:
+def new_buffer(n_bytes: int) -> Bytes:
+    """The same as `mapped_buffer`, with its pages."""
+    return populate(mapped_buffer(n_bytes))
+
+
+def mapped_buffer(n_bytes: int) -> Bytes:
     """An array of exactly `n_bytes`, contents undefined, whose memory goes back to the system when it goes.
 
     The C library would keep much of it for later, in pieces: more would be resident than the budget says.
-    `filled` False: only part of it is going to be used, and only that is to be resident.
+    Pages of a large one come when they are written, or by `populate`.
     """
     if n_bytes < MAPPED_BYTES:
         return np.empty(n_bytes, np.uint8)
@@ -78,19 +80,18 @@ def new_buffer(n_bytes: int, *, filled: bool = True) -> Bytes:
     if hasattr(mmap, "MAP_PRIVATE"):  # Windows knows no flags
         flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
     try:
-        buffer = np.frombuffer(mmap.mmap(-1, n_bytes, **flags), np.uint8)
+        return np.frombuffer(mmap.mmap(-1, n_bytes, **flags), np.uint8)
     except OSError:  # Linux allows a process some 65,000 mappings
         return np.empty(n_bytes, np.uint8)
-    if filled and _madvise is not None:  # advice that the kernel does not know is not taken
+
+
+def populate(buffer: Bytes) -> Bytes:
+    """The same buffer, with its pages, where that takes less time than a fault for each."""
+    n_bytes = buffer.nbytes
+    if n_bytes >= MAPPED_BYTES and _madvise is not None:  # advice that the kernel does not know is not taken
         advice = mmap.MADV_HUGEPAGE if n_bytes >= HUGE_BYTES else POPULATE_WRITE
         _madvise(ctypes.c_void_p(buffer.ctypes.data), ctypes.c_size_t(n_bytes), advice)
     return buffer
-
-
-def is_whole(buffer: Bytes) -> bool:
-    """An array that is exactly the memory it holds: no view, which would hold uncounted bytes."""
-    mapping = getattr(buffer.base, "obj", buffer.base)  # numpy holds it through a memoryview
-    return buffer.flags.owndata or (isinstance(mapping, mmap.mmap) and len(mapping) == buffer.nbytes)
 
 
 class Expected:
@@ -100,39 +101,26 @@ class Expected:
         self.nbytes = nbytes
 
 
-T = TypeVar("T", bound=Bytes | Expected)
-
-
 class Account:
-    """The budget, `limit`, and the exact bytes of buffers that lie idle for reuse or are handed out.
+    """The budget, `limit`, and the exact bytes of what is handed out.
 
-    A buffer that was handed out counts until it comes back, is kept, or is collected.
+    A thing counts until it is unreserved or collected.
     """
 
-    def __init__(self, limit: int, dropped: list[object]) -> None:
-        """`dropped`: takes buffers that go back to the system, which takes time; emptied without the lock."""
+    def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._dropped = dropped
-        self.idle_bytes = 0
-        """Of buffers that wait to be used again."""
-        self._idle: dict[int, list[Bytes]] = {}  # by size
         self._reserved: dict[int, weakref.ref[Any]] = {}  # by id
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are idle or handed out."""
-        return self.idle_bytes + self.reserved_bytes()
-
-    def reserved_bytes(self) -> int:
-        """Return the bytes of all that is handed out, without what was collected."""
+        """Bytes of all that is handed out, without what was collected."""
         alive = {key: what for key, ref in self._reserved.items() if (what := ref()) is not None}
         self._reserved = {key: self._reserved[key] for key in alive}
         return sum(what.nbytes for what in alive.values())
 
-    def reserve(self, what: T) -> T:
-        """The same, which counts from now on."""
+    def reserve(self, what: Bytes | Expected) -> None:
+        """Count it from now on."""
         self._reserved[id(what)] = weakref.ref(what)
-        return what
 
     def reserved(self, what: Bytes | Expected) -> int:
         """Bytes of this very thing that count as handed out."""
@@ -142,47 +130,3 @@ class Account:
     def unreserve(self, what: Bytes | Expected) -> None:
         """Stop counting it as handed out."""
         self._reserved.pop(id(what), None)
-
-    def has_idle(self, n_bytes: int) -> bool:
-        """A buffer of exactly this size is idle."""
-        return n_bytes in self._idle
-
-    def reuse(self, n_bytes: int) -> Bytes | None:
-        """An idle buffer of exactly this size, writeable, contents undefined; None if there is none."""
-        stack = self._idle.get(n_bytes)
-        if not stack:
-            return None
-        buffer = stack.pop()
-        if not stack:
-            del self._idle[n_bytes]
-        self.idle_bytes -= n_bytes
-        buffer.flags.writeable = True
-        return buffer
-
-    def keep(self, buffer: Bytes) -> None:
-        """Keep a buffer that owns its memory for reuse; read-only, so that no second owner goes unseen."""
-        if not buffer.nbytes:
-            return
-        buffer.flags.writeable = False
-        self._idle.setdefault(buffer.nbytes, []).append(buffer)
-        self.idle_bytes += buffer.nbytes
-
-    def free(self, n_bytes: int) -> None:
-        """Give idle buffers back to the system until `n_bytes` are free or none is left."""
-        target = max(0, self.idle_bytes - n_bytes)
-        while self.idle_bytes > target:
-            self._dropped.append(self.reuse(next(iter(self._idle))))
-
-    def free_all(self) -> None:
-        """Give all idle buffers back to the system, whatever became of their count."""
-        self._dropped.append(self._idle)
-        self._idle, self.idle_bytes = {}, 0
-
-
-def owned(snapshot: Bytes) -> Bytes:
-    """`snapshot` itself if it owns exactly its memory and nobody else keeps it, else a copy.
-
-    A view would hold uncounted bytes; a read-only array may be in the cache already.
-    """
-    flags = snapshot.flags
-    return snapshot if is_whole(snapshot) and flags.writeable and flags.c_contiguous else snapshot.copy()

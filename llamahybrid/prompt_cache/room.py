@@ -1,6 +1,6 @@
 """The bytes of a store in RAM: one tree, one lock, one budget, and eviction when room is needed.
 
-Checkpoints and attention segments, buffers idle and handed out, tree nodes and pins all count toward one
+Checkpoints and attention segments, buffers that are handed out, tree nodes and pins all count toward one
 account. From any thread, see `guard`.
 """
 
@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from weakref import ref
 
-from llamahybrid.prompt_cache.base import Bytes, CacheStats, LiveView, Tokens
+from llamahybrid.prompt_cache.base import Bytes, CacheStats, LiveView, Plan, Tokens
 from llamahybrid.prompt_cache.eviction import Eviction, bytes_to_stay
 from llamahybrid.prompt_cache.guard import Guard, Pause, guarded
 from llamahybrid.prompt_cache.nodes import ENTRY_BYTES, Entry, Match, Node, ids_of, lies_on
-from llamahybrid.prompt_cache.ram import Account, Expected, new_buffer
+from llamahybrid.prompt_cache.ram import Account, Expected, mapped_buffer, populate
 from llamahybrid.prompt_cache.tree import Tree
 
 SLICE_SECONDS = 0.01
@@ -33,10 +33,6 @@ class More(Pause):
         time.sleep(YIELD_SECONDS)
 
 
-class User:
-    """A user of a checkpoint's bytes."""
-
-
 @dataclass
 class Counts:
     """Counters of a store; see `CacheStats`."""
@@ -51,11 +47,11 @@ class Counts:
 class Room:
     """A tree of checkpoints and segments within a byte budget."""
 
-    def __init__(self, limit: int, eviction: Eviction) -> None:
+    def __init__(self, limit: int) -> None:
         """`limit`: bytes."""
         self.guard = Guard()
-        self.account = Account(limit, self.guard.dropped)
-        self.eviction = eviction
+        self.account = Account(limit)
+        self.eviction = Eviction()
         self.counts = Counts()
         self.prefixes: dict[bytes, Tokens] = {}
         """Prefixes that the user pinned; replaced, never changed, so that any thread may read them."""
@@ -63,9 +59,9 @@ class Room:
         self._begin()
 
     def _begin(self) -> None:
-        self.tree = self.tree.emptied()
-        self.users: list[tuple[ref[object], Entry]] = []
-        """Plans, and readers of bytes, each with its checkpoint in the tree."""
+        self.tree = Tree(self.tree.damaged)
+        self.users: list[tuple[ref[Plan], Entry]] = []
+        """Plans, each with its checkpoint in the tree."""
         self.kept: set[Entry] = set()
         """Checkpoints in the tree that the user pinned."""
 
@@ -75,7 +71,6 @@ class Room:
             self.account.reserve(entry.checkpoint.snapshot)
         self.guard.dropped.append(self.tree)
         self._begin()
-        self.account.free_all()
 
     # -- buffers -----------------------------------------------------------------------------------
 
@@ -85,8 +80,9 @@ class Room:
         The budget counts a buffer until it is admitted or collected. A buffer that pins leave no room for is
         not counted, and `admit` refuses it.
         """
-        counted = self._filled(n_bytes)
-        return new_buffer(n_bytes) if counted is None else counted
+        buffer = mapped_buffer(n_bytes)
+        self._claim(buffer, None)
+        return populate(buffer)
 
     def segment_buffer(self, view: LiveView, n_bytes: int) -> Bytes | None:
         """Return a buffer of exactly `n_bytes` for attention of the live path; None if refused.
@@ -94,35 +90,23 @@ class Room:
         The budget counts it until it is kept or collected. Evicts while other paths have anything.
         """
         try:
-            return self._filled(n_bytes, view)
+            buffer = mapped_buffer(n_bytes)
         except MemoryError:
             return None
+        return populate(buffer) if self._claim(buffer, view) else None
 
-    def _filled(self, n_bytes: int, view: LiveView | None = None) -> Bytes | None:
-        """Claim room under the lock, and make the buffer without it."""
-        claimed = self._claim(n_bytes, view)
-        if not isinstance(claimed, Expected):
-            return claimed
-        buffer = new_buffer(n_bytes)
-        self._exchange(claimed, buffer)
-        return buffer
-
-    @guarded()
-    def _exchange(self, claimed: Expected, buffer: Bytes) -> None:
-        self.account.unreserve(claimed)
-        self.account.reserve(buffer)
-
-    @guarded()
-    def _claim(self, n_bytes: int, view: LiveView | None) -> Bytes | Expected | None:
-        """Claim an idle buffer, or the room for a new one. `view`: its path's checkpoints are to stay."""
+    @guarded(lambda *_: False)
+    def _claim(self, buffer: Bytes, view: LiveView | None) -> bool:
+        """Make room for a buffer, and count it. `view`: its path's checkpoints are to stay."""
         if view is not None and not view.storable:
-            return None
+            return False
         path = None if view is None else self.tree.match(view.namespace, view.tokens)
         keep = () if path is None else path.entries()
-        fits = self.make_room(n_bytes, path, keep=keep, reuse=n_bytes, sliced=True)
+        fits = self.make_room(buffer.nbytes, path, keep=keep, sliced=True)
         self.counts.refused += view is not None and not fits
-        idle = self.account.reuse(n_bytes) if fits else None
-        return self.account.reserve(Expected(n_bytes) if idle is None else idle) if fits else None
+        if fits:
+            self.account.reserve(buffer)
+        return fits
 
     @guarded()
     def expect(self, namespace: str, path: Tokens, n_bytes: int) -> Expected | None:
@@ -131,7 +115,11 @@ class Room:
         index_bytes = ENTRY_BYTES + match.growth(len(path) - match.length)
         fits = self.make_room(n_bytes + index_bytes, match, sliced=True)
         self.counts.refused += not fits
-        return self.account.reserve(Expected(n_bytes)) if fits else None
+        if not fits:
+            return None
+        expected = Expected(n_bytes)
+        self.account.reserve(expected)
+        return expected
 
     # -- room --------------------------------------------------------------------------------------
 
@@ -148,13 +136,13 @@ class Room:
         return self.kept.union(entry for _, entry in self.users)
 
     def in_use(self, entry: Entry) -> bool:
-        """Return whether a plan or a reader needs a checkpoint."""
+        """Return whether a plan needs a checkpoint."""
         return any(used is entry for _, used in self.users)
 
     def staying(self, path: Match | None = None, held: Collection[Entry] | None = None) -> int:
         """Return the bytes that no eviction frees: in use, handed out, or pinned by the user."""
         stay = bytes_to_stay(self.held() if held is None else held, path)
-        return stay + self.account.reserved_bytes() + self._prefix_bytes()
+        return stay + self.account.nbytes + self._prefix_bytes()
 
     def make_room(
         self,
@@ -163,39 +151,22 @@ class Room:
         *,
         keep: Collection[Entry] = (),
         replaces: Entry | None = None,
-        reuse: int | None = None,
         sliced: bool = False,
     ) -> bool:
-        """Free `need` bytes: idle buffers, then by `eviction`'s order; False if that cannot be.
+        """Free `need` bytes by `eviction`'s order; False if that cannot be.
 
         Nothing is evicted where pins leave no room. `path`: tokens that must stay, with their nodes. `keep`:
         checkpoints; nothing is evicted once no others are left. `replaces`: a checkpoint that stays until it
-        is replaced. `reuse`: an idle buffer of this size is as good as room for one. `sliced`: raises More
-        after `SLICE_SECONDS`; what was freed by then is free.
+        is replaced. `sliced`: raises More after `SLICE_SECONDS`; what was freed by then is free.
         """
         limit = self.account.limit - need
         held = self.held() if replaces is None else self.held() | {replaces}
         if need > 0 and self.used() > limit and self.staying(path, held) > limit:
             return False
-        return self._evict(limit, path, held, keep, reuse, sliced)
-
-    def _evict(
-        self,
-        limit: int,
-        path: Match | None,
-        held: Collection[Entry],
-        keep: Collection[Entry] = (),
-        reuse: int | None = None,
-        sliced: bool = True,
-    ) -> bool:
-        """Free bytes until no more than `limit` are used; arguments and result as of `make_room`."""
         end, keep = time.monotonic() + SLICE_SECONDS, frozenset(keep)
-        while (over := self.used() - limit) > 0:
-            if reuse is not None and self.account.has_idle(reuse):
-                return True
-            if self.account.idle_bytes:
-                self.account.free(over)
-            elif isinstance(victim := self.eviction.victim(self.tree, path, held, keep), Entry):
+        while self.used() > limit:
+            victim = self.eviction.victim(self.tree, path, held, keep)
+            if isinstance(victim, Entry):
                 self.remove(victim)
                 self.counts.evictions += 1
             elif victim is not None:
@@ -209,28 +180,30 @@ class Room:
     @guarded(later=True)
     def resize(self, limit: int) -> None:
         """Set another budget, and evict down to it; requests meanwhile make room for themselves alone."""
+        self.account.limit = limit
         try:
-            self._evict(limit, None, self.held())
+            self.make_room(0, sliced=True)
         except More:
             self.account.limit = max(limit, self.used())
             raise
-        self.account.limit = limit
 
     def remove(self, entry: Entry, *, replaced: bool = False) -> None:
-        """Take a checkpoint out, with the segments that only it needed; an unused buffer goes to the pool.
+        """Take a checkpoint out, with the segments that only it needed.
 
         A checkpoint in use counts until it is collected. `replaced`: another one comes in its place, so the
         segments stay.
         """
-        node, above = entry.node, entry.above
+        node = entry.node
         assert node is not None
         self.tree.detach(entry)
         if not replaced:
             self.tree.prune(node)
-            if above is not None:
-                above.deeper_gone = True
         self.kept.discard(entry)
-        (self.account.reserve if self.in_use(entry) else self.account.keep)(entry.checkpoint.snapshot)
+        snapshot = entry.checkpoint.snapshot
+        if self.in_use(entry):
+            self.account.reserve(snapshot)
+        else:
+            self.guard.dropped.append(snapshot)  # the system takes its time to take memory back
         self.users = [(user, used) for user, used in self.users if used is not entry]
 
     def remove_below(self, top: Node, stays: int) -> None:
@@ -250,12 +223,12 @@ class Room:
     # -- pins --------------------------------------------------------------------------------------
 
     @guarded(later=True)
-    def release(self, user: object) -> None:
-        """Let the checkpoint of `user` (a plan) go; harmless when called twice.
+    def release(self, plan: Plan) -> None:
+        """Let the checkpoint of a plan go; harmless when called twice.
 
         A plan that is collected is released.
         """
-        self.users = [(other, entry) for other, entry in self.users if other() is not user]
+        self.users = [(other, entry) for other, entry in self.users if other() is not plan]
         self.make_room(0)
 
     @property
@@ -269,8 +242,7 @@ class Room:
         if len(tokens):
             self.prefixes = {**self.prefixes, ids_of(tokens): tokens}
         entries = self._on(tokens)
-        for entry in entries:
-            self._keep(entry, True)
+        self.kept.update(entries)
         self.make_room(0)
         return len(entries)
 
@@ -283,15 +255,12 @@ class Room:
     def _unpin(self, tokens: Tokens, gone: Callable[[bytes], bool]) -> None:
         """Unpin prefixes; checkpoints on this path are kept no longer, unless they lie on another one."""
         self.prefixes = {ids: prefix for ids, prefix in self.prefixes.items() if not gone(ids)}
-        for entry in self._on(tokens):
-            self._keep(entry, lies_on(tokens[: entry.position], self.prefixes))
+        on = self._on(tokens)
+        self.kept.difference_update(e for e in on if not lies_on(tokens[: e.position], self.prefixes))
 
     def _on(self, tokens: Tokens) -> list[Entry]:
         """Return the checkpoints on a path, of any model."""
         return [e for name in self.tree.namespaces() for e in self.tree.match(name, tokens).entries()]
-
-    def _keep(self, entry: Entry, pinned: bool) -> None:
-        (self.kept.add if pinned else self.kept.discard)(entry)
 
     # -- statistics --------------------------------------------------------------------------------
 
@@ -308,7 +277,6 @@ class Room:
                 "segment_bytes": tree.segment_bytes,
                 "index_bytes": tree.index_bytes,
                 "tokens": tree.token_bytes // 4,
-                "idle_bytes": self.account.idle_bytes,
                 "budget": self.account.limit,
                 "damaged": tree.damaged,
                 "restarts": self.guard.restarts,

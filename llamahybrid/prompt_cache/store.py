@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 from weakref import ref
 
 import numpy as np
@@ -23,10 +22,8 @@ from llamahybrid.prompt_cache.base import (
     Plan,
     Range,
     Segment,
-    Splitter,
     Tokens,
 )
-from llamahybrid.prompt_cache.eviction import Eviction
 from llamahybrid.prompt_cache.guard import guarded
 from llamahybrid.prompt_cache.nodes import (
     ENTRY_BYTES,
@@ -39,8 +36,8 @@ from llamahybrid.prompt_cache.nodes import (
     lies_on,
     pinned_before,
 )
-from llamahybrid.prompt_cache.ram import Expected, owned
-from llamahybrid.prompt_cache.room import Room, User
+from llamahybrid.prompt_cache.ram import Expected
+from llamahybrid.prompt_cache.room import Room
 from llamahybrid.prompt_cache.selection import (
     UNMEASURED,
     Habits,
@@ -49,7 +46,6 @@ from llamahybrid.prompt_cache.selection import (
     restore_point,
 )
 from llamahybrid.prompt_cache.tree import Cut
-from llamahybrid.prompt_cache.write_policy import Point, restart_points
 
 MOST_NAMES = 64
 """Namespaces without a path of which a little is kept: each salt has one."""
@@ -60,9 +56,9 @@ Found = TypeVar("Found")
 class RamStore(Room):
     """Checkpoints and attention of many conversations in RAM."""
 
-    def __init__(self, limit: int, eviction: Eviction) -> None:
+    def __init__(self, limit: int) -> None:
         """`limit`: bytes."""
-        super().__init__(limit, eviction)
+        super().__init__(limit)
         self._followed: list[ref[LiveState]] = []
         """Contexts that `forget` has to reach."""
         self.forgets = 0
@@ -72,7 +68,7 @@ class RamStore(Room):
         self.habits = defaultdict[str, Habits](Habits)
         """By namespace."""
 
-    @guarded(lambda see: see(RamStore(0, Eviction())), changes=False)
+    @guarded(lambda see: see(RamStore(0)), changes=False)
     def look(self, see: Callable[[RamStore], Found]) -> Found:
         """Return `see(self)`, which changes nothing."""
         return see(self)
@@ -96,8 +92,6 @@ class RamStore(Room):
     @guarded(lambda tokens, *_: Plan(len(tokens), 0, 0, "none", None, None))
     def plan(self, tokens: Tokens, view: LiveView, boundaries: Sequence[int], costs: Costs) -> Plan:
         """See `PromptCache.plan`; a plan pins one checkpoint at most."""
-        if view.split is not None:
-            self.tree.splitters[view.namespace] = view.split
         match, live_lcp = self.tree.match(view.namespace, tokens), common_prefix(tokens, view.tokens)
         entries = match.entries()
         start = choice, _ = restore_point(match, entries, len(tokens), live_lcp, view, costs)
@@ -117,7 +111,7 @@ class RamStore(Room):
             entry = self._put(match, Checkpoint(view.namespace, plan.cached, NOTHING), tokens[: plan.cached])
         if entry is not None:
             entry.read_from = None
-            self.tree.touch_entry(entry)
+            self.tree.to_the_end([entry])
             self.users.append((ref(plan), entry))
         self.make_room(0)  # a segment in two parts takes a little more
         self.counts.hits += plan.cached > 0
@@ -134,11 +128,9 @@ class RamStore(Room):
 
     def _let_names_go(self, namespace: str) -> None:
         """Drop notes on namespaces without a path, except this one, where there are many."""
-        known: dict[str, Any]
-        for known in (self.habits, self.tree.splitters):
-            if len(known) > MOST_NAMES:
-                for name in known.keys() - {namespace, *self.tree.namespaces()}:
-                    del known[name]
+        if len(self.habits) > MOST_NAMES:
+            for name in self.habits.keys() - {namespace, *self.tree.namespaces()}:
+                del self.habits[name]
 
     # -- storing -----------------------------------------------------------------------------------
 
@@ -150,20 +142,16 @@ class RamStore(Room):
     def admit(self, view: LiveView, position: int, snapshot: Bytes, logits: Logits | None = None) -> bool:
         """Keep the checkpoint at `view.tokens[:position]`, evicting to stay in budget; False if refused.
 
-        A second admission at the same place replaces the snapshot; logits once known are kept. Raises
-        ValueError unless 0 < position <= len(view.tokens).
+        `snapshot`: the whole of a `buffer`, which becomes read-only. A second admission at the same place
+        replaces it; logits once known are kept. Raises ValueError unless 0 < position <= len(view.tokens).
         """
         if not 0 < position <= len(view.tokens):
             raise ValueError(f"no position {position} in a live sequence of {len(view.tokens)} tokens")
         row = None if logits is None else np.array(logits, dtype=np.float32)
-        record = owned(snapshot)
-        return self._admit(view, position, snapshot, record, row)
+        return self._admit(view, position, snapshot, row)
 
     @guarded(lambda *_: False)
-    def _admit(
-        self, view: LiveView, position: int, given: Bytes, snapshot: Bytes, logits: Logits | None
-    ) -> bool:
-        """`given`: the buffer, which may be counted already; `snapshot`: the same, or a copy of its own."""
+    def _admit(self, view: LiveView, position: int, snapshot: Bytes, logits: Logits | None) -> bool:
         if not view.storable:  # under the lock: `forget` may come at any time
             return False
         path = view.tokens[:position]
@@ -173,7 +161,7 @@ class RamStore(Room):
         if logits is None and old is not None:
             logits = old.checkpoint.logits
         need = snapshot.nbytes + (0 if logits is None else logits.nbytes) + ENTRY_BYTES
-        need += match.growth(position - match.length) - self.account.reserved(given)
+        need += match.growth(position - match.length) - self.account.reserved(snapshot)
         if old is not None:
             need -= ENTRY_BYTES + (0 if self.in_use(old) else old.nbytes)
         if not self.make_room(need, match, replaces=old, sliced=True):
@@ -181,7 +169,7 @@ class RamStore(Room):
             return False
         if old is not None:
             self.remove(old, replaced=True)
-        self.account.unreserve(given)
+        self.account.unreserve(snapshot)
         checkpoint = Checkpoint(view.namespace, position, snapshot, logits)
         snapshot.flags.writeable = False
         match = self.tree.insert(view.namespace, path)
@@ -197,7 +185,8 @@ class RamStore(Room):
     def _put(self, match: Match, checkpoint: Checkpoint, path: Tokens, marked: bool = False) -> Entry:
         """Index a checkpoint at the end of `path`, on this match. `marked`: a message starts there."""
         entry = self.tree.attach(match, checkpoint, marked)
-        self._keep(entry, lies_on(path, self.prefixes))
+        if lies_on(path, self.prefixes):
+            self.kept.add(entry)
         return entry
 
     @guarded(lambda *_: [], changes=False)
@@ -264,22 +253,21 @@ class RamStore(Room):
         """See `PromptCache.forget`. Pins of it go; pins of its beginning stay."""
         if not len(tokens):
             return 0
+        stays = pinned_before(self.pinned, tokens)
+        for name in self.tree.namespaces():
+            self.tree.require_cut(name, self.tree.match(name, tokens), stays)
         self.forgets += 1
         for followed in self._followed:
             if (state := followed()) is not None:
                 state.forget(tokens)
-        before = self.used() - self.account.idle_bytes
-        stays = pinned_before(self.pinned, tokens)
+        before = self.used()
         for name in self.tree.namespaces():
-            match = self.tree.match(name, tokens)
-            top = match.own_edge(len(tokens))
+            top = self.tree.match(name, tokens).own_edge(len(tokens))
             if top is not None:
-                self.tree.divide(name, match, stays)
                 self.remove_below(top, stays)
         self._unpin(tokens, lambda ids: ids.startswith(ids_of(tokens)))
         for habits in self.habits.values():
             habits.moved = ()  # texts of any prompt
-        self.account.free_all()  # idle buffers may hold forgotten state
         freed = before - self.used()
         self.make_room(0)
         return freed
@@ -346,29 +334,13 @@ class RamStore(Room):
             loaded.snapshot.flags.writeable = False
             checkpoint = Checkpoint(view.namespace, len(path), loaded.snapshot, loaded.logits)
             self._put(match, checkpoint, path).read_from = source
-        self.tree.fill(match, path, loaded.segments, view.split)
+        self.tree.fill(match, path, loaded.segments)
 
-    @guarded(lambda *_: [], changes=False)
-    def restart_points(self, namespace: str, path: Tokens) -> list[Point]:
-        """Return the checkpoints of a path that are worth writing, see `write_policy.restart_points`."""
-        return restart_points(self.tree.match(namespace, path))
-
-    @contextmanager
-    def checkpoint_at(self, namespace: str, path: Tokens) -> Iterator[Checkpoint | None]:
-        """The checkpoint at the end of a path, or None; pinned within this context."""
-        user = User()
-        try:
-            yield self._use(user, namespace, path)
-        finally:
-            self.release(user)
-
-    @guarded()
-    def _use(self, user: object, namespace: str, path: Tokens) -> Checkpoint | None:
+    @guarded(lambda *_: None, changes=False)
+    def checkpoint_at(self, namespace: str, path: Tokens) -> Checkpoint | None:
+        """Return the checkpoint at the end of a path, or None."""
         entries = self.tree.match(namespace, path).entries()
-        if not entries or entries[-1].position != len(path):
-            return None
-        self.users.append((ref(user), entries[-1]))
-        return entries[-1].checkpoint
+        return entries[-1].checkpoint if entries and entries[-1].position == len(path) else None
 
     @guarded(lambda *_: [], changes=False)
     def attention(self, namespace: str, path: Tokens, start: int, end: int) -> list[Segment]:
@@ -376,7 +348,3 @@ class RamStore(Room):
         match = self.tree.match(namespace, path)
         known = min(end, match.length)  # the last segment may belong to a path that left this one
         return [s for s in match.segments() if start <= s.start and s.end <= known]
-
-    def splitter(self, namespace: str) -> Splitter | None:
-        """Return the function that cuts segments of a namespace, if it is known; from any thread."""
-        return self.tree.splitters.get(namespace)

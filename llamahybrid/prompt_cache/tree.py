@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from llamahybrid.prompt_cache.base import Checkpoint, Segment, Splitter, Tokens, clipped, part_of
+from llamahybrid.prompt_cache.base import Checkpoint, Segment, Tokens, clipped
 from llamahybrid.prompt_cache.guard import Pause
 from llamahybrid.prompt_cache.nodes import (
     ENTRY_BYTES,
@@ -45,7 +45,6 @@ class Cut(Pause):
     path: Tokens
     """The tokens before its end."""
     position: int
-    splitter: Splitter | None
 
     def spend(self, store: Any) -> None:
         """Cut it, and have the store take the parts."""
@@ -53,9 +52,10 @@ class Cut(Pause):
 
     def parts(self) -> tuple[Segment, ...]:
         """The two parts; none of a damaged segment, nor where there is no memory for them."""
-        ranges = (self.segment.start, self.position), (self.position, self.segment.end)
+        whole = self.segment
+        ranges = (whole.start, self.position), (self.position, whole.end)
         try:
-            return tuple(self.splitter.parts(self.segment, self.path, ranges)) if self.splitter else ()
+            return tuple(whole.split.parts(whole, self.path, ranges)) if whole.split else ()
         except (ValueError, MemoryError):
             return ()
 
@@ -63,28 +63,19 @@ class Cut(Pause):
 class Tree:
     """Token paths of every namespace with their checkpoints; keeps exact byte counts."""
 
-    def __init__(self) -> None:
+    def __init__(self, damaged: int = 0) -> None:
         self._roots: dict[str, Node] = {}
-        self._clock = 0
         self._nodes: OrderedDict[Node, None] = OrderedDict()  # oldest use first
         self._entries: OrderedDict[Entry, None] = OrderedDict()  # the next to be looked at first
         self.requests = 0
         """Requests planned so far: the clock of values."""
-        self.splitters: dict[str, Splitter] = {}
-        """Functions that cut segments in two, by namespace."""
-        self.damaged = 0
+        self.damaged = damaged
         """Segments that went because they could not be cut in two."""
         self.token_bytes = 0
         self.entry_bytes = 0
         self.segments = 0
         """Pieces of attention."""
         self.segment_bytes = 0
-
-    def emptied(self) -> Tree:
-        """Another tree with nothing in it, whose clock of requests and count of damage go on."""
-        tree = Tree()
-        tree.requests, tree.damaged = self.requests, self.damaged
-        return tree
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -149,16 +140,15 @@ class Tree:
 
     def touch(self, match: Match) -> None:
         """Mark a matched path as used now."""
-        self._clock += 1
         for node in match.path:
-            node.last_used, node.seen = self._clock, self.requests
+            node.seen = self.requests
             self._nodes.move_to_end(node)
 
     def visit(self, match: Match, entries: Sequence[Entry]) -> None:
         """A request comes along a path with these checkpoints: the deepest one's, and passing the others."""
         self.requests += 1
         for entry in entries:
-            entry.seen, entry.deeper_gone, entry.abandoned = self.requests, False, False
+            entry.seen, entry.abandoned = self.requests, False
             entry.passes += 1
         if entries:
             entries[-1].passes -= 1
@@ -166,12 +156,6 @@ class Tree:
         for entry in match.left_behind():
             entry.abandoned = True
         match.go_on()
-
-    def touch_entry(self, entry: Entry) -> None:
-        """Mark a checkpoint as used now."""
-        self._clock += 1
-        entry.last_used = self._clock
-        self._entries.move_to_end(entry)
 
     def insert(self, namespace: str, tokens: Tokens) -> Match:
         """Add a token path (the tokens are copied) and mark it as used now; returns the whole path."""
@@ -182,13 +166,15 @@ class Tree:
         return match
 
     def extend(self, namespace: str, match: Match, ids: bytes) -> Match:
-        """Append tokens (see `ids_of`) where a match ended, to a leaf or as a branch; the whole path."""
+        """Append tokens (see `ids_of`) where a match ended, to a leaf or as a branch; the whole path.
+
+        No segment crosses the place of a branch: see `require_branch`.
+        """
         length, path = match.length + len(ids) // ID_BYTES, match.path
         self.token_bytes += len(ids)
         if path:
             node = path[-1]
             if match.length < node.end:
-                self.divide(namespace, match, match.length)
                 node = self._split(node, match.length)
                 path = (*path[:-1], node)
             elif not node.children:
@@ -196,7 +182,7 @@ class Tree:
                 return Match(length, path)
         else:
             node = self._roots.setdefault(namespace, Node(None, 0, b""))
-        child = Node(node, node.end, ids, last_used=self._clock)
+        child = Node(node, node.end, ids)
         node.children[token_at(ids)] = child
         self._nodes[child] = None
         return Match(length, (*path, child))
@@ -210,7 +196,6 @@ class Tree:
             above.weight += 1
         self._entries[entry] = None
         self.entry_bytes += entry.nbytes
-        self.touch_entry(entry)
         return entry
 
     def detach(self, entry: Entry) -> None:
@@ -242,38 +227,25 @@ class Tree:
                 stored += len(added)
         return stored == len(segments)
 
-    def fill(self, match: Match, path: Tokens, segments: Iterable[Segment], split: Splitter | None) -> None:
+    def fill(self, match: Match, path: Tokens, segments: Iterable[Segment]) -> None:
         """Store the parts of segments of a path that its edges lack; what cannot be cut counts as damaged."""
         missing, parts = match.missing(len(path)), list[Segment]()
         for segment in segments:
             for start, end in clipped(missing, segment.end, segment.start):
                 try:
-                    part = part_of(segment, path, start, end, split)
+                    part = segment.part(path, start, end)
                 except (ValueError, MemoryError):
                     self.damaged += 1
                     continue
                 parts += [] if part is None else [part]
         self.store(match, *parts)
 
-    def divide(self, namespace: str, match: Match, position: int) -> None:
-        """Cut the segment that crosses `position`, if there is one, in two; drop it if that cannot be."""
-        cut = self.crossing(namespace, match, position)
-        if cut is not None:
-            self.exchange(cut, cut.parts())
-
-    def crossing(self, namespace: str, match: Match, position: int) -> Cut | None:
-        """Return the cut of the segment on a path that crosses `position`; None without one."""
-        segments = ((node, s) for node in match.path for s in node.segments)
-        node, segment = next(((n, s) for n, s in segments if s.start < position < s.end), (None, None))
-        if node is None or segment is None:
-            return None
-        path = tokens_to(node)[: segment.end]
-        return Cut(namespace, segment, path, position, self.splitters.get(namespace))
-
     def require_cut(self, namespace: str, match: Match, position: int) -> None:
         """Raise Cut where a segment of a path crosses a position of it."""
-        if (cut := self.crossing(namespace, match, position)) is not None:
-            raise cut
+        for node in match.path:
+            for segment in node.segments:
+                if segment.start < position < segment.end:
+                    raise Cut(namespace, segment, tokens_to(node)[: segment.end], position)
 
     def require_branch(self, namespace: str, match: Match, total: int) -> None:
         """Raise Cut where a path of `total` tokens leaves what is known of it inside a segment."""
@@ -285,7 +257,7 @@ class Tree:
         path = self.match(cut.namespace, cut.path).path
         node = next((node for node in path if cut.segment in node.segments), None)
         if node is not None:
-            self.damaged += cut.splitter is not None and not parts
+            self.damaged += cut.segment.split is not None and not parts
             at = node.segments.index(cut.segment)
             self._replace(node, [*node.segments[:at], *parts, *node.segments[at + 1 :]])
             self._drop_bare(node)
@@ -366,7 +338,7 @@ class Tree:
         """Divide an edge at `position`; returns the new upper node, `node` keeps the lower part."""
         assert node.parent is not None
         cut = ID_BYTES * (position - node.start)
-        upper = Node(node.parent, node.start, node.edge[:cut], last_used=self._clock, seen=node.seen)
+        upper = Node(node.parent, node.start, node.edge[:cut], seen=node.seen)
         upper.entries = {p: e for p, e in node.entries.items() if p <= position}
         for entry in upper.entries.values():
             entry.node = upper

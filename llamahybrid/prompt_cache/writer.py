@@ -188,15 +188,15 @@ class Writer:
         for point in ready:
             path = job.path[: point.position]
             hash_ = digest_at(job.namespace, ids_of(path))
-            with self._ram.checkpoint_at(job.namespace, path) as state:
-                if state is None:
-                    tier.counts.dropped += 1
-                    continue
-                empty = not state.snapshot.nbytes  # attention is all
-                sealed_ = sealed(NOTHING, namespace=job.namespace, tokens=path) if empty else state.snapshot
-                written = self._put(job, b"r" + hash_, (len(path), len(path)), sealed_, state.logits)
-                if written and state.logits is not None:
-                    store.note_logits(hash_)
+            state = self._ram.checkpoint_at(job.namespace, path)
+            if state is None:
+                tier.counts.dropped += 1
+                continue
+            empty = not state.snapshot.nbytes  # attention is all
+            sealed_ = sealed(NOTHING, namespace=job.namespace, tokens=path) if empty else state.snapshot
+            written = self._put(job, b"r" + hash_, (len(path), len(path)), sealed_, state.logits)
+            if written and state.logits is not None:
+                store.note_logits(hash_)
         if self.budget.hourly:
             store.used(job.namespace, job.path, store.look(job.namespace, job.path))
         return True
@@ -211,8 +211,8 @@ class Writer:
 
     def _nbytes(self, job: Job, point: Point) -> int:
         """Bytes of the record of a state, about; 0 where RAM has evicted it."""
-        with self._ram.checkpoint_at(job.namespace, job.path[: point.position]) as state:
-            return 0 if state is None else state.snapshot.nbytes + HEADER_BYTES
+        state = self._ram.checkpoint_at(job.namespace, job.path[: point.position])
+        return 0 if state is None else state.snapshot.nbytes + HEADER_BYTES
 
     def _write_attention(self, job: Job, position: int) -> bool:
         """Write the attention before a position that is not there yet; False where it is not to be had."""
@@ -230,13 +230,11 @@ class Writer:
 
     def _attention(self, job: Job, missing: Sequence[Range]) -> Iterator[Segment]:
         """Yield attention of these ranges, as far as RAM has it, one after the other: each is a copy."""
-        split = self._ram.splitter(job.namespace)
-        if split is None:
-            return
         begun: list[Segment] = []
         ends = {end: start for start, end in missing}
         for segment in self._ram.attention(job.namespace, job.path, 0, len(job.path)):
-            if not (ranges := clipped(missing, segment.end, segment.start)):
+            split, ranges = segment.split, clipped(missing, segment.end, segment.start)
+            if split is None or not ranges:
                 continue
             try:
                 for part in split.parts(segment, job.path[: segment.end], ranges):

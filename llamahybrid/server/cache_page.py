@@ -115,8 +115,7 @@ def _model(llm: Llama, viewer: Viewer, running: int, text: bool, most: int) -> d
 
 def _tiers(stats: CacheStats, outside: Sequence[Tier]) -> dict[str, Any]:
     extra = stats.extra
-    ram = {"bytes": stats.bytes_ram, "idle": extra["idle_bytes"], "budget": extra["budget"]}
-    tiers: dict[str, Any] = {"ram": ram}
+    tiers: dict[str, Any] = {"ram": {"bytes": stats.bytes_ram, "budget": extra["budget"]}}
     for tier in outside:
         name, budget = tier.name, tier.limit
         tiers[name] = {"bytes": extra[f"{name}_bytes"], "waiting": extra[f"{name}_waiting"], "budget": budget}

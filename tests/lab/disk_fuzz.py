@@ -65,12 +65,12 @@ class MadeUp:
         if not np.array_equal(segment.record, content("attention", segment.start, path)):
             raise ValueError("a segment is damaged or foreign")
         for start, end in ranges:
-            yield Segment(start, end, content("attention", start, path[:end]))
+            yield Segment(start, end, content("attention", start, path[:end]), self)
 
     def join(self, segments: Sequence[Segment], path: Tokens) -> Segment:
         for segment in segments:
             list(self.parts(segment, path[: segment.end], ()))
-        return Segment(segments[0].start, len(path), content("attention", segments[0].start, path))
+        return Segment(segments[0].start, len(path), content("attention", segments[0].start, path), self)
 
 
 def view_of(tokens: Tokens) -> LiveView:
@@ -109,7 +109,7 @@ def turn(cache: PromptCache, rng: random.Random) -> str:
         if position > plan.cached:
             cache.admit(view, position, content("state", position, tokens[:position]))
     for start, end in cache.missing(view):
-        cache.store_segment(view, Segment(start, end, content("attention", start, tokens[:end])))
+        cache.store_segment(view, Segment(start, end, content("attention", start, tokens[:end]), view.split))
     cache.remember(NAMESPACE, tokens)
     cache.queue_writes(view)
     return plan.source

@@ -46,7 +46,7 @@ class FakeAttention:
         start, path = len(before), tokens_of(before, tokens)
         payload = words.view(np.uint8).reshape(-1)
         record = sealed(payload, namespace=self.namespace, tokens=path, start=start)
-        return Segment(start, len(path), record)
+        return Segment(start, len(path), record, self)
 
     def tokens_in(self, segment: Segment, before: Sequence[int]) -> list[int]:
         """The tokens of a segment, which must belong behind `before`."""
@@ -130,7 +130,7 @@ class FakeEngine:
             if record is None:
                 break
             record[:] = segment.record
-            if not self.cache.store_segment(view, Segment(start, end, record)):
+            if not self.cache.store_segment(view, Segment(start, end, record, segment.split)):
                 break
         self.cache.queue_writes(view)
 

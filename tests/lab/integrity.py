@@ -9,7 +9,6 @@ from functools import singledispatch
 from llamahybrid.prompt_cache import PromptCache
 from llamahybrid.prompt_cache.block_store import BlockStore
 from llamahybrid.prompt_cache.nodes import ID_BYTES, Entry, Node, lies_on, tokens_of
-from llamahybrid.prompt_cache.ram import Account
 from llamahybrid.prompt_cache.store import RamStore
 from llamahybrid.prompt_cache.tier import Tier
 from llamahybrid.prompt_cache.tree import Tree
@@ -45,25 +44,14 @@ def _(cache: NaivePromptCache) -> None:
 def check_ram(store: RamStore) -> None:
     """Raise AssertionError if anything that a cache has in RAM is not as it says."""
     check_integrity(store.tree)
-    check_integrity(store.account)
     assert all(e in store.tree.entries() for e in store.held()), "what is gone is still held"
     assert not any(n.bare() for n in store.tree.oldest_nodes()), "a segment that no checkpoint needs"
     snapshots = [e.checkpoint.snapshot for e in store.tree.entries()]
     assert not any(s.flags.writeable for s in snapshots), "a stored snapshot can be written to"
-    idle = {id(b) for stack in store.account._idle.values() for b in stack}
-    assert not any(id(s) in idle for s in snapshots), "a stored snapshot lies in the pool"
     pinned = {e for e in store.tree.entries() if lies_on(store.tree.path_of(e), store.prefixes)}
     assert store.kept == pinned, "what the user pinned is miscounted"
-    held = store.held() or store.prefixes or store.account.reserved_bytes()
+    held = store.held() or store.prefixes or store.account.nbytes
     assert store.used() <= store.account.limit or held, "over budget"
-
-
-@check_integrity.register
-def _(account: Account) -> None:
-    buffers = [b for stack in account._idle.values() for b in stack]
-    assert all(b.nbytes == size for size, stack in account._idle.items() for b in stack), "filed wrongly"
-    assert len({id(b) for b in buffers}) == len(buffers), "a buffer lies in the pool twice"
-    assert account.idle_bytes == sum(b.nbytes for b in buffers), "idle bytes miscounted"
 
 
 @check_integrity.register
@@ -99,7 +87,7 @@ def _(tree: Tree) -> None:
     assert tree.segments == len(segments), "segments miscounted"
     assert tree.segment_bytes == sum(s.nbytes for s in segments), "segment bytes miscounted"
     assert len({id(s.record) for s in segments}) == len(segments), "two segments share their bytes"
-    ages = [node.last_used for node in tree._nodes]
+    ages = [node.seen for node in tree._nodes]
     assert ages == sorted(ages), "the order of use is off"
 
 

@@ -136,7 +136,7 @@ def verdict(cache: PromptCache, seconds: float = STUCK_SECONDS) -> str | None:
             check_integrity(cache)
             cache.flush(seconds)  # what is being written is in use
             gc.collect()
-            pinned, lent = len(cache.held() - cache.kept), cache.account.reserved_bytes()
+            pinned, lent = len(cache.held() - cache.kept), cache.account.nbytes
             if pinned or lent:
                 return f"{pinned} checkpoints pinned and {lent} bytes lent for nobody"
             requests(cache, LATER)

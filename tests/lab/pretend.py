@@ -69,9 +69,11 @@ class Ours:
     def __init__(
         self, scale: Scale, ram_bytes: float, kind: Kind = "hybrid", eviction: Eviction | None = None
     ) -> None:
-        snapshot = scale.bytes(scale.snapshot)
+        snapshot, cache = scale.bytes(scale.snapshot), PromptCache(scale.bytes(ram_bytes))
+        if eviction is not None:
+            cache.eviction = eviction
         self.engine = FakeEngine(
-            PromptCache(scale.bytes(ram_bytes), eviction=eviction),
+            cache,
             kind,
             costs=replace(scale.costs, snapshot_bytes=snapshot),
             snapshot_bytes=snapshot,

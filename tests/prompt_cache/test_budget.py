@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from llamahybrid.prompt_cache import Costs, LiveView, PromptCache, room, store
-from llamahybrid.prompt_cache.base import Tokens
+from llamahybrid.prompt_cache import Costs, LiveView, PromptCache, room
+from llamahybrid.prompt_cache.base import Bytes, Tokens
 from llamahybrid.prompt_cache.nodes import ENTRY_BYTES, NODE_BYTES
 from tests.lab.fake_engine import FakeEngine
 from tests.lab.integrity import check_integrity
@@ -67,46 +67,28 @@ def test_every_byte_is_counted_once() -> None:
     points = 2 * (SIZE + ENTRY_BYTES)
     assert cache.stats().bytes_ram == points + path_bytes(100)
     cache.admit(view(path), 100, cache.buffer(SIZE), np.zeros(50, np.float32))
-    assert (
-        cache.stats().bytes_ram == points + path_bytes(100) + 4 * 50 + SIZE
-    )  # the replaced buffer lies idle
+    assert cache.stats().bytes_ram == points + path_bytes(100) + 4 * 50, "the replaced one is counted"
     cache.remember("m", np.array([*path[:60], 7, 7], np.int32))
-    assert cache.stats().bytes_ram == points + path_bytes(102, 3) + 4 * 50 + SIZE
+    assert cache.stats().bytes_ram == points + path_bytes(102, 3) + 4 * 50
     taken = cache.buffer(SIZE)
-    assert cache.stats().extra["idle_bytes"] == 0
+    assert cache.stats().bytes_ram == points + path_bytes(102, 3) + 4 * 50 + SIZE
     del taken
     cache.clear()
     assert cache.stats().bytes_ram == 0
 
 
-def test_views_and_logits_are_copied_and_whole_buffers_become_read_only() -> None:
+def test_logits_are_copied_and_buffers_become_read_only() -> None:
     cache = PromptCache(1 << 20)
-    big, logits = np.zeros(100_000 + SIZE, np.uint8), np.ones(8, np.float32)
-    cache.admit(view([1, 2]), 2, big[:SIZE], logits)
-    big[:], logits[:] = 9, 0
+    buffer, logits = cache.buffer(SIZE), np.ones(8, np.float32)
+    cache.admit(view([1, 2]), 2, buffer, logits)
+    logits[:] = 0
     plan = cache.plan(np.array([1, 2], np.int32), view([0]), (), NO_COSTS)
     assert plan.checkpoint is not None
-    assert plan.checkpoint.snapshot.base is None, "it holds no uncounted memory"
-    assert not plan.checkpoint.snapshot.any()
+    assert plan.checkpoint.snapshot is buffer
     assert plan.logits is not None
     assert plan.logits.tolist() == [1.0] * 8
-    buffer = cache.buffer(SIZE)
-    cache.admit(view([1]), 1, buffer)
     with pytest.raises(ValueError, match="read-only"):
         buffer[0] = 1
-
-
-def test_an_array_admitted_twice_is_kept_twice() -> None:
-    cache = PromptCache(1 << 20)
-    snapshot = np.full(SIZE, 5, np.uint8)
-    for position in (1, 2, 2):
-        cache.admit(view([1, 2]), position, snapshot)
-        check_integrity(cache)
-    fill(cache, [3, 4], 1, 2)
-    for tokens in ([1, 9], [1, 2, 9]):
-        plan = cache.plan(np.array(tokens, np.int32), view([0]), (), NO_COSTS)
-        assert plan.checkpoint is not None
-        assert set(plan.checkpoint.snapshot.tolist()) == {5}
 
 
 def test_positions_outside_the_live_sequence_are_an_error() -> None:
@@ -224,27 +206,22 @@ def test_evictions_for_a_large_buffer_let_others_in(monkeypatch: pytest.MonkeyPa
     assert large.nbytes == segment.nbytes == 500_000
 
 
-@pytest.mark.parametrize("what", ["buffer", "segment_buffer", "admit"])
+@pytest.mark.parametrize("what", ["buffer", "segment_buffer"])
 def test_a_request_does_not_wait_while_memory_is_found_for_another(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache, waits = PromptCache(1 << 20), []
-    make = room.new_buffer if what != "admit" else store.owned
+    cache, waits, populate = PromptCache(1 << 20), [], room.populate
 
-    def made(size: object) -> object:
+    def populated(buffer: Bytes) -> Bytes:
         other = threading.Thread(target=cache.stats, daemon=True)
         other.start()
         other.join(DEADLINE)
         waits.append(other.is_alive())
-        return make(size)  # type: ignore[arg-type]
+        return populate(buffer)
 
-    monkeypatch.setattr(room, "new_buffer", made)
-    monkeypatch.setattr(store, "owned", made)
-    if what == "admit":
-        assert cache.admit(view([1, 2]), 2, np.zeros(2 * SIZE, np.uint8)[:SIZE])
-    else:
-        here = (view([1, 2]), SIZE) if what == "segment_buffer" else (SIZE,)
-        assert getattr(cache, what)(*here).nbytes == SIZE
+    monkeypatch.setattr(room, "populate", populated)
+    here = (view([1, 2]), SIZE) if what == "segment_buffer" else (SIZE,)
+    assert getattr(cache, what)(*here).nbytes == SIZE
     assert waits == [False]
 
 
@@ -275,7 +252,7 @@ def test_buffers_handed_out_count_until_admitted_or_collected() -> None:
     assert cache.stats().bytes_ram == SIZE + index
 
 
-def test_a_buffer_too_large_for_the_budget_is_not_kept_idle() -> None:
+def test_a_buffer_too_large_for_the_budget_is_not_counted() -> None:
     cache = PromptCache(SIZE)
     buffer = cache.buffer(2 * SIZE)
     assert buffer.nbytes == 2 * SIZE

@@ -817,7 +817,6 @@ def test_attention_behind_a_hole_is_written_by_blocks(folder: Path) -> None:
     segment = attention.of(path[:start], path[start:])
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(cache, "attention", lambda *_: [segment])
-        patched.setattr(cache, "splitter", lambda *_: attention)
         job = Job("model", np.array(path, np.int32), (), True)
         found = writer._attention(job, spans(len(path)))
         ranges = [(part.start, part.end) for part in found]

@@ -13,7 +13,7 @@ from llamahybrid.harness.workloads.tokens import TOKEN_WORKLOADS, Workload
 from llamahybrid.prompt_cache import CacheStats, PromptCache
 from llamahybrid.prompt_cache.base import Segment
 from llamahybrid.prompt_cache.eviction import Eviction, Victim, bare_leaf
-from llamahybrid.prompt_cache.nodes import ENTRY_BYTES, Entry, Match, Node
+from llamahybrid.prompt_cache.nodes import ENTRY_BYTES, Entry, Match, Node, tokens_of
 from llamahybrid.prompt_cache.tree import Tree
 from tests.lab.fake_engine import FakeEngine
 from tests.lab.integrity import check_integrity
@@ -58,7 +58,7 @@ def test_tokens_of_paths_stay_while_they_are_few() -> None:
     tree.insert("m", ids(*[9] * 2000))
     victim = order.victim(tree, None, ())
     assert isinstance(victim, Node)
-    assert victim.tokens[0] == 7
+    assert tokens_of(victim.edge)[0] == 7
 
 
 def test_all_checkpoints_are_looked_at_before_none_may_go() -> None:

@@ -1,4 +1,4 @@
-"""`forget`: gone from RAM, disk, live memory, idle buffers and from what is queued; and it stays gone."""
+"""`forget`: gone from RAM, disk, live memory and from what is queued; and it stays gone."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_a_chat_that_parts_before_the_forgotten_tokens_goes_on(cache: PromptCach
     assert (plan.source, plan.cached) == ("live", 50 + len(OTHER))
 
 
-def test_forgotten_bytes_do_not_lie_idle() -> None:
+def test_forgotten_bytes_go_with_their_last_reader() -> None:
     cache = PromptCache(AMPLE)
     FakeEngine(cache, "recurrent").prefill(SECRET)
     plan = cache.plan(ids([*SECRET, 1]), FakeEngine(cache).view(), (), Costs())
@@ -165,13 +165,12 @@ def test_forgotten_bytes_do_not_lie_idle() -> None:
     assert taken.checkpoint is not None
     before = taken.checkpoint.snapshot.tobytes()
     cache.forget(SECRET)
-    assert cache.stats().extra["idle_bytes"] == 0
     assert taken.checkpoint.snapshot.tobytes() == before, "who reads it may go on"
     del plan, taken
-    assert (cache.stats().bytes_ram, cache.stats().extra["idle_bytes"]) == (0, 0)
+    assert cache.stats().bytes_ram == 0
 
 
-def test_a_replaced_checkpoint_in_use_does_not_lie_idle_later() -> None:
+def test_a_replaced_checkpoint_in_use_goes_with_its_last_reader() -> None:
     cache = PromptCache(AMPLE)
     engine = FakeEngine(cache, "recurrent")
     engine.prefill(SECRET)

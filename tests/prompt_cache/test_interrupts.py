@@ -62,7 +62,8 @@ def halfway() -> Halfway:
 
 @pytest.fixture
 def cache(halfway: Halfway) -> PromptCache:
-    made = PromptCache(AMPLE, eviction=halfway)
+    made = PromptCache(AMPLE)
+    made.eviction = halfway
     FakeEngine(made).prefill(CHAT)
     return made
 
@@ -153,7 +154,7 @@ def test_running_out_of_memory_costs_nothing_that_is_kept(
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr("llamahybrid.prompt_cache.room.new_buffer", none_left)
+        patch.setattr("llamahybrid.prompt_cache.room.mapped_buffer", none_left)
         with pytest.raises(MemoryError):
             cache.buffer(3000)
     assert cached(cache) == len(CHAT)
@@ -253,13 +254,12 @@ def test_half_a_change_is_not_read_from_inside(cache: PromptCache, halfway: Half
         seen.append(cache.plan(ids(CHAT), view, (), Costs()).cached)
         seen.append(cache.missing(view))
         seen.append(cache.unstored(view))
-        seen.append(cache.restart_points(view.namespace, ids(CHAT)))
         seen.append(cache.attention(view.namespace, ids(CHAT), 0, len(CHAT)))
         seen.append(cache.admit(view, len(CHAT), np.zeros(8, np.uint8)))
 
     halfway.now = look
     assert cached(cache) == len(CHAT)
-    assert seen == [0, 0, 0, [], 0, [], [], False]
+    assert seen == [0, 0, 0, [], 0, [], False]
     assert cache.look(lambda store: len(store.tree)) == cache.stats().entries > 0
 
 

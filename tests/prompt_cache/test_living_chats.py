@@ -147,7 +147,6 @@ def test_requests_that_nobody_repeats_leave_a_living_chat_alone(others: Others) 
     for seed in range(DRAWS):
         sizes = Sizes.drawn(seed)
         alone, cache = played(sizes, None, 1 << 30, seed)
-        stats = cache.stats()
-        budget = int(sizes.room * (stats.bytes_ram - stats.extra["idle_bytes"]))
+        budget = int(sizes.room * cache.stats().bytes_ram)
         ratios.append(played(sizes, others, budget, seed)[0] / alone)
     assert sorted(ratios)[4 * DRAWS // 5] <= 1.5, [round(r, 2) for r in ratios]

@@ -44,7 +44,7 @@ def total(branches: Sequence[Branch], tier: str) -> int:
 def held(cache: PromptCache) -> int:
     """Bytes of snapshots, logits and segments in RAM."""
     stats = cache.stats()
-    return stats.bytes_ram - stats.extra["index_bytes"] - stats.extra["idle_bytes"]
+    return stats.bytes_ram - stats.extra["index_bytes"]
 
 
 def begins(paths: Sequence[Sequence[int]], path: Sequence[int]) -> bool:

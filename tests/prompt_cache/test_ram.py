@@ -51,15 +51,6 @@ def test_a_buffer_is_writeable_and_all_there_is_of_it(n_bytes: int) -> None:
     buffer = ram.new_buffer(n_bytes)
     buffer[:] = 7
     assert (buffer.nbytes, buffer.dtype, int(buffer.sum())) == (n_bytes, np.uint8, 7 * n_bytes)
-    assert ram.is_whole(buffer)
-    assert ram.owned(buffer) is buffer
-
-
-def test_a_part_of_one_is_copied_before_it_is_kept() -> None:
-    buffer = ram.new_buffer(2 * ram.MAPPED_BYTES)
-    part = buffer[:100]
-    assert not ram.is_whole(part)
-    assert ram.owned(part) is not part
 
 
 def test_without_another_mapping_memory_comes_from_the_heap(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -259,26 +258,31 @@ def test_a_path_longer_than_others_does_not_protect_them() -> None:
     assert plan_for(cache, [-1] * 100, view(ELSEWHERE)).matched == 0
 
 
-@pytest.mark.parametrize("how", ["plan", "remember", "admit"])
-def test_a_segment_is_cut_without_the_lock_and_its_parts_take_no_more_than_the_budget(how: str) -> None:
-    cache, locked = PromptCache(1 << 20), list[bool]()
+@pytest.mark.parametrize("how", ["plan", "remember", "admit", "forget"])
+def test_a_segment_is_cut_without_the_lock_and_its_parts_take_no_more_than_the_budget(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, locked, parts = PromptCache(1 << 20), list[bool](), FakeAttention.parts
 
-    class Watched(FakeAttention):
-        def parts(self, *arguments: Any) -> Iterator[Segment]:
-            locked.append(cache.guard.inside())
-            return super().parts(*arguments)
+    def watched(*arguments: Any) -> Iterator[Segment]:
+        locked.append(cache.guard.inside())
+        return parts(*arguments)
 
-    watched = Watched(ENGINE.token_bytes, ENGINE.namespace)
+    monkeypatch.setattr(FakeAttention, "parts", watched)
     cache.remember("m", np.full(3, -1, np.int32))
     store(cache, PATH, 150, 250)
-    plan_for(cache, PATH, replace(view(PATH), split=watched))
     branch = [*PATH[:200], 999]
-    cache.ram_bytes = cache.stats().bytes_ram + {"plan": 0, "remember": 4, "admit": 4 + SIZE}[how]
+    more = {"plan": 0, "remember": 4, "admit": 4 + SIZE, "forget": 4 * 200}
+    cache.ram_bytes = cache.stats().bytes_ram + more[how]
     if how == "plan":
-        plan = cache.plan(np.array(branch, np.int32), replace(view(ELSEWHERE), split=watched), (), Costs())
+        plan = cache.plan(np.array(branch, np.int32), view(ELSEWHERE), (), Costs())
         assert plan.cached == 150
     elif how == "remember":
         cache.remember("m", np.array(branch, np.int32))
+    elif how == "forget":
+        cache.pin(PATH[:200])
+        cache.forget(PATH)
+        assert cache.stats().extra["segment_bytes"] == bytes_of((0, 200)), "what is pinned stays"
     else:
         cache.admit(view(branch), 201, np.zeros(SIZE, np.uint8))
     assert locked == [False]
@@ -334,15 +338,14 @@ def test_a_damaged_segment_leaves_the_segments_before_it() -> None:
     check_integrity(cache)
 
 
-def test_no_memory_for_two_parts_costs_that_segment() -> None:
+def test_no_memory_for_two_parts_costs_that_segment(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = PromptCache(1 << 20)
     store(cache, PATH, 150, 250)
 
-    class Starved(FakeAttention):
-        def parts(self, *_: object) -> Iterator[Segment]:
-            raise MemoryError
+    def starved(*_: object) -> Iterator[Segment]:
+        raise MemoryError
 
-    plan_for(cache, [5], replace(view(ELSEWHERE), split=Starved(8)))
+    monkeypatch.setattr(FakeAttention, "parts", starved)
     cache.remember("m", np.array([*PATH[:200], 999], np.int32))
     assert (cache.stats().segments, cache.stats().entries) == (0, 2)
     assert cache.stats().extra["damaged"] == 1

@@ -56,12 +56,10 @@ function tiers(told) {
   const rows = Object.entries(told).map(([name, tier]) => {
     const row = made("div");
     const rest = [];
-    if (tier.idle) rest.push(`${bytes(tier.idle)} of it idle`);
     if (tier.waiting) rest.push(`${tier.waiting} waiting to be written`);
     row.append(line(`${TIERS[name]}: ${bytes(tier.bytes)} of ${bytes(tier.budget)}`,
       rest.length ? made("span", "soft", rest.join(", ")) : null));
-    row.append(bar([[name, tier.bytes - (tier.idle || 0)], ["idle", tier.idle || 0]],
-      Math.max(tier.budget, tier.bytes)));
+    row.append(bar([[name, tier.bytes]], Math.max(tier.budget, tier.bytes)));
     return row;
   });
   return rows.length ? rows : [made("span", "soft", "nothing is kept")];
