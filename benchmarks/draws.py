@@ -3,8 +3,9 @@
 Raw tokens: no marks show where messages start. First prompts have 64 to 32,768 tokens, histories part 4 to
 4,096 tokens before a prompt's end (both log-uniform: no length is the usual one), 8 to 16 requests; requests
 that have nothing to reuse are left out, the first divergence counts. Tokens alone are played, at the costs of
-a Qwen3.5-architecture model of about 100M parameters, or where a cut takes the time of `--cut` tokens (11
-with that model in f16 on two cores, by hand). `--longest` caps first prompts; say so with figures.
+a Qwen3.5-architecture model of about 100M parameters, or where a cut takes the time of `--cut` tokens (7
+with that model in f16 on two cores, by hand). "time" counts each cut as so many tokens, over the least tokens
+of all requests. `--longest` caps first prompts; say so with figures.
 Run: python -m benchmarks.draws [--draws N] [--first SEED] [--longest N] [--cut TOKENS]
 Exits with 1 where the bounds are missed.
 """
@@ -17,7 +18,9 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import fmean
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.progress import track
@@ -28,6 +31,7 @@ from llamahybrid.harness.conversation import Conversation, Request
 from llamahybrid.harness.oracle import common_prefix, least_decodes
 from llamahybrid.harness.workloads.speech import Speech
 from llamahybrid.prompt_cache import Costs
+from llamahybrid.prompt_cache.placement import cut_tokens
 from tests.lab.in_process import Record
 from tests.lab.pretend import Ours, PretendSpeech, Scale, play
 
@@ -190,11 +194,23 @@ def ratio(records: Sequence[Record]) -> float:
     return sum(records[i].decoded for i in counted) / needed if needed else 1.0
 
 
-def played(start: Start, costs: Costs) -> float:
-    """Play a conversation; return its `ratio`."""
+class Played(NamedTuple):
+    """Losses of one conversation."""
+
+    tokens: float
+    """See `ratio`."""
+    time: float
+    """Tokens decoded, and the time of cuts in tokens, over the least tokens of all requests."""
+    seed: int = 0
+
+
+def played(start: Start, costs: Costs, seed: int = 0) -> Played:
+    """Play a conversation."""
     scale = Scale(1536 << 10, 4 << 10, costs, vocabulary=256, divisor=8)
-    speech = PretendSpeech(marked=False)
-    return ratio(list(play(start(speech), speech, Ours(scale, RAM))))
+    speech, ours = PretendSpeech(marked=False), Ours(scale, RAM)
+    records = list(play(start(speech), speech, ours))
+    spent = sum(record.decoded for record in records) + ours.engine.cuts * cut_tokens(costs)
+    return Played(ratio(records), spent / sum(least_decodes(records)), seed)
 
 
 def percentile(ratios: Sequence[float], share: float = 0.95) -> float:
@@ -203,26 +219,26 @@ def percentile(ratios: Sequence[float], share: float = 0.95) -> float:
 
 def main(costs: Costs, seeds: range, longest: int) -> int:
     console = Console(width=None if sys.stdout.isatty() else 120)
-    found: dict[str, list[tuple[float, int]]] = {shape.__name__: [] for shape in SHAPES}
+    found: dict[str, list[Played]] = {shape.__name__: [] for shape in SHAPES}
     for seed in track(seeds, console=Console(stderr=True)):
         shape, dice = SHAPES[seed % len(SHAPES)], Dice(seed)
         dice.longest = longest
-        value = played(lambda speech, shape=shape, dice=dice: shape(dice, speech), costs)  # type: ignore[misc]
-        found[shape.__name__].append((value, seed))
-        console.print(f"[dim]{seed} {shape.__name__} {value:.3f}[/]")
-    cases = {name: played(start, costs) for name, start in CASES.items()}
+        one = played(partial(shape, dice), costs, seed)
+        found[shape.__name__].append(one)
+        console.print(f"[dim]{seed} {shape.__name__} {one.tokens:.3f} {one.time:.3f}[/]")
+    cases = {name: played(start, costs).tokens for name, start in CASES.items()}
     every = found["all"] = [each for some in found.values() for each in some]
-    table = Table("shape", "draws", "mean", "95 %", "worst", "its seed")
+    table = Table("shape", "draws", "mean", "95 %", "worst", "its seed", "time")
     for name, some in found.items():
-        ratios = [value for value, _ in some] or [1.0]
-        worst, seed = max(some, default=(1.0, 0))
-        cells = fmean(ratios), percentile(ratios), worst
-        table.add_row(name, str(len(some)), *(f"{cell:.4f}" for cell in cells), str(seed))
+        ratios = [one.tokens for one in some] or [1.0]
+        worst = max(some, default=Played(1.0, 1.0))
+        cells = f"{fmean(ratios):.4f}", f"{percentile(ratios):.4f}", f"{worst.tokens:.4f}", str(worst.seed)
+        table.add_row(name, str(len(some)), *cells, f"{fmean([one.time for one in some] or [1.0]):.4f}")
     console.print(table)
     for name, value in cases.items():
         console.print(f"{name}: {value:.3f}")
     console.print(f"seeds {seeds.start} to {seeds.stop - 1}. {machine()}", style="dim")
-    ratios = [value for value, _ in every]
+    ratios = [one.tokens for one in every]
     holds = fmean(ratios) <= MEAN and percentile(ratios) <= MOST and max(cases.values()) <= NAMED
     return 0 if holds else 1
 

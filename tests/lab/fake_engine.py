@@ -89,10 +89,12 @@ class FakeEngine:
     namespace: str = "model"
     costs: Costs = CHEAP
     snapshot_tokens: int = 64
-    """Snapshots are padded to a multiple of this number of tokens, so that buffers are used again."""
+    """Snapshots are padded to a multiple of this number of tokens."""
     state: list[int] = field(default_factory=list)
     logits: Logits | None = None
     prefilled: int = 0
+    cuts: int = 0
+    """Cuts that made one more batch."""
     pages: bool = True
     """Attention KV can be saved and loaded."""
     snapshot_bytes: int = 0
@@ -235,6 +237,7 @@ class FakeEngine:
             self.decode(prompt[len(self.state) : stop])
             self._carry_out(schedule.decoded(stop))
         self.prefilled += plan.total - plan.cached
+        self.cuts += sum(cut % self.costs.batch_tokens != 0 for cut in plan.cuts)
         if wanted:
             self._carry_out(schedule.prompt_done(plan.total, self.logits is not None))
         return plan
