@@ -24,12 +24,9 @@ from llamahybrid.prompt_cache.outline import LOOK_SECONDS, MOST_BRANCHES
 
 try:
     import msgpack
-    import zmq
-    from zmq import ZMQError as ZMQError
+    import zmq as zmq
 except ImportError as error:  # pragma: no cover
     raise ImportError("KV events need pyzmq and msgpack: pip install 'llamahybrid[events]'") from error
-
-logger = logging.getLogger("llamahybrid")
 
 MOST_PATHS = 4096
 """Of RAM, and `MOST_BRANCHES` of the folder, the newest; others are not published."""
@@ -54,13 +51,13 @@ class EventPublisher(AbstractContextManager["EventPublisher"]):
         """Bind a socket to `endpoint` (with port 0: any port) and start publishing.
 
         `topic`: llm-d's router expects "kv@POD@MODEL". `block_size`: tokens. `interval`: the least seconds
-        between two messages. Raises ValueError for a size below 1, zmq.ZMQError for an address that cannot be
-        bound.
+        between two messages. Raises ValueError for a size below 1, zmq.ZMQError for an unusable address.
         """
         if block_size < 1:
             raise ValueError(f"a block has at least one token, not {block_size}")
         self._llm, self._interval, self._topic, self._size = llm, interval, topic.encode(), block_size
         self._told: dict[str, Prefixes] = {}  # by medium; empty: subscribers know nothing yet
+        self._ram: tuple[tuple[int, str], list[bytes]] = (-1, ""), []  # changes, namespace; prefixes then
         self._numbers = count()
         self._socket = zmq.Context().socket(zmq.XPUB)
         self._socket.setsockopt(zmq.XPUB_VERBOSE, 1)  # each subscription is told, also to a known topic
@@ -97,10 +94,10 @@ class EventPublisher(AbstractContextManager["EventPublisher"]):
         """Send the changes since the last message, if any."""
         now: dict[str, Prefixes] = {"GPU": {}, "CPU": {}, "DISK": {}}
         try:
-            for medium, path in resumable(self._llm):
+            for medium, path in self._resumable():
                 now[medium][path] = self._told.get(medium, {}).get(path) or hashes(*path, self._size)
         except Exception:  # the model is being closed, say
-            logger.debug("resumable prefixes are unknown", exc_info=True)
+            logging.getLogger("llamahybrid").debug("resumable prefixes are unknown", exc_info=True)
             return
         events = [] if self._told else [{"type": "AllBlocksCleared"}]
         for medium, prefixes in now.items():
@@ -110,21 +107,23 @@ class EventPublisher(AbstractContextManager["EventPublisher"]):
             message = msgpack.packb([time.time(), events, 0])
             self._socket.send_multipart((self._topic, next(self._numbers).to_bytes(8, "big"), message))
 
-
-def resumable(llm: Llama) -> Iterator[tuple[str, tuple[str, bytes]]]:
-    """Yield medium, namespace and token ids of each prefix. Raises IndexError without a context."""
-    live, cache = llm.slots.runners[0].live, llm.prompt_cache
-    view = live.blank_view(live.identity.namespace_of(SHARED))
-    for namespace, tokens in (slot.glimpse() for slot in llm.slots.all):
-        if namespace == view.namespace:
-            yield "GPU", (namespace, ids_of(tokens))
-    if cache is not None:
-        for leaf in cache.look(lambda store: list(islice(store.tree.leaves(view.namespace), MOST_PATHS))):
-            yield "CPU", (view.namespace, cache.restorable(leaf, view))  # the lock is free between two
-    placed, _ = cache.disk.glance(MOST_BRANCHES, LOOK_SECONDS) if cache and cache.disk else ((), b"")
-    for namespace, ids, items in placed:
-        if namespace == view.namespace and any(i.is_checkpoint or view.attention_is_all for i in items):
-            yield "DISK", (namespace, ids)
+    def _resumable(self) -> Iterator[tuple[str, tuple[str, bytes]]]:
+        """Yield medium, namespace and token ids of each prefix. Raises IndexError without a context."""
+        live, cache = self._llm.slots.runners[0].live, self._llm.prompt_cache
+        view = live.blank_view(name := live.identity.namespace_of(SHARED))
+        for namespace, tokens in (slot.glimpse() for slot in self._llm.slots.all):
+            if namespace == name:
+                yield "GPU", (name, ids_of(tokens))
+        if cache is None:
+            return
+        if self._ram[0] != (now := (cache.guard.changes, name)):
+            leaves = cache.look(lambda store: list(islice(store.tree.leaves(name), MOST_PATHS)))
+            self._ram = now, [cache.restorable(leaf, view) for leaf in leaves]  # the lock is free between two
+        yield from (("CPU", (name, ids)) for ids in self._ram[1])
+        placed, _ = cache.disk.glance(MOST_BRANCHES, 4 * LOOK_SECONDS) if cache.disk else ((), b"")
+        for namespace, ids, items in placed:
+            if namespace == name and any(i.is_checkpoint or view.attention_is_all for i in items):
+                yield "DISK", (name, ids)
 
 
 def hashes(namespace: str, ids: bytes, size: int) -> list[int]:

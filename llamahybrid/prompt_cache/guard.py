@@ -33,6 +33,20 @@ class Pause(Exception):
         raise NotImplementedError
 
 
+class Later(Pause):
+    """The pause of a deferred call, which is put back behind it: what is done then has the lock, too."""
+
+    def __init__(self, pause: Pause, call: Callable[[], object]) -> None:
+        self._pause, self._call = pause, call
+
+    def spend(self, store: Any) -> None:
+        """See `Pause.spend`."""
+        try:
+            self._pause.spend(store)
+        finally:
+            store.guard.deferred.appendleft(self._call)
+
+
 class Guard:
     """The lock of one store."""
 
@@ -69,9 +83,8 @@ class Guard:
             call = self.deferred.popleft()
             try:
                 call()
-            except Pause:
-                self.deferred.appendleft(call)
-                raise
+            except Pause as pause:
+                raise Later(pause.with_traceback(None), call) from None
             self.changing = False
 
     def leave(self) -> None:

@@ -227,7 +227,7 @@ class Match:
         node = self.path[-1]
         if self.length < node.end:
             return token_at(node.edge, self.length - node.start)
-        child = max(node.children.values(), key=lambda c: c.seen, default=None)
+        child = max(reversed(node.children.values()), key=lambda c: c.seen, default=None)
         return None if child is None else token_at(child.edge)
 
     def own_edge(self, total: int) -> Node | None:
@@ -293,7 +293,7 @@ class Match:
             left, known = sum(len(node.children) > 1 for node in self.path), self.turns(self.length + 1)
         else:
             return 1.0
-        return (left + 1) / (known + 2)
+        return min(1.0, (left + 1) / (known + 2))  # prompts that another process answered are not known
 
     def segments(self) -> list[Segment]:
         """Segments that begin on the matched path, ascending; the last one may leave it."""

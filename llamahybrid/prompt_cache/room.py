@@ -15,7 +15,7 @@ from llamahybrid.prompt_cache.base import Bytes, CacheStats, LiveView, Plan, Tok
 from llamahybrid.prompt_cache.eviction import Eviction, bytes_to_stay
 from llamahybrid.prompt_cache.guard import Guard, Pause, guarded
 from llamahybrid.prompt_cache.nodes import ENTRY_BYTES, Entry, Match, Node, ids_of, lies_on
-from llamahybrid.prompt_cache.ram import Account, Expected, mapped_buffer, populate
+from llamahybrid.prompt_cache.ram import Account, Expected, new_buffer
 from llamahybrid.prompt_cache.tree import Tree
 
 SLICE_SECONDS = 0.01
@@ -80,33 +80,41 @@ class Room:
         The budget counts a buffer until it is admitted or collected. A buffer that pins leave no room for is
         not counted, and `admit` refuses it.
         """
-        buffer = mapped_buffer(n_bytes)
-        self._claim(buffer, None)
-        return populate(buffer)
+        return self._made(n_bytes, self._claim(n_bytes, None))
 
     def segment_buffer(self, view: LiveView, n_bytes: int) -> Bytes | None:
         """Return a buffer of exactly `n_bytes` for attention of the live path; None if refused.
 
         The budget counts it until it is kept or collected. Evicts while other paths have anything.
         """
+        room = self._claim(n_bytes, view)
         try:
-            buffer = mapped_buffer(n_bytes)
+            return None if room is None else self._made(n_bytes, room)
         except MemoryError:
             return None
-        return populate(buffer) if self._claim(buffer, view) else None
 
-    @guarded(lambda *_: False)
-    def _claim(self, buffer: Bytes, view: LiveView | None) -> bool:
+    def _made(self, n_bytes: int, room: Expected | None) -> Bytes:
+        """Make a buffer, without the lock; it is counted in place of its room."""
+        buffer = new_buffer(n_bytes)
+        if room is not None:
+            self._exchange(room, buffer)
+        return buffer
+
+    @guarded()
+    def _exchange(self, room: Expected, buffer: Bytes) -> None:
+        self.account.unreserve(room)
+        self.account.reserve(buffer)
+
+    @guarded()
+    def _claim(self, n_bytes: int, view: LiveView | None) -> Expected | None:
         """Make room for a buffer, and count it. `view`: its path's checkpoints are to stay."""
         if view is not None and not view.storable:
-            return False
+            return None
         path = None if view is None else self.tree.match(view.namespace, view.tokens)
         keep = () if path is None else path.entries()
-        fits = self.make_room(buffer.nbytes, path, keep=keep, sliced=True)
+        fits = self.make_room(n_bytes, path, keep=keep, sliced=True)
         self.counts.refused += view is not None and not fits
-        if fits:
-            self.account.reserve(buffer)
-        return fits
+        return self._expected(n_bytes) if fits else None
 
     @guarded()
     def expect(self, namespace: str, path: Tokens, n_bytes: int) -> Expected | None:
@@ -115,11 +123,12 @@ class Room:
         index_bytes = ENTRY_BYTES + match.growth(len(path) - match.length)
         fits = self.make_room(n_bytes + index_bytes, match, sliced=True)
         self.counts.refused += not fits
-        if not fits:
-            return None
-        expected = Expected(n_bytes)
-        self.account.reserve(expected)
-        return expected
+        return self._expected(n_bytes) if fits else None
+
+    def _expected(self, n_bytes: int) -> Expected:
+        room = Expected(n_bytes)
+        self.account.reserve(room)
+        return room
 
     # -- room --------------------------------------------------------------------------------------
 

@@ -208,7 +208,7 @@ def restore_point(
     attention = reachable(kept, match.segments() if view.split is not None else ())
     reach = attention.reach
     if view.attention_is_all:  # the last segment may be another path's behind the match
-        reach = min(reach, max(live_lcp, match.length))
+        reach = min(reach, max(kept, match.length))
     return choose(total, live_lcp, view, entries, reach, costs, attention.live_kept), attention
 
 

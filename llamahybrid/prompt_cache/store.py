@@ -255,7 +255,9 @@ class RamStore(Room):
             return 0
         stays = pinned_before(self.pinned, tokens)
         for name in self.tree.namespaces():
-            self.tree.require_cut(name, self.tree.match(name, tokens), stays)
+            match = self.tree.match(name, tokens)
+            if match.length >= stays and match.own_edge(len(tokens)) is not None:
+                self.tree.require_cut(name, match, stays)
         self.forgets += 1
         for followed in self._followed:
             if (state := followed()) is not None:

@@ -201,7 +201,7 @@ def published(llm: Llama, settings: ModelSettings) -> EventPublisher | None:
     """
     if settings.kv_events is None:
         return None
-    from llamahybrid.events import EventPublisher, ZMQError
+    from llamahybrid.events import EventPublisher, zmq
 
     try:
         return EventPublisher(
@@ -210,7 +210,7 @@ def published(llm: Llama, settings: ModelSettings) -> EventPublisher | None:
             topic=settings.kv_events_topic,
             block_size=settings.kv_block_size,
         )
-    except ZMQError as error:
+    except zmq.ZMQError as error:
         logger.warning("KV events are not published at %s: %s", settings.kv_events, error)
         return None
 
