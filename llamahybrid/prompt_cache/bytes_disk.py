@@ -6,6 +6,7 @@ import os
 import re
 import sqlite3
 import stat
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -57,16 +58,20 @@ class BytesDisk(diskcache.Disk):  # type: ignore[misc]
         if isinstance(value, bytes):
             return 0, MODE_RAW, None, sqlite3.Binary(value)
         name, path = self.filename(key, value)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         try:
-            with suppress(FileExistsError):
-                os.mkdir(os.path.dirname(path), 0o700)
-            check_owner(Path(path).parent)
-            with open(os.open(path, flags, 0o600), "wb") as out:
-                return sum(map(out.write, value)), MODE_BINARY, name, None
+            return self._written(path, value), MODE_BINARY, name, None
         except BaseException:
             self.remove(name)
             raise
+
+    def _written(self, path: str, parts: Sequence[bytes | memoryview]) -> int:
+        folder = os.path.dirname(path)
+        with suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+        check_owner(Path(folder))
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        with open(os.open(path, flags, 0o600), "wb") as out:
+            return sum(map(out.write, parts))
 
     def fetch(self, mode: int, filename: str | None, value: object, read: object) -> bytes | str:
         """A row's bytes, or the path of a record's file. Raises OSError for a row that is none of ours, which

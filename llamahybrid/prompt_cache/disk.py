@@ -91,7 +91,7 @@ class DiskRows(Rows):
                 return self._caches
             self._caches = None
             try:
-                claim(self.folder)  # all of it was removed: whose is it now?
+                claim(self.folder.parent)  # all of it was removed: whose is it now?
             except OSError as error:
                 if error.errno in DISK_FULL:
                     raise Busy(f"its folder cannot be made: {error}") from error

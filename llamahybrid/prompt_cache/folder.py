@@ -55,14 +55,15 @@ def folder_in(folder: str | os.PathLike[str]) -> Path:
     return Path(os.path.realpath(Path(folder).expanduser())) / FOLDER
 
 
-def claim(own: Path) -> None:
-    """Make the folder for records of this format, see `folder_in`, if need be.
+def claim(folder: str | os.PathLike[str]) -> None:
+    """Make the folder in `folder` for records of this format, if need be.
 
     Raises FolderRefused for one that others may write to, that another program keeps its cache in, or that
     lies on another machine, and OSError where nothing can be made or read. A folder that is refused is left
     as it is; see `check_database`, too."""
+    Path(folder).expanduser().mkdir(mode=0o700, parents=True, exist_ok=True)
+    own = folder_in(folder)
     there = own.parent
-    there.mkdir(mode=0o700, parents=True, exist_ok=True)
     check_owner(there)
     if (system := file_system(there)) is not None:
         raise FolderRefused(
