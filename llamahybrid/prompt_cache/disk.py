@@ -28,15 +28,7 @@ from llamahybrid.errors import DISK_FULL, RecordError, RecordGone
 from llamahybrid.prompt_cache.block_store import BATCH, Busy, Rows, Values
 from llamahybrid.prompt_cache.bytes_disk import NAME, SHARDS, BytesDisk, key_of
 from llamahybrid.prompt_cache.envelope import Record, read_record
-from llamahybrid.prompt_cache.folder import (
-    FOREIGN,
-    POLICY,
-    check_database,
-    check_names,
-    claim,
-    folder_in,
-    opened,
-)
+from llamahybrid.prompt_cache.folder import FOREIGN, POLICY, check_database, claim, folder_in, opened
 
 logger = logging.getLogger("llamahybrid")
 
@@ -91,7 +83,7 @@ class DiskRows(Rows):
                 return self._caches
             self._caches = None
             try:
-                claim(self.folder.parent)  # all of it was removed: whose is it now?
+                claim(self.folder.parent)  # all of it was removed, or its mark: whose is it now?
             except OSError as error:
                 if error.errno in DISK_FULL:
                     raise Busy(f"its folder cannot be made: {error}") from error
@@ -151,8 +143,7 @@ class DiskRows(Rows):
             return False
 
     def _discard(self) -> None:
-        """Remove a damaged database: it is only a cache; its files are orphans then. Raises FolderRefused."""
-        check_names(self.folder)
+        """Remove a damaged database: it is only a cache; its files are orphans then."""
         logger.warning("the index of the disk cache in %s is damaged, and made anew", self.folder)
         self._damaged = False
         for name in DATABASE:

@@ -1,8 +1,8 @@
 """The folder of a disk cache: whose it is, where it lies, and what in it is ours.
 
-All that this format writes lies in a folder of its own, `llamahybrid-<format>`: another format's records,
-older or newer, and whatever else a user keeps beside them are never touched, nor is a database of another
-program in it.
+All that this format writes lies in a folder of its own, `llamahybrid-<format>`, with a mark: another format's
+records, older or newer, and whatever else a user keeps beside them are never touched, nor is a database of
+another program in it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from llamahybrid.prompt_cache.blocks import FORMAT
 logger = logging.getLogger("llamahybrid")
 
 FOLDER = f"llamahybrid-{FORMAT}"
+MARK = "FORMAT"
+MARK_TEXT = f"llamahybrid disk cache, format {FORMAT}\n".encode()
 
 FOREIGN = "cache.db"
 """Index of a folder in which another program keeps its cache with the diskcache library."""
@@ -29,9 +31,9 @@ FOREIGN = "cache.db"
 POLICY = "llamahybrid-longest-unused"
 """Order of eviction, which diskcache notes in the database: no other program has this one."""
 
-OURS = re.compile(r"[0-9a-f]{2}|FORMAT|" + re.escape(FOREIGN) + "(-wal|-shm|-journal)?")
-"""Names of what lies in a folder of records; some may outlive the database where a folder is removed while it
-is in use."""
+OURS = re.compile(r"[0-9a-f]{2}|" + re.escape(FOREIGN) + "(-wal|-shm|-journal)?")
+"""Names of what lies in a folder of records; they may outlive the mark where a folder is removed while it is
+in use."""
 
 MOUNTS = Path("/proc/self/mounts")
 """The list of file systems, on Linux."""
@@ -56,11 +58,11 @@ def folder_in(folder: str | os.PathLike[str]) -> Path:
 
 
 def claim(folder: str | os.PathLike[str]) -> None:
-    """Make the folder in `folder` for records of this format, if need be.
+    """Make and mark the folder in `folder` for records of this format, if need be.
 
     Raises FolderRefused for one that others may write to, that another program keeps its cache in, or that
     lies on another machine, and OSError where nothing can be made or read. A folder that is refused is left
-    as it is; see `check_database`, too."""
+    as it is."""
     Path(folder).expanduser().mkdir(mode=0o700, parents=True, exist_ok=True)
     own = folder_in(folder)
     there = own.parent
@@ -75,16 +77,8 @@ def claim(folder: str | os.PathLike[str]) -> None:
             raise FolderRefused(f"another program keeps its cache in {there}: name another folder")
         own.mkdir(mode=0o700, exist_ok=True)
     check_owner(own)
-    if not os.path.lexists(own / FOREIGN):
-        check_names(own)
+    _mark(own)
     _tell_of_older(there)
-
-
-def check_names(own: Path) -> None:
-    """Raise FolderRefused where something lies in a folder, with no database of ours, that is not ours."""
-    for entry in own.iterdir():
-        if not OURS.fullmatch(entry.name):
-            raise FolderRefused(f"{own} is not a cache of ours, it has {entry.name}: name another folder")
 
 
 def check_database(own: Path) -> None:
@@ -128,6 +122,30 @@ def file_system(folder: Path) -> str | None:
     ]
     kind = max(above, default=(0, 0, ""))[2]
     return kind if kind.startswith(SHARED_SYSTEMS) and kind not in LOCAL_SYSTEMS else None
+
+
+def _mark(own: Path) -> None:
+    """Say in the folder what it is. Raises FolderRefused where that is said otherwise, or not at all."""
+    path = own / MARK
+    try:
+        with opened(path) as mark:
+            text = mark.read(len(MARK_TEXT) + 1)
+    except FileNotFoundError:
+        strange = [entry.name for entry in own.iterdir() if not OURS.fullmatch(entry.name)]
+        if not path.exists():  # another process may be making it, too, or may have removed half
+            if strange:
+                raise FolderRefused(f"{own} is not a cache of ours: name another folder") from None
+            try:
+                check_database(own)
+            except sqlite3.Error as error:
+                raise FolderRefused(f"{own} has no mark of ours, and a database: {error}") from None
+        text = b""
+    if not text:  # two processes may do so: they say the same
+        flags = os.O_WRONLY | os.O_CREAT | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
+        with open(os.open(path, flags, 0o600), "wb") as out:
+            out.write(MARK_TEXT)
+    elif text != MARK_TEXT:
+        raise FolderRefused(f"{own} is not a cache of this format: name another folder")
 
 
 def _tell_of_older(there: Path) -> None:

@@ -32,7 +32,7 @@ from llamahybrid.prompt_cache.blocks import BLOCK, FORMAT, Node, Offer, spans
 from llamahybrid.prompt_cache.bytes_disk import key_of
 from llamahybrid.prompt_cache.disk import SPARE_BYTES, DiskRows
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES, header_of
-from llamahybrid.prompt_cache.folder import FOLDER, FOREIGN
+from llamahybrid.prompt_cache.folder import FOLDER, FOREIGN, MARK
 from llamahybrid.prompt_cache.outline import outline
 from llamahybrid.prompt_cache.tier import Tier
 from llamahybrid.prompt_cache.worker import Late
@@ -125,7 +125,7 @@ def test_a_folder_that_is_no_cache_is_refused(folder: Path, caplog) -> None:
     (own / "thesis.tex").write_text("mine")
     refused(folder, caplog)
     caplog.clear()
-    (own / FOREIGN).write_bytes(b"no database" * 1000)
+    (own / MARK).write_text("something else\n")
     refused(folder, caplog)
 
 
@@ -173,11 +173,17 @@ def test_another_programs_diskcache_is_refused_and_left_as_it_is(
         assert other.eviction_policy == "least-recently-stored"
 
 
-def test_another_programs_diskcache_that_replaces_ours_is_left_as_it_is(folder: Path, caplog) -> None:
+@pytest.mark.parametrize("marked", [False, True])
+def test_another_programs_diskcache_that_replaces_ours_is_left_as_it_is(
+    folder: Path, caplog, marked: bool
+) -> None:
     cache, own = filled(folder), folder / FOLDER
-    own.rename(folder / "elsewhere")  # a file system may give the number of a removed file to the next one
+    mark = (own / MARK).read_bytes()
+    shutil.rmtree(own)
     with diskcache.Cache(str(own)) as other:
         other[(1, 2, 3)] = b"x" * 100_000
+    if marked:
+        (own / MARK).write_bytes(mark)
     before = everything(own)
     assert ask(cache, [*A, 1]).cached == len(A), "RAM serves on"
     cache.flush()
@@ -236,10 +242,12 @@ def test_a_folder_that_is_removed_is_made_again(folder: Path, which: str) -> Non
     assert ask(PromptCache(1 << 24, folder), C).source == "disk"
 
 
-def test_a_folder_that_was_removed_in_part_is_used_again(folder: Path) -> None:
-    """Another process wrote a record while its index was removed."""
+@pytest.mark.parametrize("names", [(MARK,), (MARK, FOREIGN)])
+def test_a_folder_that_was_removed_in_part_is_used_again(folder: Path, names: tuple[str, ...]) -> None:
+    """Another process wrote a record while its mark and its index were removed."""
     filled(folder)
-    (folder / FOLDER / FOREIGN).unlink()
+    for name in names:
+        (folder / FOLDER / name).unlink()
     cache = filled(folder)
     assert ask(cache, A).cached == len(A)
     assert ask(PromptCache(1 << 24, folder), A).source == "disk"
