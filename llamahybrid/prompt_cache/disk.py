@@ -57,8 +57,10 @@ class DiskRows(Rows):
     """The rows and records of one folder."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        """Nothing is opened yet, see `open`."""
+        """Raises FolderRefused and OSError, see `claim`; nothing is opened yet."""
         self.folder = folder_in(folder)
+        with suppress(Busy):
+            self._claim()
         self.fork()
 
     def fork(self) -> None:
@@ -73,7 +75,7 @@ class DiskRows(Rows):
 
     def open(self) -> tuple[Any, Any]:
         """Open the folder, again where it was removed or its index is damaged; return what reads and what
-        changes. Raises FolderRefused and OSError, see `claim`, and Busy.
+        changes. Raises OSError.
 
         Each other method does so, too. Every opening writes, and waits up to a minute for a lock: no request
         should wait for it.
@@ -82,12 +84,7 @@ class DiskRows(Rows):
             if self._caches is not None and self._same():
                 return self._caches
             self._caches = None
-            try:
-                claim(self.folder.parent)  # all of it was removed, or its mark: whose is it now?
-            except OSError as error:
-                if error.errno in DISK_FULL:
-                    raise Busy(f"its folder cannot be made: {error}") from error
-                raise
+            self._claim()  # all of it was removed, or its mark: whose is it now?
             if self._damaged:
                 self._discard()
             try:
@@ -100,6 +97,15 @@ class DiskRows(Rows):
                 self._caches = self._opened()
             self._identity = self._identify()
             return self._caches
+
+    def _claim(self) -> None:
+        """See `claim`. Raises Busy where a full disk has no room for the folder."""
+        try:
+            claim(self.folder.parent)
+        except OSError as error:
+            if error.errno in DISK_FULL:
+                raise Busy(f"its folder cannot be made: {error}") from error
+            raise
 
     def _opened(self) -> tuple[Any, Any]:
         check_database(self.folder)

@@ -57,8 +57,8 @@ def folder_in(folder: str | os.PathLike[str]) -> Path:
     return Path(os.path.realpath(Path(folder).expanduser())) / FOLDER
 
 
-def claim(folder: str | os.PathLike[str]) -> None:
-    """Make and mark the folder in `folder` for records of this format, if need be.
+def claim(folder: str | os.PathLike[str]) -> Path:
+    """The folder in `folder` for records of this format; made and marked if need be.
 
     Raises FolderRefused for one that others may write to, that another program keeps its cache in, or that
     lies on another machine, and OSError where nothing can be made or read. A folder that is refused is left
@@ -79,6 +79,7 @@ def claim(folder: str | os.PathLike[str]) -> None:
     check_owner(own)
     _mark(own)
     _tell_of_older(there)
+    return own
 
 
 def check_database(own: Path) -> None:
