@@ -60,8 +60,8 @@ class Rows:
     nbytes = 0
     """Bytes of all records, as seen last."""
 
-    def open(self) -> object:
-        """Make it ready, as any other method does; harmless when it is."""
+    def open(self) -> None:
+        """Make it ready; harmless when it is."""
 
     def is_open(self) -> bool:
         """Return whether a look-up can begin at once."""

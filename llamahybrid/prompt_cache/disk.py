@@ -73,16 +73,14 @@ class DiskRows(Rows):
 
     # -- opening -----------------------------------------------------------------------------------
 
-    def open(self) -> tuple[Any, Any]:
-        """Open the folder, again where it was removed or its index is damaged; return what reads and what
-        changes. Raises OSError.
+    def open(self) -> None:
+        """Open the folder, again where it was removed; harmless when it is open. Raises OSError.
 
-        Each other method does so, too. Every opening writes, and waits up to a minute for a lock: no request
-        should wait for it.
+        Every opening writes, and waits up to a minute for a lock: no request should wait for it.
         """
         with self._opening:
             if self._caches is not None and self._same():
-                return self._caches
+                return
             self._caches = None
             self._claim()  # all of it was removed, or its mark: whose is it now?
             if self._damaged:
@@ -96,7 +94,6 @@ class DiskRows(Rows):
                 self._discard()
                 self._caches = self._opened()
             self._identity = self._identify()
-            return self._caches
 
     def _claim(self) -> None:
         """See `claim`. Raises Busy where a full disk has no room for the folder."""
@@ -159,9 +156,11 @@ class DiskRows(Rows):
     @contextmanager
     def _cache(self, *, change: bool = False) -> Iterator[Any]:
         """The open cache; what it raises becomes an OSError."""
-        cache = self.open()[change]
+        caches = self._caches
+        if caches is None or not self._same():
+            raise Busy("it is not open")
         try:
-            yield cache
+            yield caches[change]
         except diskcache.Timeout as error:
             raise Busy("another process holds its lock") from error
         except sqlite3.OperationalError as error:
@@ -293,6 +292,7 @@ class DiskRows(Rows):
                 disk.unlink(name)
             except OSError as error:
                 errors.append(error)
+        self.open()
         with self._cache(change=True) as cache:
             cache.clear()
         self.measure()

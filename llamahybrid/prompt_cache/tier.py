@@ -159,7 +159,7 @@ class Tier:
         if self._uncleared or self.reading.left():
             return None
         seconds = self._seconds(within) if self.rows.is_open() else LOCK_SECONDS
-        return self._ask(seconds, lambda: self.store.look(namespace, tokens))
+        return self._ask(seconds, lambda: self.opened(lambda: self.store.look(namespace, tokens)))
 
     def _ask(self, seconds: float, look: Callable[[], R]) -> R | None:
         """The result of reading; None where the store cannot tell within `seconds`."""
@@ -223,7 +223,7 @@ class Tier:
         """Remove a record; False where the store does not let it go. On the writer's thread."""
         try:
             self.loader.leave_alone(key)
-            self.rows.remove(key)
+            self.opened(lambda: self.rows.remove(key))
             self.loader.serves_again(key)
         except OSError as error:
             self.writing.failed(error)
@@ -293,6 +293,20 @@ class Tier:
             logger.warning("not all is gone from the %s cache; %s it again", self.name, what)
         return done
 
+    def opened(self, work: Callable[[], R]) -> R:
+        """Return the result of work on the open store.
+
+        The work is tried once more if the folder was removed or the index damaged.
+        """
+        self.rows.open()
+        try:
+            return work()
+        except OSError:
+            if self.rows.is_open():
+                raise
+        self.rows.open()
+        return work()
+
     def _cleared(self) -> bool:
         self._uncleared = True
         try:
@@ -303,7 +317,7 @@ class Tier:
         return True
 
     def _forgot(self, tokens: Tokens, stays: int) -> bool:
-        keys = self.store.unneeded(tokens, stays)
+        keys = self.opened(lambda: self.store.unneeded(tokens, stays))
         done = all([self._remove(key) for key in keys if not key.startswith(b"n")])
         RamStore.forget(self.ram, tokens)  # records that another thread has read from here since
         self.store.remove_rows(keys)
@@ -318,8 +332,6 @@ class Tier:
         another thread serves this call, too, if it comes within them.
         """
         mine = Future[Glance]()
-        if not self.rows.is_open():
-            return [], b""
         try:
             running = self._glances.setdefault(most, mine)
             if running is not mine:

@@ -164,6 +164,7 @@ def counts(process: subprocess.Popen[str]) -> Counter[str]:
 def stored(folder: Path) -> tuple[BlockStore, dict[bytes, tuple[Item, Tokens]]]:
     """The records that are there, with the tokens that they are of."""
     rows = DiskRows(folder)
+    rows.open()
     store = BlockStore(rows)
     sizes = rows.sizes([key for kind in (b"r", b"a") for key in rows.keys(kind)])
     found = ((item, one) for one in store.each() for item in one.items(sizes))

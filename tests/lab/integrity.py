@@ -99,6 +99,7 @@ def _(tier: Tier) -> None:
 
 @check_integrity.register
 def _(store: BlockStore) -> None:
+    store.rows.open()
     for one in store.each():
         for _ in range(LOOKS):
             sizes = store.rows.sizes(one.keys)

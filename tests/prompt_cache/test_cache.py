@@ -69,10 +69,10 @@ def test_the_budget_of_a_folder_that_was_locked_at_the_start_counts_what_it_hold
     assert kept.close()
     inner, locked = DiskRows.open, True
 
-    def open_unless_locked(rows: DiskRows) -> object:
+    def open_unless_locked(rows: DiskRows) -> None:
         if locked:
             raise Busy("another process holds its lock")
-        return inner(rows)
+        inner(rows)
 
     def usage(_: Path) -> SimpleNamespace:
         return SimpleNamespace(free=8_000_000 - sum(path.stat().st_size for path in files(folder)))
