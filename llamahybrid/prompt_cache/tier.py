@@ -18,7 +18,7 @@ from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import suppress
 from itertools import islice
-from typing import TypeAlias, TypeVar
+from typing import ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -37,6 +37,7 @@ from llamahybrid.prompt_cache.writer import Writer
 
 logger = logging.getLogger("llamahybrid")
 
+P = ParamSpec("P")
 R = TypeVar("R")
 
 FIRST_SECONDS = 2.0
@@ -159,13 +160,13 @@ class Tier:
         if self._uncleared or self.reading.left():
             return None
         seconds = self._seconds(within) if self.rows.is_open() else LOCK_SECONDS
-        return self._ask(seconds, lambda: self.opened(lambda: self.store.look(namespace, tokens)))
+        return self._ask(seconds, lambda: self.opened(self.store.look, namespace, tokens))
 
-    def _ask(self, seconds: float, look: Callable[[], R]) -> R | None:
+    def _ask(self, seconds: float, look: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
         """The result of reading; None where the store cannot tell within `seconds`."""
         started = time.monotonic()
         try:
-            return self.reader.call(seconds, look)
+            return self.reader.call(seconds, look, *args, **kwargs)
         except Busy as error:
             self.counts.late += 1
             waited = time.monotonic() - started
@@ -195,7 +196,7 @@ class Tier:
         `within`: seconds that it saves, and may take.
         """
         started, seconds = time.monotonic(), self._seconds(within)
-        loaded = self._ask(seconds, lambda: self.loader.load(namespace, tokens, offer, split))
+        loaded = self._ask(seconds, self.loader.load, namespace, tokens, offer, split)
         took = time.monotonic() - started
         if loaded is not None or took >= seconds:  # what is refused at once measures nothing
             self.costs.measured(offer.nbytes, took)
@@ -217,13 +218,13 @@ class Tier:
         """Have a record removed that did not prove right, before anything else is written."""
         if self.limit:
             with suppress(Late):  # no thread can be made
-                self.writer.worker.post(lambda: self._remove(key))
+                self.writer.worker.post(self._remove, key)
 
     def _remove(self, key: bytes) -> bool:
         """Remove a record; False where the store does not let it go. On the writer's thread."""
         try:
             self.loader.leave_alone(key)
-            self.opened(lambda: self.rows.remove(key))
+            self.opened(self.rows.remove, key)
             self.loader.serves_again(key)
         except OSError as error:
             self.writing.failed(error)
@@ -261,14 +262,16 @@ class Tier:
         Records that end within a beginning which the user pinned stay.
         """
         stays = pinned_before(self.ram.pinned, tokens)
-        return self._change("forget", seconds, lambda: self._forgot(tokens, stays))
+        return self._change("forget", seconds, self._forgot, tokens, stays)
 
     def clear(self, seconds: float = CANCEL_SECONDS) -> bool:
         """Remove every record, and what waits to be written. False: see `forget`."""
         self.writer.clear()
         return self._change("clear", seconds, self._cleared)
 
-    def _change(self, what: str, seconds: float, change: Callable[[], bool]) -> bool:
+    def _change(
+        self, what: str, seconds: float, change: Callable[P, bool], *args: P.args, **kwargs: P.kwargs
+    ) -> bool:
         """Change the store behind the write that runs; False where that fails, or comes late.
 
         From inside the store, in a finalizer say, nothing is waited for: the change needs the lock, too.
@@ -276,7 +279,7 @@ class Tier:
 
         def changed() -> bool:
             try:
-                return change()
+                return change(*args, **kwargs)
             except Exception as error:  # a damaged index raises what it likes
                 self.writing.failed(error)
                 return False
@@ -293,19 +296,19 @@ class Tier:
             logger.warning("not all is gone from the %s cache; %s it again", self.name, what)
         return done
 
-    def opened(self, work: Callable[[], R]) -> R:
+    def opened(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Return the result of work on the open store.
 
         The work is tried once more if the folder was removed or the index damaged.
         """
         self.rows.open()
         try:
-            return work()
+            return work(*args, **kwargs)
         except OSError:
             if self.rows.is_open():
                 raise
         self.rows.open()
-        return work()
+        return work(*args, **kwargs)
 
     def _cleared(self) -> bool:
         self._uncleared = True
@@ -317,7 +320,7 @@ class Tier:
         return True
 
     def _forgot(self, tokens: Tokens, stays: int) -> bool:
-        keys = self.opened(lambda: self.store.unneeded(tokens, stays))
+        keys = self.opened(self.store.unneeded, tokens, stays)
         done = all([self._remove(key) for key in keys if not key.startswith(b"n")])
         RamStore.forget(self.ram, tokens)  # records that another thread has read from here since
         self.store.remove_rows(keys)

@@ -11,10 +11,11 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from llamahybrid.prompt_cache.block_store import Busy
 
+P = ParamSpec("P")
 R = TypeVar("R")
 
 IDLE_SECONDS = 5.0
@@ -50,15 +51,15 @@ class Worker:
 
     def fork(self) -> None:
         """In a process that was forked: the parent's thread is not there, and does the parent's work."""
-        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        """Work in order; None: the thread is to end."""
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.RLock()  # a finaliser may come in again on the same thread
         self._running = threading.Lock()  # an interrupt may have made two threads: one works at a time
         self._thread: threading.Thread | None = None
+        self._stopping = False
         self._late_work: Future[Any] | None = None
         """Work that nobody waits for any more."""
 
-    def call(self, seconds: float, work: Callable[[], R]) -> R:
+    def call(self, seconds: float, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Return the result of `work`, or raise its exception, or Late where it takes longer.
 
         Work that has begun goes on, and while it does all other calls are late at once.
@@ -67,7 +68,7 @@ class Worker:
         if late_work is not None and not late_work.done():
             raise Late("an earlier call still runs")
         self._late_work = None
-        future = self.post(work)
+        future = self.post(work, *args, **kwargs)
         try:
             wait([future], seconds)
             if not future.done():
@@ -78,14 +79,14 @@ class Worker:
                 self._late_work = future
             del future  # its result is not to stay here
 
-    def post(self, work: Callable[[], R]) -> Future[R]:
+    def post(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Have `work` done next. Raises Late where no thread can be made."""
         future: Future[R] = Future()
 
         def do() -> None:
             if future.set_running_or_notify_cancel():
                 try:
-                    future.set_result(work())
+                    future.set_result(work(*args, **kwargs))
                 except BaseException as error:  # the thread must go on
                     future.set_exception(error)
 
@@ -99,14 +100,16 @@ class Worker:
 
     def stop(self) -> None:
         """Let the thread end once its inbox is empty; later work starts another one."""
-        thread = self._thread
-        self._inbox.put(None)
+        with self._lock:
+            self._stopping, thread = True, self._thread
+            self._inbox.put(_nothing)
         if thread is not None and thread is not threading.current_thread():
             thread.join(STOP_SECONDS)
 
     def _put(self, do: Callable[[], None]) -> None:
         self._inbox.put(do)
         with self._lock:
+            self._stopping = False
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 try:
@@ -117,7 +120,7 @@ class Worker:
     def _run(self) -> None:
         with self._running:
             try:
-                while not self._ends():
+                while not self._may_end(self._step()):
                     pass
             finally:
                 failed = self._thread is threading.current_thread()  # an exception ends it
@@ -127,15 +130,20 @@ class Worker:
                 if failed and not self._inbox.empty():
                     self.wake()
 
-    def _ends(self) -> bool:
-        """Do one thing, or wait for one; return whether the thread is to end, which is noted then."""
+    def _step(self) -> float | None:
+        """Do one thing, or wait for one; return the seconds until work is due, 0 after work."""
         left = self._tick() if self._inbox.empty() else 0.0
+        longest = 0.0 if self._stopping else IDLE_SECONDS
         try:
-            do = self._inbox.get(timeout=IDLE_SECONDS if left is None else min(left, IDLE_SECONDS))
+            do = self._inbox.get(timeout=longest if left is None else min(left, longest))
         except queue.Empty:
-            do = None if left is None else _nothing
-        if do is not None:
-            do()
+            return left
+        do()
+        return 0.0
+
+    def _may_end(self, left: float | None) -> bool:
+        """Return whether the thread is to end, as nothing waits, and note it."""
+        if left == 0.0 or (left is not None and not self._stopping):
             return False
         with self._lock:
             ends = self._inbox.empty()

@@ -158,7 +158,7 @@ class Writer:
             tier.counts.errors += 1
             return False
         try:
-            while not tier.opened(lambda: self._write_now(job)):
+            while not tier.opened(self._write_now, job):
                 pass  # a path was forgotten: RAM is looked at anew
         except BaseException as error:  # the thread must go on
             tier.writing.failed(error)

@@ -94,7 +94,7 @@ def _(tree: Tree) -> None:
 @check_integrity.register
 def _(tier: Tier) -> None:
     with suppress(Late):  # what was given up still runs
-        tier.reader.call(60.0, lambda: check_integrity(tier.store))
+        tier.reader.call(60.0, check_integrity, tier.store)
 
 
 @check_integrity.register
