@@ -90,12 +90,21 @@ def check_database(own: Path) -> None:
     path = own / FOREIGN
     if not path.exists():
         return
-    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
-        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        policy = "SELECT value FROM Settings WHERE key = 'eviction_policy'"
-        found = database.execute(policy).fetchone() if "Settings" in tables else None
+    try:
+        tables, found = _tables_and_policy(path, "ro")
+    except sqlite3.OperationalError as error:
+        if "readonly" not in str(error):
+            raise
+        tables, found = _tables_and_policy(path, "rw")  # its writer was killed: what it began is undone
     if found != (POLICY,) and (found is not None or tables - {"Settings"}):  # ours may be half made
         raise FolderRefused(f"another program keeps its cache in {own}: name another folder")
+
+
+def _tables_and_policy(path: Path, mode: str) -> tuple[set[str], tuple[object] | None]:
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True)) as database:
+        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        policy = "SELECT value FROM Settings WHERE key = 'eviction_policy'"
+        return tables, database.execute(policy).fetchone() if "Settings" in tables else None
 
 
 def check_owner(folder: Path) -> None:

@@ -254,9 +254,9 @@ class Match:
         return sum(p < before for node in self.path for p in node.prompts)
 
     def end_prompt(self, position: int) -> None:
-        """Note that a prompt ends at a position of the matched path; 0: at none."""
+        """Note that a prompt ends at a position of the matched path; 0, or one behind it: at none."""
         node = next((n for n in self.path if n.start < position <= n.end), None)
-        if node is not None:
+        if node is not None and position <= self.length:
             node.prompts.add(position)
 
     def go_on(self) -> None:

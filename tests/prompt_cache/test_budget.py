@@ -210,16 +210,16 @@ def test_evictions_for_a_large_buffer_let_others_in(monkeypatch: pytest.MonkeyPa
 def test_a_request_does_not_wait_while_memory_is_found_for_another(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache, waits, populate = PromptCache(1 << 20), [], room.populate
+    cache, waits, new_buffer = PromptCache(1 << 20), [], room.new_buffer
 
-    def populated(buffer: Bytes) -> Bytes:
+    def made(n_bytes: int) -> Bytes:
         other = threading.Thread(target=cache.stats, daemon=True)
         other.start()
         other.join(DEADLINE)
         waits.append(other.is_alive())
-        return populate(buffer)
+        return new_buffer(n_bytes)
 
-    monkeypatch.setattr(room, "populate", populated)
+    monkeypatch.setattr(room, "new_buffer", made)
     here = (view([1, 2]), SIZE) if what == "segment_buffer" else (SIZE,)
     assert getattr(cache, what)(*here).nbytes == SIZE
     assert waits == [False]

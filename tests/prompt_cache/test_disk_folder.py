@@ -208,6 +208,20 @@ def test_a_database_of_no_diskcache_is_left_as_it_is(folder: Path, caplog) -> No
         assert other.execute("SELECT name FROM sqlite_master").fetchall() == [("images",)]
 
 
+def test_a_folder_whose_maker_was_killed_is_used(folder: Path, tmp_path: Path) -> None:
+    """The journal of a change that did not come to its end lies beside the index."""
+    filled(folder)
+    index = folder / FOLDER / FOREIGN
+    with closing(sqlite3.connect(index)) as database:
+        for pragma in ("journal_mode = DELETE", "cache_size = 1"):
+            database.execute(f"PRAGMA {pragma}")
+        database.execute("UPDATE Cache SET value = zeroblob(4096)")
+        begun = [shutil.copy(path, tmp_path) for path in (index, f"{index}-journal")]
+    for path in begun:
+        shutil.copy(path, index.parent)
+    assert ask(PromptCache(1 << 24, folder), A).source == "disk"
+
+
 @pytest.mark.parametrize("version", [FORMAT - 1, FORMAT + 1])
 def test_versions_lie_side_by_side(folder: Path, caplog, version: int) -> None:
     other = folder / f"llamahybrid-{version}" / "a"

@@ -12,6 +12,8 @@ from llamahybrid.prompt_cache.base import Tokens
 from tests.lab.fake_engine import FakeEngine, Kind
 from tests.lab.naive import NaivePromptCache
 
+from .test_segments import PATH, store
+
 AMPLE = 1 << 22
 SECRET = list(range(1000, 1200))
 OTHER = list(range(50, 150))
@@ -210,3 +212,13 @@ def test_forgetting_while_a_checkpoint_is_admitted_keeps_it_out() -> None:
     snapshot[:] = 1
     assert not cache.admit(engine.view(), len(SECRET), snapshot, Logits())  # type: ignore[arg-type]
     assert known(cache) == 0
+
+
+def test_forget_cuts_no_attention_of_paths_of_which_nothing_goes() -> None:
+    """What is forgotten parts from a path inside what the user pinned."""
+    made = PromptCache(AMPLE)
+    store(made, PATH, 150, 250)
+    pinned = [*PATH[:60], *range(9000, 9060)]
+    made.pin(pinned)
+    assert made.forget([*pinned, 1, 2, 3]) == 0
+    assert made.stats().segments == 1

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llamahybrid.prompt_cache import Costs, PromptCache
-from llamahybrid.prompt_cache.base import Tokens
+from llamahybrid.prompt_cache import Costs, PromptCache, room
+from llamahybrid.prompt_cache.base import Bytes, Tokens
 from llamahybrid.prompt_cache.eviction import Eviction
 from llamahybrid.prompt_cache.nodes import Entry, Match
 from llamahybrid.prompt_cache.tree import Tree
@@ -25,6 +25,7 @@ from tests.lab.fake_engine import FakeEngine
 from tests.lab.integrity import check_integrity
 
 from .stores import DEADLINE
+from .test_segments import ELSEWHERE, PATH, plan_for, store, view
 
 pytestmark = pytest.mark.xdist_group("serial")
 
@@ -154,10 +155,42 @@ def test_running_out_of_memory_costs_nothing_that_is_kept(
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr("llamahybrid.prompt_cache.room.mapped_buffer", none_left)
+        patch.setattr("llamahybrid.prompt_cache.room.new_buffer", none_left)
         with pytest.raises(MemoryError):
             cache.buffer(3000)
     assert cached(cache) == len(CHAT)
+
+
+def test_a_deferred_forget_that_cuts_attention_reaches_all(cache: PromptCache, halfway: Halfway) -> None:
+    """A segment crosses the end of what the user pinned; a finaliser calls."""
+    store(cache, PATH, 150, 250)
+    cache.pin(PATH[:200])
+    live = FakeEngine(cache)
+    cache.follow(live.followed, ids(PATH))
+    halfway.now = lambda: cache.forget(PATH)
+    assert cached(cache) == len(CHAT)
+    assert (cache.forgets, live.followed.forgotten) == (1, True)
+    assert plan_for(cache, [*PATH, 1], view(ELSEWHERE)).cached == 150
+    assert plan_for(cache, [*PATH, 1], view(PATH[:220])).matched == 220, "no stored path is that long"
+    assert cached(cache) == len(CHAT)
+    check_integrity(cache)
+
+
+def test_a_buffer_is_made_once_there_is_room_for_it(
+    cache: PromptCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process whose memory is limited to that of its full cache."""
+    made, free = room.new_buffer, cache.ram_bytes - cache.stats().bytes_ram
+
+    def scarce(n_bytes: int) -> Bytes:
+        if cache.stats().bytes_ram > cache.ram_bytes:
+            raise MemoryError
+        assert cache.stats().entries < entries
+        return made(n_bytes)
+
+    entries = cache.stats().entries
+    monkeypatch.setattr(room, "new_buffer", scarce)
+    assert cache.buffer(free + 1).nbytes == free + 1
 
 
 def test_a_plan_that_got_lost_is_released(cache: PromptCache) -> None:

@@ -177,6 +177,24 @@ def test_a_history_that_grew_is_unlikely_to_part_in_its_next_turn() -> None:
     assert chance(e.prefill([*e.state, 4000, *HISTORY[:50]])) == 2 / 7
 
 
+def test_a_history_that_often_parted_is_cut_like_a_first_prompt_at_most() -> None:
+    e = FakeEngine(PromptCache(1 << 26), "recurrent", "m")
+    e.prefill(HISTORY)
+    for n in range(20, 180, 20):
+        e.prefill([*HISTORY[:n], 5000 + n, *DIFFERENT[:9]])
+    assert chance(e.prefill([*HISTORY, 1, *DIFFERENT[:20]])) == 1
+    ends = e.cache.look(lambda store: store.tree.match("m", np.array(HISTORY, np.int32)).turns(len(HISTORY)))
+    assert ends == 0, "no other prompt ended on its path"
+
+
+def test_of_two_answers_at_once_the_one_that_ended_last_is_what_a_prompt_differs_from() -> None:
+    cache = PromptCache(1 << 26)
+    one, other = (FakeEngine(cache, "recurrent", "m") for _ in range(2))
+    other.prefill([*HISTORY, 5, *DIFFERENT])
+    one.prefill([*HISTORY, 6, *DIFFERENT])
+    assert plan_for(cache, [*HISTORY, 8, 9], live_view([0])).differs == (8, 6)
+
+
 def test_of_live_tokens_that_no_history_has_nothing_is_known() -> None:
     cache = PromptCache(1 << 26)
     FakeEngine(cache, "recurrent", "m").prefill(HISTORY)

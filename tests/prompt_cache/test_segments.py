@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from llamahybrid.prompt_cache import Costs, LiveView, Plan, PromptCache
-from llamahybrid.prompt_cache.base import Loaded, Segment
+from llamahybrid.prompt_cache.base import NOTHING, Loaded, Segment
 from llamahybrid.prompt_cache.envelope import HEADER_BYTES
 from llamahybrid.prompt_cache.nodes import ENTRY_BYTES
 from tests.lab.fake_engine import FakeAttention, FakeEngine
@@ -55,6 +56,19 @@ def plan_for(cache: PromptCache, prompt: Sequence[int], live: LiveView) -> Plan:
     plan = cache.plan(np.array(prompt, np.int32), live, (), Costs())
     cache.release(plan)
     return plan
+
+
+def test_attention_of_live_tokens_that_a_window_lost_reaches_nowhere() -> None:
+    """Those tokens are no path of the cache; attention behind 50 of them belongs to another one."""
+    cache = PromptCache(1 << 22)
+    whole = replace(view(PATH[:200]), cut_floor=0, tip_logits=False, attention_is_all=True)
+    for position in (100, 200):
+        cache.admit(replace(whole, tokens=whole.tokens[:position]), position, NOTHING)
+    assert cache.store_segment(whole, piece(PATH[:200], 0, 200))
+    live = [*PATH[:50], *range(7000, 7300)]
+    window = replace(whole, tokens=np.array(live, np.int32), cut_floor=300)
+    plan = plan_for(cache, [*live[:200], 1, 2, 3], window)
+    assert (plan.matched, plan.cached) == (200, 50)
 
 
 def calls_to_take_in(segments: int) -> int:
