@@ -43,7 +43,7 @@ def cached(server: Serving, **asked: Any) -> int:
 
 def flood(server: Serving) -> None:
     for prompt in OTHERS:
-        cached(server, prompt=prompt)
+        cached(server, messages=[{"role": "system", "content": prompt}, CHAT[1]])
 
 
 @pytest.mark.parametrize("asked", [{"messages": CHAT}, {"prompt": TEXT}, {"prompt": list(range(40, 200))}])
