@@ -4,8 +4,8 @@ Raw tokens: no marks show where messages start. First prompts have 64 to 32,768 
 4,096 tokens before a prompt's end (both log-uniform: no length is the usual one), 8 to 16 requests; requests
 that have nothing to reuse are left out, the first divergence counts. Tokens alone are played, at the costs of
 a Qwen3.5-architecture model of about 100M parameters, or where a cut takes the time of `--cut` tokens (7
-with that model in f16 on two cores, by hand). "time" counts each cut as so many tokens, over the least tokens
-of all requests. `--longest` caps first prompts; say so with figures.
+with that model in f16 on two cores, by hand). "time" is the tokens decoded and the tokens that cuts take,
+over the least tokens of all requests. `--longest` caps first prompts; say so with figures.
 Run: python -m benchmarks.draws [--draws N] [--first SEED] [--longest N] [--cut TOKENS]
 Exits with 1 where the bounds are missed.
 """
@@ -38,7 +38,7 @@ from tests.lab.pretend import Ours, PretendSpeech, Scale, play
 MEAN, MOST = 1.06, 1.15
 NAMED = 1.06
 COSTS = Costs(token_seconds=18.6e-3, prefill_seconds=4.4e-3, snapshot_seconds=1e-3, restore_seconds=1e-3)
-"""That model on one core of a busy machine."""
+"""Costs of the 100M model on one core of a busy machine."""
 RAM = 4 << 30
 
 DISTANCE = 4, 4096

@@ -32,7 +32,7 @@ MOST_PATHS = 4096
 """Of RAM, and `MOST_BRANCHES` of the folder, the newest; others are not published."""
 
 REST = 9
-"""The pause after a look lasts at least so many times as long: a large cache is published less often."""
+"""The pause after a look, in times of its duration, at least: a large cache is published less often."""
 
 Prefixes: TypeAlias = dict[tuple[str, bytes], list[int]]
 """By namespace and token ids of a prefix that can be resumed: the hashes of its blocks (`hashes`)."""
@@ -60,7 +60,7 @@ class EventPublisher(AbstractContextManager["EventPublisher"]):
         self._ram: tuple[tuple[int, str], list[bytes]] = (-1, ""), []  # changes, namespace; prefixes then
         self._numbers = count()
         self._socket = zmq.Context().socket(zmq.XPUB)
-        self._socket.setsockopt(zmq.XPUB_VERBOSE, 1)  # each subscription is told, also to a known topic
+        self._socket.setsockopt(zmq.XPUB_VERBOSE, 1)  # known topics, too
         try:
             self._socket.bind(endpoint)
         except BaseException:

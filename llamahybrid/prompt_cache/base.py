@@ -208,7 +208,8 @@ class Outline:
     growing: tuple[int, ...] = ()
     """Places, ascending, in front of a text that earlier prompts had moved back by putting more before it."""
     chance: float = 1.0
-    """Chance that a later history parts inside what this prompt has behind `matched`, see `Match.chance`."""
+    """Chance that a later history parts inside what this prompt has behind `matched`, see `Match.chance`; 1
+    where message starts are known."""
     keeps_asking: bool = False
     """Histories keep the tokens that ask for an answer: prompts went on behind them, none parted inside."""
 

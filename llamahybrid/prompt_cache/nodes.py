@@ -284,7 +284,7 @@ class Match:
 
         From those before it, by the rule of succession: where paths part, the share of them on which another
         prompt went on; at a path's end, the share of its prompts that another one left. 1 where the request
-        leaves a path half-way: nothing is known of what comes then.
+        leaves a path half-way, which no earlier one did.
         """
         if self.branches():
             children = self.path[-1].children.values()

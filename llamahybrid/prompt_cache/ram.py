@@ -64,15 +64,19 @@ def _group_limits() -> Iterator[int]:
 
 
 def new_buffer(n_bytes: int) -> Bytes:
-    """The same as `mapped_buffer`, with its pages."""
-    return populate(mapped_buffer(n_bytes))
+    """The same as `mapped_buffer`, with its pages where that takes less time than a fault for each."""
+    buffer = mapped_buffer(n_bytes)
+    if n_bytes >= MAPPED_BYTES and _madvise is not None:  # advice that the kernel does not know is not taken
+        advice = mmap.MADV_HUGEPAGE if n_bytes >= HUGE_BYTES else POPULATE_WRITE
+        _madvise(ctypes.c_void_p(buffer.ctypes.data), ctypes.c_size_t(n_bytes), advice)
+    return buffer
 
 
 def mapped_buffer(n_bytes: int) -> Bytes:
     """An array of exactly `n_bytes`, contents undefined, whose memory goes back to the system when it goes.
 
     The C library would keep much of it for later, in pieces: more would be resident than the budget says.
-    Pages of a large one come when they are written, or by `populate`.
+    Pages of a large one come when they are written.
     """
     if n_bytes < MAPPED_BYTES:
         return np.empty(n_bytes, np.uint8)
@@ -83,15 +87,6 @@ def mapped_buffer(n_bytes: int) -> Bytes:
         return np.frombuffer(mmap.mmap(-1, n_bytes, **flags), np.uint8)
     except OSError:  # Linux allows a process some 65,000 mappings
         return np.empty(n_bytes, np.uint8)
-
-
-def populate(buffer: Bytes) -> Bytes:
-    """The same buffer, with its pages, where that takes less time than a fault for each."""
-    n_bytes = buffer.nbytes
-    if n_bytes >= MAPPED_BYTES and _madvise is not None:  # advice that the kernel does not know is not taken
-        advice = mmap.MADV_HUGEPAGE if n_bytes >= HUGE_BYTES else POPULATE_WRITE
-        _madvise(ctypes.c_void_p(buffer.ctypes.data), ctypes.c_size_t(n_bytes), advice)
-    return buffer
 
 
 class Expected:

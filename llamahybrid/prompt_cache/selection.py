@@ -277,7 +277,7 @@ def plan_request(
     if view.needs_checkpoints:
         most = max(1, limit // (2 * max(1, costs.snapshot_bytes)))  # half the budget is for what is known
         known = match.length == matched
-        chance = match.chance() if known else 1.0
+        chance = match.chance() if known and not boundaries else 1.0
         learned = habits.growing(tokens, cached), chance, habits.keeps_asking
         outline = Outline(total, cached, matched, tuple(boundaries), most, known and parted, *learned)
     entry = choice.entry

@@ -85,9 +85,9 @@ class Tree:
 
     def __del__(self) -> None:
         """Nodes and checkpoints name each other: their bytes would stay until Python looks for cycles."""
-        for entry in self._entries:
+        for entry in getattr(self, "_entries", ()):  # an interrupt may come before there are any
             entry.node = None
-        for node in self._nodes:
+        for node in getattr(self, "_nodes", ()):
             node.parent, node.children = None, {}
 
     @property

@@ -173,6 +173,29 @@ def test_closing_does_not_wait_for_the_next_message(
     assert not ends.is_alive()
 
 
+def test_a_cache_that_did_not_change_is_not_walked_again(
+    opened: Callable[..., Llama], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new subscriber is told all of it; an answer's attention may be stored after its end."""
+    restorable, walked = PromptCache.restorable, list[int]()
+
+    def counted(cache: PromptCache, *args: Any) -> bytes:
+        walked.append(1)
+        return restorable(cache, *args)
+
+    monkeypatch.setattr(PromptCache, "restorable", counted)
+    llm = opened("qwen35", PromptCache(ram_bytes=64 << 20))
+    ask(llm, tokens(1, 64))
+    counts = list[int]()
+    with EventPublisher(llm, ANY, block_size=SIZE, interval=0.02) as publisher:
+        while len(counts) < 20 and (len(counts) < 2 or counts[-1] != counts[-2]):
+            late = Subscriber(publisher.endpoint)
+            late.until(lambda late=late: knows(late, 1))  # type: ignore[misc]
+            late.close()
+            counts.append(len(walked))
+    assert 0 < counts[-1] == counts[-2]
+
+
 def test_large_cache_is_looked_at_seldom_and_for_each_subscription(
     opened: Callable[..., Llama], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -215,7 +215,7 @@ def test_forgetting_while_a_checkpoint_is_admitted_keeps_it_out() -> None:
 
 
 def test_forget_cuts_no_attention_of_paths_of_which_nothing_goes() -> None:
-    """What is forgotten parts from a path inside what the user pinned."""
+    """The forgotten path leaves a stored one before the end of the pinned prefix."""
     made = PromptCache(AMPLE)
     store(made, PATH, 150, 250)
     pinned = [*PATH[:60], *range(9000, 9060)]

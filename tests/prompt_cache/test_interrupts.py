@@ -73,6 +73,13 @@ def interrupt() -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_a_tree_whose_making_was_interrupted_goes_without_a_word() -> None:
+    tree = Tree.__new__(Tree)
+    del tree
+    gc.collect()
+
+
 @pytest.mark.parametrize("disk", [False, True])
 def test_an_interrupt_at_any_line_leaves_the_cache_sound_or_empty(disk: bool) -> None:
     """A sample of all lines, and those around the lock; `make fuzz` takes them all."""

@@ -59,7 +59,7 @@ def plan_for(cache: PromptCache, prompt: Sequence[int], live: LiveView) -> Plan:
 
 
 def test_attention_of_live_tokens_that_a_window_lost_reaches_nowhere() -> None:
-    """Those tokens are no path of the cache; attention behind 50 of them belongs to another one."""
+    """The cache shares 50 tokens with them; attention behind these belongs to another path."""
     cache = PromptCache(1 << 22)
     whole = replace(view(PATH[:200]), cut_floor=0, tip_logits=False, attention_is_all=True)
     for position in (100, 200):
